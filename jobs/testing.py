@@ -81,7 +81,7 @@ class Bench:
             metadata = coordinator.initialize_transaction(txid, previous, None)
             if metadata is None:
                 return planned
-            previous = self._inputs[txid] = _saved(metadata)
+            previous = self._inputs[txid] = _as_saved(metadata)
             planned.append(previous)
         raise BrokenPromise(f"there is an end: {MAX_BATCHES} batches were planned of a few rows, and the plan went on.")
 
@@ -90,7 +90,7 @@ class Bench:
         metadata = self._coordinator().initialize_transaction(txid, previous, current)
         if metadata is None:
             return None
-        self._inputs[txid] = _saved(metadata)
+        self._inputs[txid] = _as_saved(metadata)
         return self._inputs[txid]
 
     def ack(self, txid: int, metadata: SourceMetadata) -> None:
@@ -172,7 +172,7 @@ def each_row_is_in_exactly_one_batch(bench: Bench) -> None:
             txid += 1
             got += bench.emit(txid, metadata)
             previous = metadata
-    _same("each row is in exactly one batch", put, got)
+    _check_equal("each row is in exactly one batch", put, got)
 
 
 def nothing_new_is_no_batch(bench: Bench) -> None:
@@ -194,7 +194,7 @@ def a_replay_has_the_identical_rows(bench: Bench) -> None:
         previous = planned[txid - 2] if txid > 1 else None
         if (again := bench.plan_again(txid, previous, metadata)) != metadata:
             raise BrokenPromise(f"a retry reuses its metadata: it was {metadata}, it became {again}.")
-        _same(f"a replay of batch {txid} has the identical rows", rows, bench.emit(txid, metadata, number=2))
+        _check_equal(f"a replay of batch {txid} has the identical rows", rows, bench.emit(txid, metadata, number=2))
 
 
 def a_batch_that_is_planned_again_leaves_no_gap(bench: Bench) -> None:
@@ -204,7 +204,7 @@ def a_batch_that_is_planned_again_leaves_no_gap(bench: Bench) -> None:
     put.update(bench.feed.put(3))
     got, previous = bench.emit_planned_again(abandoned)
     got += bench.emit_new(previous, len(abandoned) + 1)
-    _same("a batch that is planned again leaves no gap", put, got)
+    _check_equal("a batch that is planned again leaves no gap", put, got)
 
 
 a_batch_that_is_cut_again_leaves_no_gap = a_batch_that_is_planned_again_leaves_no_gap  # its name in earlier versions
@@ -233,7 +233,7 @@ def what_is_hidden_stops_the_replay(bench: Bench) -> None:
     with bench.feed.hide():
         for txid, metadata in enumerate(planned, start=1):
             try:
-                _same(f"batch {txid} is whole or fails", before[txid - 1], bench.emit(txid, metadata, number=2))
+                _check_equal(f"batch {txid} is whole or fails", before[txid - 1], bench.emit(txid, metadata, number=2))
             except TidegateError:
                 refused += 1
     if not refused:
@@ -252,7 +252,7 @@ def what_is_hidden_comes_in_a_later_batch(bench: Bench) -> None:
     if got == put:
         raise BrokenPromise("what is hidden cannot be read: something was hidden, and no batch missed it.")
     got += bench.emit_new(previous, len(planned) + 1)
-    _same("what is hidden comes in a later batch", put, got)
+    _check_equal("what is hidden comes in a later batch", put, got)
 
 
 def callbacks_may_come_again(bench: Bench) -> None:
@@ -267,9 +267,9 @@ def callbacks_may_come_again(bench: Bench) -> None:
         bench.ack(txid, attempt.source_metadata)
         bench.ack(txid, attempt.source_metadata)
     if source.kind == "transactional":
-        _same("a batch can be read after its ack", first[0], bench.emit(1, planned[0], number=2))
+        _check_equal("a batch can be read after its ack", first[0], bench.emit(1, planned[0], number=2))
     put = Counter(bench.feed.put(2))
-    _same("rows that come after an ack are read once", put, bench.emit_new(planned[-1], len(planned) + 1))
+    _check_equal("rows that come after an ack are read once", put, bench.emit_new(planned[-1], len(planned) + 1))
 
 
 def records_are_the_rows(bench: Bench) -> None:
@@ -288,7 +288,7 @@ def records_are_the_rows(bench: Bench) -> None:
     if refused:
         raise BrokenPromise(f"good rows are not refused: {refused} of them were.")
     plain = records.drop(ORIGIN, REFUSAL, PAYLOAD)
-    _same("records are the rows", Counter(map(tuple, rows.collect())), Counter(map(tuple, plain.collect())))
+    _check_equal("records are the rows", Counter(map(tuple, rows.collect())), Counter(map(tuple, plain.collect())))
 
 
 def _named(*promises: Promise) -> dict[str, Promise]:
@@ -383,7 +383,7 @@ def partials(
     }
 
 
-def _saved(metadata: SourceMetadata) -> SourceMetadata:
+def _as_saved(metadata: SourceMetadata) -> SourceMetadata:
     """Return metadata as it comes back from the ledger."""
     saved: SourceMetadata = json.loads(encode_metadata(metadata))["metadata"]
     if saved != metadata:
@@ -391,7 +391,7 @@ def _saved(metadata: SourceMetadata) -> SourceMetadata:
     return saved
 
 
-def _same(promise: str, expected: Rows, actual: Rows) -> None:
+def _check_equal(promise: str, expected: Rows, actual: Rows) -> None:
     if missing := expected - actual:
         raise BrokenPromise(f"{promise}: {missing.total()} rows are missing, such as {next(iter(missing))}.")
     if doubled := actual - expected:

@@ -103,7 +103,7 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
     if part.function == "sum_of_squares":
         return F.coalesce(F.sum(column * column), F.lit(0))
     if part.function in ("first", "last"):
-        return _of_row_in_order(part, inputs)
+        return _from_one_row(part, inputs)
     if part.own:
         # Some of Spark's functions make a value of NULLs: least and greatest leave them out.
         return F.when(F.count(column) > 0, part.own.partial(column)).otherwise(F.lit(part.own.zero))
@@ -113,7 +113,7 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
     return value
 
 
-def _of_row_in_order(part: Part, inputs: Mapping[str, Column]) -> Column:
+def _from_one_row(part: Part, inputs: Mapping[str, Column]) -> Column:
     """Return a column of the first or last row, in which NULL never wins over a value.
 
     Spark computes that row once for all columns that are ordered alike.

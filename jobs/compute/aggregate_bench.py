@@ -57,13 +57,13 @@ class AggregateBench:
             self._store = store
             whole = self._merge(None, partials[0][0])
             for one, other in ((nothing, partials[0][0]), (partials[0][0], nothing)):
-                _same("no rows change nothing", whole, self._merge(one, other))
+                _check_equal("no rows change nothing", whole, self._merge(one, other))
             for split in partials[1:]:
                 kept: Texts | None = None
                 for partial in self._rng.sample(split, len(split)):
                     kept = self._merge(kept, partial)
-                _same("any split and order of the rows gives the value of one pass", whole, kept or whole)
-            self._try_laws([partial for split in partials[1:] for partial in split])
+                _check_equal("any split and order of the rows gives the value of one pass", whole, kept or whole)
+            self._check_laws([partial for split in partials[1:] for partial in split])
 
     def _split(self, rows: Sequence[Any]) -> Split:
         """Return the rows in random order, in some batches."""
@@ -87,12 +87,12 @@ class AggregateBench:
     def _merge(self, kept: Texts | None, partial: Texts) -> Texts:
         return self._store.try_merge(self._spec, kept, partial)
 
-    def _try_laws(self, partials: Sequence[Texts]) -> None:
+    def _check_laws(self, partials: Sequence[Texts]) -> None:
         for one, two, three in _triples(partials):
             both = self._merge(one, two)
-            _same(f"the order of two partials does not matter, {one} and {two}", both, self._merge(two, one))
+            _check_equal(f"the order of two partials does not matter, {one} and {two}", both, self._merge(two, one))
             left, right = self._merge(both, three), self._merge(one, self._merge(two, three))
-            _same(f"the grouping of partials does not matter, {one}, {two} and {three}", left, right)
+            _check_equal(f"the grouping of partials does not matter, {one}, {two} and {three}", left, right)
 
 
 def _triples(partials: Sequence[Texts]) -> Iterator[Sequence[Texts]]:
@@ -109,7 +109,7 @@ def _text(value: ValueColumn) -> Column:
     return column.cast("string").alias(value.name)
 
 
-def _same(promise: str, expected: Texts, actual: Texts) -> None:
+def _check_equal(promise: str, expected: Texts, actual: Texts) -> None:
     for name in expected:
         if expected[name] != actual[name]:
             raise BrokenPromise(f"{promise}: {name} is {expected[name]} and {actual[name]}.")

@@ -173,21 +173,19 @@ class _Computation:
         tracked = {name: self._track(name, part, route, place) for name, part in parts.items()}
         transformed = Tracker(f"transform of {place}")
         if untouched:
-            rows, schema = _merged(tracked, route)
+            rows, schema = _merge_inputs(tracked, route)
         else:
-            rows = self._transformed(tracked)
+            rows = self._transform(tracked)
             schema = rows.schema
             rows = transformed.attach(rows, schema, used)
         states = list(pipeline.states.items())
         staged = self._stage_states(states[:1], rows, schema, route)
         if states[1:] and not untouched:
             # The other states read the rows again. Their sums have to equal those of the rows that went into the first state.
-            rows = self._transformed(
-                {name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()}
-            )
+            rows = self._transform({name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()})
             rows = rows if used is None else with_id(rows, schema, used)
         staged += self._stage_states(states[1:], rows, schema, route)
-        emitted = self._emitted(tracked)
+        emitted = self._input_sums(tracked)
         # Without a transform and flags, the source's rows are the transformed rows: they are counted once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
         if pipeline.transform is None:
@@ -197,7 +195,7 @@ class _Computation:
             if used is not None and not state.unanchored:
                 check_complete(attempt, f"state {name}", returned, rows_staged.reconciled)
         if emitted.flagged:
-            staged.append(self._stage_bad(_merged(tracked, route)[0].drop(ID), emitted))
+            staged.append(self._stage_bad(_merge_inputs(tracked, route)[0].drop(ID), emitted))
         return _Computed(emitted, returned, staged, datetime.now(UTC))
 
     def _stage_states(
@@ -216,7 +214,9 @@ class _Computation:
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
         """
-        records, schema = _merged({name: _Tracked(part, part.rows, part.rows.schema) for name, part in parts.items()}, route)
+        records, schema = _merge_inputs(
+            {name: _TrackedPart(part, part.rows, part.rows.schema) for name, part in parts.items()}, route
+        )
         staged: list[StagedRows] = []
         for name, state in self._pipeline.states.items():
             spec, followed = state.spec(name), Tracker(f"state {name} of {place}")
@@ -230,11 +230,11 @@ class _Computation:
             check_complete(self._attempt, f"state {name}", sums, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
-    def _track(self, name: str, part: Part, route: Route, place: str) -> "_Tracked":
+    def _track(self, name: str, part: Part, route: Route, place: str) -> "_TrackedPart":
         """Return a part's rows, counted unless it is idle; an input's rows are also hashed, as the route says."""
         schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
         if part.role == "idle":
-            return _Tracked(part, part.rows, schema)
+            return _TrackedPart(part, part.rows, schema)
         tracker = Tracker(f"{part.role} {name} of {place}" if name else f"source of {place}", of=name)
         columns: list[str] | None = None
         if part.role == "input" and route.hashed == "used":
@@ -242,9 +242,9 @@ class _Computation:
         elif part.role == "input" and route.hashed == "all" and self._pipeline.tracking != "off":
             columns = [column for column in schema.names if column not in (ORIGIN, REFUSAL)]
         flag = F.col(REFUSAL).isNotNull() if REFUSAL in schema.names else None
-        return _Tracked(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
+        return _TrackedPart(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 
-    def _emitted(self, tracked: "Mapping[str, _Tracked]") -> RowSums:
+    def _input_sums(self, tracked: "Mapping[str, _TrackedPart]") -> RowSums:
         """Return the sums over the rows of all inputs, after checking that each input and reference was read completely.
 
         Raises: RowsLost, DeclarationInvalid; errors of `Emitter.verify_batch`.
@@ -258,9 +258,9 @@ class _Computation:
             self._check_expected(name, each.tracker.sums().rows, each.part)
         return total(sums)
 
-    def _transformed(self, tracked: "Mapping[str, _Tracked]") -> DataFrame:
+    def _transform(self, tracked: "Mapping[str, _TrackedPart]") -> DataFrame:
         """Return the transformed rows; flagged rows are left out, or fail the query."""
-        inputs: dict[str, _Tracked] = {}
+        inputs: dict[str, _TrackedPart] = {}
         for name, each in tracked.items():
             rows = each.rows.drop(ID) if each.part.role == "input" else each.rows
             if len(tracked) > 1:
@@ -269,7 +269,7 @@ class _Computation:
                 rows = quarantine.good(rows) if self._pipeline.spec.quarantines else quarantine.good_or_refuse(rows)
             inputs[name] = replace(each, rows=rows)
         if self._pipeline.transform is None:
-            return _merged(inputs, SAFE)[0]
+            return _merge_inputs(inputs, SAFE)[0]
         frames = Frames({name: each.rows for name, each in inputs.items()})
         columns = {column for each in inputs.values() for column in each.schema.names}
         with answered_by(self._answers):
@@ -308,7 +308,7 @@ class _Computation:
 
 
 @dataclass(frozen=True)
-class _Tracked:
+class _TrackedPart:
     """A part of a batch: `rows` as observed by `tracker`, if it has one, and `schema`, the columns without the added hash."""
 
     part: Part
@@ -317,7 +317,7 @@ class _Tracked:
     tracker: Tracker | None = None
 
 
-def _merged(tracked: Mapping[str, _Tracked], route: Route) -> tuple[DataFrame, T.StructType]:
+def _merge_inputs(tracked: Mapping[str, _TrackedPart], route: Route) -> tuple[DataFrame, T.StructType]:
     """Return the rows of all inputs of a batch as one DataFrame, and its columns.
 
     Raises: DeclarationInvalid if they have different columns.

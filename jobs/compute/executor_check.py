@@ -24,7 +24,9 @@ def check_executors(session: SparkSession, tasks: int, packages: Collection[str]
     """
     names = sorted({*NEEDED, *packages})
 
-    def look(_: int) -> str:  # an inner function is sent as code: one of a module would first import packages of that module
+    def missing_packages(
+        _: int,
+    ) -> str:  # an inner function is sent as code: one of a module would first import packages of that module
         import importlib  # noqa: PLC0415
         import json  # noqa: PLC0415
         import platform  # noqa: PLC0415
@@ -39,17 +41,21 @@ def check_executors(session: SparkSession, tasks: int, packages: Collection[str]
 
     try:
         # Without Arrow, which needs some of the packages itself.
-        looks = session.range(0, tasks, 1, tasks).select(F.udf(look, "string", useArrow=False)("id").alias("found")).collect()
+        answers = (
+            session.range(0, tasks, 1, tasks)
+            .select(F.udf(missing_packages, "string", useArrow=False)("id").alias("found"))
+            .collect()
+        )
     except (PySparkException, grpc.RpcError) as error:
         if is_away(error) or not (reason := _reason(error)):
             raise
         raise ExecutorsUnprepared(f"Spark's executors cannot run Tidegate's tasks: {reason}") from error
-    missing = {machine: absent for machine, absent in (json.loads(row.found) for row in looks) if absent}
+    missing = {machine: absent for machine, absent in (json.loads(row.found) for row in answers) if absent}
     if missing:
-        raise ExecutorsUnprepared(f"Spark's executors lack Python packages: {_listed(missing.items())}")
+        raise ExecutorsUnprepared(f"Spark's executors lack Python packages: {_advice(missing.items())}")
 
 
-def _listed(missing: Iterable[tuple[str, list[str]]]) -> str:
+def _advice(missing: Iterable[tuple[str, list[str]]]) -> str:
     where = "; ".join(f"{', '.join(absent)} on {machine}" for machine, absent in missing)
     names = sorted({name for _, absent in missing for name in absent})
     distributions = [NEEDED.get(name, name) for name in names]

@@ -105,8 +105,8 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
         return None
     files = dict(_our_modules())
     for name in sorted({*modules, *further_modules(settings)}):
-        files |= {path: file.read_bytes() for path, file in _travelling(name)}
-    return Artifacts(files, dict(_named_files(_files_of_connection(settings))), frozenset(packages))
+        files |= {path: file.read_bytes() for path, file in _sendable_files(name)}
+    return Artifacts(files, dict(_by_name(_files_of_connection(settings))), frozenset(packages))
 
 
 def further_modules(settings: Settings) -> list[str]:
@@ -128,7 +128,7 @@ def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
         return conninfo
     own = {name: value for name, value in conninfo.items() if name not in FILES or value == "system"}
     files = _files_of_connection(settings)
-    names = {parameter: SessionFile(name) for parameter, (name, _) in zip(files, _named_files(files), strict=True)}
+    names = {parameter: SessionFile(name) for parameter, (name, _) in zip(files, _by_name(files), strict=True)}
     return {**own, **names, **_parameters(settings)}
 
 
@@ -183,7 +183,7 @@ def _our_modules() -> Mapping[str, bytes]:
     return {path: file.read_bytes() for path, file in found.items()}
 
 
-def _travelling(module: str) -> Iterator[tuple[str, Path]]:
+def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of a module, or of the outermost package that it is in.
 
     Raises: SettingsInvalid, also if one of them is compiled.
@@ -198,7 +198,7 @@ def _travelling(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
-    name, spec = _outermost(module)
+    name, spec = _outermost_package(module)
     place = Path(spec.origin or "")
     folder = place.parent if spec.submodule_search_locations else None
     files = [place] if folder is None else [file for file in sorted(folder.rglob("*")) if file.is_file()]
@@ -210,7 +210,7 @@ def _files_of_module(module: str) -> Iterator[tuple[str, Path]]:
             yield (f"{prefix}.py" if folder is None else f"{prefix}/{inside.as_posix()}"), file
 
 
-def _outermost(module: str) -> tuple[str, ModuleSpec]:
+def _outermost_package(module: str) -> tuple[str, ModuleSpec]:
     """Return a module's outermost package that is no namespace package: other distributions may share a namespace.
 
     Raises: SettingsInvalid.
@@ -250,7 +250,7 @@ def _files_of_connection(settings: Settings) -> dict[str, bytes]:
     return files
 
 
-def _named_files(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+def _by_name(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     for parameter, content in files.items():
         yield f"tidegate_{parameter}_{_fingerprint(content)}", content
 

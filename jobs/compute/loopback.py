@@ -70,16 +70,16 @@ class Server:
         if self._trusted is None:
             return
         if not can_see_all():
-            self._refuse(_owners_of_ours(self._address, self._port))
+            self._refuse(_owners_by_psutil(self._address, self._port))
             return
-        listening = self._at_the_address(_sockets(self._port, LISTENING))
+        listening = self._reached_by(_sockets(self._port, LISTENING))
         if listening and listening == self._checked:
             return
-        sockets = self._at_the_address(_sockets(self._port, ALL))
+        sockets = self._reached_by(_sockets(self._port, ALL))
         self._refuse({sock.user for sock in sockets})
         self._checked = listening if [sock for sock in sockets if sock.state == LISTENS] == listening else None
 
-    def _at_the_address(self, sockets: list[Socket]) -> list[Socket]:
+    def _reached_by(self, sockets: list[Socket]) -> list[Socket]:
         """Return the sockets that connections to the address may lead to."""
         exact = [sock for sock in sockets if sock.address == self._address]
         if any(sock.state == LISTENS for sock in exact):
@@ -117,13 +117,13 @@ def can_see_all() -> bool:
 def _sockets(port: int, states: int) -> list[Socket]:
     """Return the sockets of this machine with this local port, in some states."""
     try:
-        sockets = [sock for family in TABLES for sock in _ask(family, port, states)]
+        sockets = [sock for family in TABLES for sock in _sockets_by_netlink(family, port, states)]
     except OSError:  # a sandbox without sock_diag; the tables are much slower
-        sockets = [sock for family in TABLES for sock in _look_up(family, port) if states & 1 << sock.state]
+        sockets = [sock for family in TABLES for sock in _sockets_by_table(family, port) if states & 1 << sock.state]
     return sorted(sockets)
 
 
-def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socket]:
+def _sockets_by_netlink(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socket]:
     """Ask the kernel as ss(8) does: sock_diag(7)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + struct.pack("!H", port) + bytes(46)
@@ -145,7 +145,7 @@ def _ask(family: socket.AddressFamily, port: int, states: int) -> Iterator[Socke
                 start += (length + 3) & ~3
 
 
-def _look_up(family: socket.AddressFamily, port: int) -> Iterator[Socket]:
+def _sockets_by_table(family: socket.AddressFamily, port: int) -> Iterator[Socket]:
     """Read these sockets from the tables in /proc."""
     with suppress(FileNotFoundError):  # a machine without IPv6
         for line in TABLES[family].read_text().splitlines()[1:]:
@@ -162,7 +162,7 @@ def _text(packed: bytes) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)  # as Java listens
 
 
-def _owners_of_ours(address: str, port: int) -> set[int]:
+def _owners_by_psutil(address: str, port: int) -> set[int]:
     """Return the listeners' owners, where an account sees only its own sockets; -1 is a hidden owner."""
     import psutil  # noqa: PLC0415 - Linux does without
 

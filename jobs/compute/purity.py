@@ -24,7 +24,7 @@ _FUNCTIONS = frozenset(
 _BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 _CLOCK = "unix_timestamp"
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
-_SPELLED = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
+_NAMES_IN_PYTHON = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
 _NODES = {"GlobalLimit": "limit()", "Offset": "offset()", "Tail": "tail()", "Sample": "sample()"}
 _NODE = re.compile(r"^[\s:+-]*(?:'|!)?([A-Z]\w+)", re.MULTILINE)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
@@ -39,7 +39,7 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     Raises: DeclarationInvalid.
     """
     plan = plan_of(returned, rows)
-    operations = set(_of_text(plan, columns) if isinstance(plan, str) else _of_message(*plan, columns))
+    operations = set(_impure_in_text(plan, columns) if isinstance(plan, str) else _impure_in_message(*plan, columns))
     if refused := sorted(name for name in operations if name):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
@@ -66,22 +66,22 @@ def _reached(message: Any, sources: Collection[int]) -> set[int]:
     """Return those of the sources, by their plans' numbers, that a message contains."""
     if message.DESCRIPTOR.name == "Relation" and message.HasField("common") and message.common.plan_id in sources:
         return {message.common.plan_id}
-    return {number for part in _parts(message) for number in _reached(part, sources)}
+    return {number for part in _inner_messages(message) for number in _reached(part, sources)}
 
 
-def _of_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[str]:
+def _impure_in_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[str]:
     """Yield the impure operations of a Spark Connect plan, down to the plans of the source; "" for a possibly impure one."""
     if message.DESCRIPTOR.name == "Relation":
         if message.HasField("common") and message.common.plan_id in sources:
             return
-        yield from _of_relation(message)
+        yield from _impure_in_relation(message)
     elif message.DESCRIPTOR.name == "Expression":
-        yield from _of_expression(message, columns)
-    for part in _parts(message):
-        yield from _of_message(part, sources, columns)
+        yield from _impure_in_expression(message, columns)
+    for part in _inner_messages(message):
+        yield from _impure_in_message(part, sources, columns)
 
 
-def _of_relation(relation: Any) -> Iterator[str]:
+def _impure_in_relation(relation: Any) -> Iterator[str]:
     kind = relation.WhichOneof("rel_type")
     if (kind == "limit" and relation.limit.input.HasField("sort")) or (
         kind == "deduplicate" and not relation.deduplicate.all_columns_as_keys
@@ -91,18 +91,18 @@ def _of_relation(relation: Any) -> Iterator[str]:
         yield _RELATIONS[kind]
 
 
-def _of_expression(expression: Any, columns: Collection[str]) -> Iterator[str]:
+def _impure_in_expression(expression: Any, columns: Collection[str]) -> Iterator[str]:
     kind = expression.WhichOneof("expr_type")
     if kind == "expression_string":
-        yield from _of_sql(expression.expression_string.expression, columns)
+        yield from _impure_in_sql(expression.expression_string.expression, columns)
     elif kind in ("unresolved_function", "call_function"):
         called = getattr(expression, kind)
         name = called.function_name.lower().rpartition(".")[2].strip("`")  # call_function() takes it as SQL writes it
         if name in _FUNCTIONS or (name == _CLOCK and not called.arguments):
-            yield f"{_SPELLED.get(name, name)}()"
+            yield f"{_NAMES_IN_PYTHON.get(name, name)}()"
 
 
-def _parts(message: Any) -> Iterator[Any]:
+def _inner_messages(message: Any) -> Iterator[Any]:
     """Yield the messages directly inside a message."""
     for field, value in message.ListFields():
         if field.message_type is None:
@@ -115,7 +115,7 @@ def _parts(message: Any) -> Iterator[Any]:
             yield from value
 
 
-def _of_sql(text: str, columns: Collection[str]) -> Iterator[str]:
+def _impure_in_sql(text: str, columns: Collection[str]) -> Iterator[str]:
     column_names = {column.lower() for column in columns}
     for called, brackets in _CALL.findall(_QUOTED.sub("", text)):
         name = called.lower()
@@ -125,9 +125,9 @@ def _of_sql(text: str, columns: Collection[str]) -> Iterator[str]:
             yield f"{name}()"
 
 
-def _of_text(plan: str, columns: Collection[str]) -> Iterator[str]:
+def _impure_in_text(plan: str, columns: Collection[str]) -> Iterator[str]:
     """Yield the impure operations of a plan as a session in this process prints it."""
-    yield from _of_sql(plan, columns)
+    yield from _impure_in_sql(plan, columns)
     for node in _NODE.findall(plan):
         if node in _NODES:
             yield _NODES[node]

@@ -118,10 +118,10 @@ def waiting_records(
 
     columns = T.StructType.fromDDL(emitter.row_schema())
     assert isinstance(columns, T.StructType)
-    return _kept_rows(waiting(are_raw=False), columns).unionByName(emitter.parse_payloads(waiting(are_raw=True)))
+    return _rows_kept_by_columns(waiting(are_raw=False), columns).unionByName(emitter.parse_payloads(waiting(are_raw=True)))
 
 
-def _kept_rows(records: DataFrame, columns: T.StructType) -> DataFrame:
+def _rows_kept_by_columns(records: DataFrame, columns: T.StructType) -> DataFrame:
     """Return the rows of records that were kept by their columns; those whose columns are others today are flagged.
 
     Such a record, mended or not, has all columns that it had then. If it lacks one of today's and has one that is no more, that
@@ -197,9 +197,9 @@ class _WaitingReader:
                 with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_AT_ONCE
                     cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.are_raw])
-                    yield from self._in_blocks(cursor)
+                    yield from self._blocks(cursor)
 
-    def _in_blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+    def _blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
         block: list[tuple[str | None, str]] = []
         size = 0
         for origin, original, mended in rows:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
 # How soon an attempt notices that a newer one has fenced it, and how often it reports that it is alive; one small query each.
-SECONDS_BETWEEN_LOOKS = 5.0
+POLL_SECONDS = 5.0
 # A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
 # deadline, so that the attempt can go on reporting that it is alive; queries have no deadline.
 LONGEST_SILENCE_SECONDS = 60.0
@@ -151,7 +151,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
     def watch() -> None:
         answered_at = time.monotonic()
-        while not has_ended.wait(max(0.1, min(SECONDS_BETWEEN_LOOKS, deadline - time.monotonic()))):
+        while not has_ended.wait(max(0.1, min(POLL_SECONDS, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 is_overdue.set()
             try:
@@ -211,7 +211,7 @@ def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifa
         try:
             _configured(session, settings, rows_are_short)
             if artifacts is not None:
-                _bring(artifacts, session, settings.staging_connections)
+                _send(artifacts, session, settings.staging_connections)
         except BaseException as error:
             leave_on_server(session)  # PySpark would keep a failed session as this thread's active one
             if not isinstance(error, PySparkException) or "INVALID_HANDLE" not in str(error):
@@ -221,7 +221,7 @@ def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifa
     raise SparkUnavailable(f"The Spark server closed {MAX_CLOSED_SESSIONS} sessions of {name}. Restart it.")
 
 
-def _bring(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
+def _send(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
     """Send what tasks need to a session to which it was not sent before, and check its executors.
 
     If several processes do so at once, the server accepts the same content from each.

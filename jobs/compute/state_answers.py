@@ -57,7 +57,7 @@ class StateAnswers:
             )
         schema = rows.schema
         keys = _keys(schema, state, on)
-        aliases = _chosen(schema, state, columns, how)
+        aliases = _aliases(schema, state, columns, how)
         fields = [T.StructField(name, state_columns.spark_type(state.column(name))) for name in aliases]
         lookup = Lookup(
             self.conninfo,
@@ -104,7 +104,7 @@ def _keys(schema: T.StructType, state: "QueriedState", on: Mapping[str, str]) ->
     return keys
 
 
-def _chosen(schema: T.StructType, state: "QueriedState", columns: Mapping[str, str] | None, how: How) -> dict[str, str]:
+def _aliases(schema: T.StructType, state: "QueriedState", columns: Mapping[str, str] | None, how: How) -> dict[str, str]:
     """Return the requested columns of the state, each with its name in the rows.
 
     Raises: DeclarationInvalid.
@@ -152,7 +152,7 @@ class Lookup:
             with connected(on_executor(self.conninfo), self.reading.of) as connection:
                 for batch in chain([first], batches):
                     columns = batch if isinstance(batch, tuple) else (batch,)
-                    yield self._answer(connection, [_combined(column) for column in columns])
+                    yield self._answer(connection, [_one_array(column) for column in columns])
         except TidegateError as error:
             raise reported(error) from error
 
@@ -179,7 +179,7 @@ class Lookup:
         return pa.StructArray.from_arrays([indices.is_valid(), *columns_found], [IS_THERE, *self.result])
 
 
-def _combined(column: Any) -> pa.Array:
+def _one_array(column: Any) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 

@@ -53,9 +53,9 @@ def column_of(schema: T.StructType, state: StateSpec, name: str, declared: Colum
         )
     if isinstance(kind, _FLOATS):
         decimal = column.cast("string").try_cast(spark_type(declared))
-        return _or_refuse(state, name, declared, column, decimal, decimal.cast(kind) == column)
+        return _convert_or_refuse(state, name, declared, column, decimal, decimal.cast(kind) == column)
     if declared.name == "uuid":
-        return _or_refuse(state, name, declared, column, F.lower(column), F.lower(column).rlike(_UUID))
+        return _convert_or_refuse(state, name, declared, column, F.lower(column), F.lower(column).rlike(_UUID))
     return column.cast(spark_type(declared))
 
 
@@ -81,7 +81,9 @@ def fits(kind: T.DataType, declared: ColumnType, *, any_scale: bool = False) -> 
     )
 
 
-def _or_refuse(state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column) -> Column:
+def _convert_or_refuse(
+    state: StateSpec, name: str, declared: ColumnType, value: Column, converted: Column, is_right: Column
+) -> Column:
     """Return the converted value, NULL for NULL; unless `is_right`, the query fails with MalformedRecord."""
     refused = refusal(
         MalformedRecord,

@@ -78,7 +78,7 @@ class Tracker:
         if columns is not None:
             self._is_tracked = True
             rows = with_id(rows, schema, columns, self._of)
-            sums += _named(halves(ID))
+            sums += _low_and_high(halves(ID))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
         return self._observe(rows, sums)
@@ -86,7 +86,7 @@ class Tracker:
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
         """Return the partials, observed: the number of rows, by column `counter`, and the sum of column HASH."""
         self._is_tracked = True
-        return self._observe(partials, [F.sum(counter).alias("rows"), *_named(halves(HASH))])
+        return self._observe(partials, [F.sum(counter).alias("rows"), *_low_and_high(halves(HASH))])
 
     def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
         note_not_streaming(rows)
@@ -129,7 +129,7 @@ def signed(number: int) -> int:
     return (number + 2**63) % 2**64 - 2**63
 
 
-def _named(sums: tuple[Column, Column]) -> list[Column]:
+def _low_and_high(sums: tuple[Column, Column]) -> list[Column]:
     return [column.alias(name) for column, name in zip(sums, ("low", "high"), strict=True)]
 
 

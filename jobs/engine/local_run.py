@@ -19,8 +19,8 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_BETWEEN_LOOKS_AT_WINDOW = 0.05
+POLL_SECONDS = 0.5
+WINDOW_POLL_SECONDS = 0.05
 Progress = Callable[[int, str], None]
 
 
@@ -75,7 +75,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
         try:
             while with_retries(settings, pipeline, lambda: worker.process(txid)).is_ahead:
                 while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
-                    if stopped.wait(SECONDS_BETWEEN_LOOKS_AT_WINDOW):
+                    if stopped.wait(WINDOW_POLL_SECONDS):
                         return
         except AttemptFenced as fenced:
             with about(pipeline.name, txid, fenced.attempt):
@@ -102,7 +102,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for number, processed in enumerate(processing, start=1):
-                while not wait([processed], SECONDS_BETWEEN_LOOKS).done:
+                while not wait([processed], POLL_SECONDS).done:
                     commit_due(number - 1)
                 try:
                     processed.result()
@@ -126,4 +126,4 @@ def _commit(worker: Worker, txid: int) -> Commit:
         except AttemptNotSealed as elsewhere:
             with about(worker.name, txid, elsewhere.attempt):
                 logger.info("%s", elsewhere)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 # How long a server may be away: its own restart takes seconds, the restart of its machine some minutes.
 SERVER_PATIENCE_SECONDS = 300.0
-SECONDS_BETWEEN_LOOKS = 0.5
+POLL_SECONDS = 0.5
 # A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_RETRY_DELAY_SECONDS = 120
@@ -55,7 +55,7 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
     Raises: the step's errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
     ends_at: float | None = None
-    pause = SECONDS_BETWEEN_LOOKS
+    pause = POLL_SECONDS
     while True:
         try:
             return step()
@@ -68,7 +68,7 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             while time.monotonic() < ends_at and not _answers(settings, error):
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(POLL_SECONDS)
 
 
 def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:

@@ -35,7 +35,7 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LOOKS = 0.1
+POLL_SECONDS = 0.1
 LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # for a task to begin the batch that it has claimed
 # A task that has worked on batches of other tasks for this long ends, so that a run of many batches leaves room in Airflow for
 # other pipelines. If nothing else waits, the next task of the run starts within seconds.
@@ -171,7 +171,7 @@ class Worker:
         """Wait for another task's attempt, no longer than an attempt may take: its process may hang, connected."""
         ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
         while is_in_work() and time.monotonic() < ends_at:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
 
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""

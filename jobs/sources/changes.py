@@ -136,7 +136,7 @@ class ChangesCoordinator(Coordinator):
             return current_metadata
         source = self._source
         with _connected(self._settings, self._settings.pg_user, source) as connection:
-            self._upstream = self._upstream or _look(connection, source)
+            self._upstream = self._upstream or _find_upstream(connection, source)
             upstream = self._upstream
             if previous_metadata is not None:
                 _check_history(connection, source, previous_metadata)
@@ -148,7 +148,7 @@ class ChangesCoordinator(Coordinator):
             with connection.cursor() as cursor:
                 cursor.execute(sql.SQL(_COUNTS).format(table=upstream.query.relation), [after, last])
                 counts: list[tuple[int, int]] = cursor.fetchall()
-            to, rows, splits = _cut(counts, last, source)
+            to, rows, splits = _divide(counts, last, source)
             begin = [str(after)] if after else None
             return {"after": begin, "to": [str(to)], "splits": splits, "rows": rows, "commit": _commit(connection, source, to)}
 
@@ -166,7 +166,7 @@ class ChangesEmitter(Emitter):
         from jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
         from jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
 
-        query = self._look(metadata).query
+        query = self._find_upstream(metadata).query
         parts = parts_of(metadata)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         return numbers.mapInArrow(PartsReader(conninfo_of_tasks(self._settings), query, parts), query.row_schema)
@@ -174,7 +174,7 @@ class ChangesEmitter(Emitter):
     def row_schema(self) -> str:
         """Return the columns of the state's changes."""
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
-            return _look(connection, self._source).query.row_schema
+            return _find_upstream(connection, self._source).query.row_schema
 
     def expected_rows(self, metadata: SourceMetadata) -> int:
         """Return the planned number of rows."""
@@ -186,7 +186,7 @@ class ChangesEmitter(Emitter):
 
         Raises: SourceChanged.
         """
-        query = self._look(metadata).query
+        query = self._find_upstream(metadata).query
         with _connected(self._settings, self._settings.pg_user, self._source) as connection, connection.cursor() as cursor:
             condition = query.between(metadata["after"], metadata["to"])
             cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(query.relation, condition))
@@ -197,15 +197,15 @@ class ChangesEmitter(Emitter):
                 "planned. Rows of a committed txid never change: restore the table."
             )
 
-    def _look(self, metadata: SourceMetadata) -> _Upstream:
+    def _find_upstream(self, metadata: SourceMetadata) -> _Upstream:
         with _connected(self._settings, self._settings.pg_user, self._source) as connection:
             _check_history(connection, self._source, metadata)
-            upstream = _look(connection, self._source)
+            upstream = _find_upstream(connection, self._source)
         _check_kept(self._source, int(metadata["after"][0]) if metadata["after"] else 0, upstream)
         return upstream
 
 
-def _look(connection: Any, source: Changes) -> _Upstream:
+def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     """Look up the followed pipeline in the ledger.
 
     Raises: SourceUnreadable if there is no such state, or it cannot be followed; SchemaOutOfDate if it lacks a partition, whose
@@ -245,7 +245,7 @@ def _spark_name(kind: ColumnType) -> str:
     return "string" if kind.element or kind.name == "uuid" else _SPARK_NAMES.get(kind.name, kind.name)
 
 
-def _cut(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int, int, list[list[str]]]:
+def _divide(counts: list[tuple[int, int]], last: int, source: Changes) -> tuple[int, int, list[list[str]]]:
     """Return the end of a range, its number of rows, and where to divide it into parts of about the same size."""
     rows, to, ends = 0, last, []
     for txid, count in counts:

@@ -54,13 +54,13 @@ class PartitionedCoordinator(Coordinator):
         last_slices = {**previous_metadata["idle"], **previous_metadata["partitions"]} if previous_metadata else {}
         names = sorted(self._partitions.names())
         if gone := sorted(last_slices.keys() - set(names)):
-            self._miss(txid, PartitionUnavailable(f"Partition {', '.join(gone)} of the source has vanished."))
+            self._report_missing(txid, PartitionUnavailable(f"Partition {', '.join(gone)} of the source has vanished."))
         slices: dict[str, SourceMetadata] = {}
         for name in names:
             try:
                 following = self._partitions.next_slice(name, last_slices.get(name))
             except PartitionUnavailable as unavailable:
-                self._miss(txid, unavailable)
+                self._report_missing(txid, unavailable)
                 continue
             if following is not None:
                 slices[name] = following
@@ -68,7 +68,7 @@ class PartitionedCoordinator(Coordinator):
             return None
         return {"partitions": slices, "idle": {name: last for name, last in last_slices.items() if name not in slices}}
 
-    def _miss(self, txid: int, unavailable: PartitionUnavailable) -> None:
+    def _report_missing(self, txid: int, unavailable: PartitionUnavailable) -> None:
         if self._kind == "transactional":
             raise unavailable
         logger.warning("Batch %d goes without it: %s Its rows come in a later batch.", txid, unavailable)

@@ -31,7 +31,7 @@ from dags import batch_dag, batch_tasks
 from dags.batch_tasks import Announce, CommitSensor, ProcessBatch
 from dags.turn_trigger import BATCH, COMMIT, PROCESS
 from jobs.engine.processing import Processor
-from jobs.engine.worker import SECONDS_BETWEEN_LOOKS
+from jobs.engine.worker import POLL_SECONDS
 from jobs.registry import pipeline_names
 from state_store import Settings, StateStore, errors
 from state_store.attempts import Attempt, Tracked
@@ -498,7 +498,7 @@ def test_a_task_whose_batch_is_taken_over_waits_for_the_newer_attempt(clicks: Ba
         task = pool.submit(_process(1).execute, {"ti": _task(0)})
         assert wait_until(lambda: bool(newer), 60, every=0.01)
         with pytest.raises(TimeoutError):
-            task.result(5 * SECONDS_BETWEEN_LOOKS)
+            task.result(5 * POLL_SECONDS)
         clicks.store.fail_attempt(newer[0], "SPARK_UNAVAILABLE: gone")
         task.result(30)
 
@@ -649,7 +649,7 @@ def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *
         claimed = clicks.begin(next(claims))
         own = worker.submit(_process(1).execute, {"ti": _task(0)})
         with pytest.raises(TimeoutError):
-            own.result(3 * SECONDS_BETWEEN_LOOKS)
+            own.result(3 * POLL_SECONDS)
         if not dies:
             clicks.store.seal(claimed, [], Tracked(0))
             clicks.commit(1)

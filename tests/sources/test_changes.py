@@ -276,7 +276,7 @@ def test_what_one_pipeline_wrote_together_is_joined(
         ),
     )
     register(follower)
-    look, batches = changes._look, iter([(1, FILES[1]), (2, FILES[3])])
+    look, batches = changes._find_upstream, iter([(1, FILES[1]), (2, FILES[3])])
 
     def commits_after(connection: Any, source: Changes) -> Any:
         found = look(connection, source)
@@ -285,7 +285,7 @@ def test_what_one_pipeline_wrote_together_is_joined(
             inbox.run(upstream, f"run {batch[0]}")
         return found
 
-    monkeypatch.setattr(changes, "_look", commits_after)
+    monkeypatch.setattr(changes, "_find_upstream", commits_after)
     inbox.write("0.csv", FILES[0])
     inbox.run(upstream, "run 0")
     for number in range(4):

@@ -255,7 +255,7 @@ def test_a_folder_of_many_files_is_read_page_by_page(folder: HdfsFolder, monkeyp
         ("**/*", 27, ["dt=1"] * 3 + ["dt=2", "other"]),
     ):
         asked.clear()
-        assert sum(len(page) for page in object_listing.named_objects(place, pattern)) == read
+        assert sum(len(page) for page in object_listing.matching_objects(place, pattern)) == read
         assert asked == [folder.name, *(f"{folder.name}/{name}" for name in folders)]
 
 

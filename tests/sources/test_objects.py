@@ -210,8 +210,8 @@ def test_without_an_etag_the_content_identifies_an_object(
     settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The digest is taken by reading it, as on a disk; an object put back is the same object."""
-    described = buckets._described
-    monkeypatch.setattr(buckets, "_described", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
+    described = buckets._info_of
+    monkeypatch.setattr(buckets, "_info_of", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
     bucket.put("one.csv", "name,amount\na,1\n")
     pipeline = Pipeline("inbox", Files(bucket.url, format="csv", schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
     register(pipeline)

@@ -10,8 +10,8 @@ import pytest
 from psycopg2 import sql
 
 from jobs import PostgresTable
+from jobs.sources.postgres import plan as planning
 from jobs.sources.postgres import seen
-from jobs.sources.postgres import source as planning
 from jobs.sources.postgres.seen import snapshot_of, visible
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 from tests.sources.conftest import Inbox

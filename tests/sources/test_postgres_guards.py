@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs import PostgresTable
-from jobs.sources.postgres import source as planning
+from jobs.sources.postgres import plan as planning
 from state_store.batches import encode_metadata
 from state_store.errors import (
     AccessRefused,

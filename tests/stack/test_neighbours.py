@@ -141,13 +141,13 @@ def is_trusted(server: loopback.Server) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", ["_ask", "_look_up"])
+@pytest.mark.parametrize("way", ["by netlink", "by table"])
 def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
     way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An account that had the port briefly may hold a connection of ours: while it does, the port is not trusted."""
-    if way == "_look_up":
-        monkeypatch.setattr(loopback, "_ask", refuse)
+    if way == "by table":
+        monkeypatch.setattr(loopback, "_sockets_by_netlink", refuse)
     port = free_port()
     server = loopback.Server("127.0.0.1", port, "the token", [])
     command = command_as(neighbour, HOLDER, "127.0.0.1", port)

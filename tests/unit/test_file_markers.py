@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import Files, Reference
-from jobs.sources.files.markers import unmarked_in
+from jobs.sources.files.markers import unmarked_folders
 from state_store import Settings
 
 DATA = "name,amount\na,1\n"
@@ -108,5 +108,5 @@ def test_how_folders_are_completed_may_be_changed() -> None:
 def test_folders_without_a_marker_are_found_in_a_listing() -> None:
     """Wherever in it the marker stands."""
     names = ["_SUCCESS", "a/1", "a/b/2", "a/b/_SUCCESS", "c/_SUCCESS", "c/d/e/3", "f/4", "top"]
-    assert unmarked_in(names, "_SUCCESS") == ["a", "f"]
-    assert unmarked_in(names[1:], "_SUCCESS") == [".", "a", "f"]
+    assert unmarked_folders(names, "_SUCCESS") == ["a", "f"]
+    assert unmarked_folders(names[1:], "_SUCCESS") == [".", "a", "f"]

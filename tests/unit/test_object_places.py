@@ -179,7 +179,7 @@ def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("obstore.get", get)
     monkeypatch.setattr(buckets, "_client", lambda _url: None)
     monkeypatch.setattr(objects, "_store", buckets.Bucket)
-    monkeypatch.setattr(objects, "look", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
+    monkeypatch.setattr(objects, "describe", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
     with ObjectPath("s3a://lake", "in/a", "1").open() as file:
         assert file.read() == content
         assert file.seek(-10, io.SEEK_END) == len(content) - 10

@@ -104,7 +104,7 @@ class Log:
             try:
                 commit = self.commit(version)
             except FileNotFoundError:
-                if (newest := _newest_among(self._names())) < version:
+                if (newest := _newest_version(self._names())) < version:
                     return
                 commit = self._commit_before(version, newest)
             yield commit
@@ -130,10 +130,10 @@ class Log:
         actions: dict[str, Any] = {}
         for line in self._lines(version):
             digest.update(line)
-            action = self._action(version, line)
+            action = self._parse(version, line)
             for name, details in action.items():
                 if name in ("add", "remove"):
-                    self._count(commit, name, details)
+                    self._count_file(commit, name, details)
                 elif name == "cdc":
                     commit.change_files += 1
                 elif name == "commitInfo":
@@ -147,7 +147,7 @@ class Log:
             commit.table = self._table_of(actions["metaData"])
         return commit
 
-    def _count(self, commit: Commit, name: str, action: Mapping[str, Any]) -> None:
+    def _count_file(self, commit: Commit, name: str, action: Mapping[str, Any]) -> None:
         """Count a file that a version adds or removes, unless it is only written again."""
         if not _changes_rows(action):
             return
@@ -165,9 +165,9 @@ class Log:
         """
         by_row = changes and commit.change_files > 0
         if commit.partial is not None and not by_row:
-            self._whole(commit.partial)
+            self._check_whole(commit.partial)
         for line in self._lines(commit.version):
-            action = self._action(commit.version, line)
+            action = self._parse(commit.version, line)
             if by_row:
                 if details := action.get("cdc"):
                     yield self._data_file(details, commit.version, None)
@@ -184,8 +184,8 @@ class Log:
         names = list(self._names())
         if any(map(_SECOND_CHECKPOINT.fullmatch, names)):
             raise self._unsupported("the feature v2Checkpoint")
-        checkpoints = _checkpoints_among(names)
-        newest = max(_newest_among(names), *checkpoints, -1)
+        checkpoints = _complete_checkpoints(names)
+        newest = max(_newest_version(names), *checkpoints, -1)
         if newest < 0:
             raise SourceUnreadable(
                 f"{self.table} is no Delta table: {self._folder} has no version. Correct the pipeline's Delta(...)."
@@ -196,7 +196,7 @@ class Log:
         since: dict[tuple[str, str | None], DataFile | None] = {}
         for each in range(0 if base is None else base + 1, version + 1):
             table = self._commit_before(each, newest).table or table
-            self._note(each, since)
+            self._apply(each, since)
         if table is None:
             raise SourceUnreadable(f"{self._folder} does not say what the table is up to version {version}.")
         return Snapshot(version, table, () if base is None else checkpoints[base], since)
@@ -211,14 +211,14 @@ class Log:
                 if row["add"] is not None:
                     file = self._data_file(row["add"], snapshot.version)
                     if file.key not in snapshot.since:
-                        yield self._whole(file)
+                        yield self._check_whole(file)
         for each in snapshot.since.values():
             if each is not None:
-                yield self._whole(replace(each, version=snapshot.version))
+                yield self._check_whole(replace(each, version=snapshot.version))
 
-    def _note(self, version: int, since: dict[tuple[str, str | None], DataFile | None]) -> None:
+    def _apply(self, version: int, since: dict[tuple[str, str | None], DataFile | None]) -> None:
         for line in self._lines(version):
-            action = self._action(version, line)
+            action = self._parse(version, line)
             for name in ("remove", "add"):
                 if details := action.get(name):
                     file = self._data_file(details, version)
@@ -251,7 +251,7 @@ class Log:
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable.") from error
 
-    def _action(self, version: int, line: bytes) -> dict[str, Any]:
+    def _parse(self, version: int, line: bytes) -> dict[str, Any]:
         try:
             action = json.loads(line) if line.strip() else {}
         except ValueError as error:
@@ -292,7 +292,7 @@ class Log:
         partition = {key: text or None for key, text in values.items()}  # Delta writes NULL as null or as an empty text
         return DataFile(self._name_of(action["path"]), action.get("size"), partition, version, change, deletions)
 
-    def _whole(self, file: DataFile) -> DataFile:
+    def _check_whole(self, file: DataFile) -> DataFile:
         """Refuse a file of which only some rows count."""
         if file.deletions is not None:
             raise SourceUnreadable(
@@ -338,12 +338,12 @@ def _changes_rows(action: Mapping[str, Any]) -> bool:
     return bool(action.get("dataChange", True))
 
 
-def _newest_among(names: Iterable[str]) -> int:
+def _newest_version(names: Iterable[str]) -> int:
     """Return the newest version that has a JSON file; -1 if there is none."""
     return max((int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))), default=-1)
 
 
-def _checkpoints_among(names: list[str]) -> dict[int, tuple[str, ...]]:
+def _complete_checkpoints(names: list[str]) -> dict[int, tuple[str, ...]]:
     """Return the files of each checkpoint that is there as a whole, by its version."""
     single: dict[int, tuple[str, ...]] = {}
     parts: dict[tuple[int, int], list[str]] = {}

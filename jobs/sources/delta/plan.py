@@ -96,7 +96,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
             unfinished = unfinished or next(self._log.following(position.version - 1))
             yield from self._files_of(unfinished, position.table, position.taken)
         for commit in self._log.following(position.version):
-            if self._counts(commit, position.table):
+            if self._is_to_be_read(commit, position.table):
                 yield from self._files_of(commit, position.table, 0)
             else:
                 yield None, Position(position.table, commit.version, commit.digest)
@@ -105,7 +105,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         """Return the position before the first batch, after checking that the table can be read as it is declared."""
         start, newest = self._source.starting_version, self._check_newest()
         if start is None:
-            commit = self._find(newest.version)
+            commit = self._commit(newest.version)
             return Position(newest.table.id, newest.version, commit.digest if commit else None, snapshot=True)
         if start > newest.version:
             raise SourceUnreadable(f"{self._folder} has no version {start}: its newest is {newest.version}.")
@@ -136,14 +136,14 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
         Raises: SourceChanged if the log has another version of this number, or ends before it.
         """
-        commit = self._find(position.version)
+        commit = self._commit(position.version)
         if commit is None and position.commit is not None and next(self._log.following(position.version), None) is None:
             raise self._other_table(f"its log ends before version {position.version}, which has been read")
         if commit is not None and position.commit not in (None, commit.digest):
             raise self._other_table(f"version {position.version} of its log is not the one that has been read")
         return commit
 
-    def _find(self, version: int) -> Commit | None:
+    def _commit(self, version: int) -> Commit | None:
         try:
             return self._log.commit(version)
         except FileNotFoundError:
@@ -172,7 +172,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         rest = (file for file in self._log.files_in(snapshot) if after is None or file.name > after)
         return heapq.nsmallest(NAMES_AT_ONCE + 1, rest, key=lambda file: file.name)
 
-    def _counts(self, commit: Commit, table: str) -> bool:
+    def _is_to_be_read(self, commit: Commit, table: str) -> bool:
         """Return whether a version adds rows that are to be read.
 
         Raises: SourceChanged if it takes rows away, which the pipeline does not allow; SourceUnreadable.

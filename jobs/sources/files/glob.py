@@ -48,7 +48,7 @@ class Glob:
 
     def start(self) -> frozenset[Place]:
         """Return the places, (alternative, name in it), that match names in the source folder itself."""
-        return self._opened((number, 0) for number in range(len(self._alternatives)))
+        return self._with_optional((number, 0) for number in range(len(self._alternatives)))
 
     def below(self, places: frozenset[Place], name: str, *, strict: bool = True) -> frozenset[Place]:
         """Return the places that match names in this folder; none if the glob does not lead into it.
@@ -63,11 +63,11 @@ class Glob:
                     inside.add((number, place))
             elif not is_last and self._takes(part, name, strict=strict):
                 inside.add((number, place + 1))
-        return self._opened(inside)
+        return self._with_optional(inside)
 
     def takes(self, places: frozenset[Place], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
-        return self._is_taken(self._last(places), name)
+        return self._is_taken(self._last_parts(places), name)
 
     def takes_somewhere(self, name: str) -> bool:
         """Return whether the glob takes a file of this name in some folder."""
@@ -78,11 +78,11 @@ class Glob:
 
     def why_not(self, places: frozenset[Place], name: str) -> str:
         """Return why the glob does not take a file of this name."""
-        if not any(self._takes(part, name, strict=False) for part in self._last(places)):
+        if not any(self._takes(part, name, strict=False) for part in self._last_parts(places)):
             return f"does not match {self.pattern}"
-        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last(places)) else UNFINISHED
+        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last_parts(places)) else UNFINISHED
 
-    def _last(self, places: frozenset[Place]) -> Iterator[str]:
+    def _last_parts(self, places: frozenset[Place]) -> Iterator[str]:
         for number, place in places:
             if place == len(self._alternatives[number]) - 1:
                 yield self._alternatives[number][place]
@@ -92,7 +92,7 @@ class Glob:
             return False
         return _compiled(part).match(name) is not None
 
-    def _opened(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
+    def _with_optional(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
         """Return these places, and those after a ``**``, which may stand for no folder at all."""
         opened = set()
         for number, place in places:

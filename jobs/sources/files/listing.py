@@ -111,7 +111,7 @@ class _Walk:
         for entry in children:
             name = below + entry.name
             if _is_folder(entry):
-                self._look_at_folder(entry, name, places, above, by_link=by_link)
+                self._visit_folder(entry, name, places, above, by_link=by_link)
             elif not self.glob.takes(places, entry.name):
                 self._found.left_alone[self.glob.why_not(places, entry.name)].append(name)
             else:
@@ -121,7 +121,7 @@ class _Walk:
                 elif by_link:
                     self._linked[name] = f"{above[-1]}/{entry.name}"
 
-    def _look_at_folder(
+    def _visit_folder(
         self, entry: "os.DirEntry[str]", name: str, places: frozenset[Place], above: tuple[str, ...], *, by_link: bool
     ) -> None:
         inside = self.glob.below(places, entry.name)

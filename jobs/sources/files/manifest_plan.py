@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, completed, identified, unfinished
-from jobs.sources.files.object_listing import EVERYTHING, named_objects
+from jobs.sources.files.object_listing import EVERYTHING, matching_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
 from jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
 from jobs.sources.files.stores import PAGE
@@ -30,7 +30,7 @@ MANIFEST = "manifest"  # where metadata has how far manifests were read
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 
 
-class _Read(NamedTuple):
+class _Progress(NamedTuple):
     """How far a manifest was read: the digest of its content, and how many of its names."""
 
     name: str
@@ -46,7 +46,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
         super().__init__(source, place, min_age_seconds=0)
         self._manifests = manifests
         self._manifest_age_seconds = min_age_seconds
-        self._read_at: dict[str, _Read] = {}  # how far manifests are read with an object, by its name
+        self._read_at: dict[str, _Progress] = {}  # how far manifests are read with an object, by its name
 
     def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
         del previous
@@ -60,8 +60,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
         for progress, names in self._unread(previous):
             for start in range(progress.read, len(names), PAGE):
                 numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
-                objects = {name: self._named(name, progress) for name in numbers}
-                for name in self._not_taken(objects, txid, set()):
+                objects = {name: self._describe_named(name, progress) for name in numbers}
+                for name in self._untaken(objects, txid, set()):
                     if name in self._read_at:  # taken by this plan, which the history does not know yet
                         continue
                     entry = identified(self._source, self._place, name, objects[name])
@@ -70,24 +70,24 @@ class ManifestsCoordinator(ObjectsCoordinator):
                     self._read_at[name] = progress._replace(read=numbers[name])
                     yield entry
 
-    def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Read, list[str]]]:
+    def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Progress, list[str]]]:
         """Yield each manifest that is not known to be read whole, with its names."""
         last = self._last(previous)
         if last is not None and last.read < last.of:
-            yield self._opened(last.name, last)
-        for page in named_objects(self._manifests, EVERYTHING, last.name if last else None):
+            yield self._read_manifest(last.name, last)
+        for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
                 if why := unfinished(listed, self._manifest_age_seconds):
                     logger.warning("%s/%s %s: not read yet.", self._manifests, name, why)
                     return  # later ones have their turn after it
-                yield self._opened(name, None)
+                yield self._read_manifest(name, None)
 
-    def _last(self, previous: SourceMetadata | None) -> _Read | None:
+    def _last(self, previous: SourceMetadata | None) -> _Progress | None:
         if previous is None or MANIFEST not in previous or previous[PLACE] != str(self._manifests):
             return None
-        return _Read(**previous[MANIFEST])
+        return _Progress(**previous[MANIFEST])
 
-    def _opened(self, name: str, last: _Read | None) -> tuple[_Read, list[str]]:
+    def _read_manifest(self, name: str, last: _Progress | None) -> tuple[_Progress, list[str]]:
         """Return how far a manifest was read, and its names; from its beginning, if it is another one than then.
 
         Raises: SourceUnreadable, SourceUnavailable; SourceChanged if it is gone before all of it was read.
@@ -107,7 +107,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
         digest = sha256(content).hexdigest()
         names = list(dict.fromkeys(self._name_in(path, number, line) for number, line in _lines(path, content)))
         names_read = last.read if last and last.sha256 == digest else 0
-        return _Read(name, digest, names_read, len(names)), names
+        return _Progress(name, digest, names_read, len(names)), names
 
     def _name_in(self, path: ObjectPath, number: int, line: str) -> str:
         """Return the name of an object below the source's place, as a manifest may have it with the place.
@@ -124,7 +124,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
             )
         return name
 
-    def _named(self, name: str, progress: _Read) -> Any:
+    def _describe_named(self, name: str, progress: _Progress) -> Any:
         try:
             info = describe(self._place / name)
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
             )
         return completed(self._source, self._place / name, info) or info
 
-    def _missing(self, name: str, progress: _Read) -> SourceUnavailable:
+    def _missing(self, name: str, progress: _Progress) -> SourceUnavailable:
         return SourceUnavailable(
             f"Manifest {self._manifests / progress.name} names {name}, and there is no {self._place / name}. Nothing new is "
             "planned until it is there; or write the manifest again without it."

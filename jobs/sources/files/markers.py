@@ -28,7 +28,7 @@ class Markers:
         Raises: SourceUnreadable, SourceUnavailable.
         """
         folder = name.rpartition("/")[0]
-        if self._marker is None or any(self._is_marked(each) for each in _at_and_above(folder)):
+        if self._marker is None or any(self._is_marked(each) for each in _with_parents(folder)):
             return None
         return folder or "."
 
@@ -47,7 +47,7 @@ class Markers:
         if self._marker is None:
             return
         for folder in dict.fromkeys(name.rpartition("/")[0] for name in names):
-            marked = next((each for each in _at_and_above(folder) if self._marked.get(each) is not None), None)
+            marked = next((each for each in _with_parents(folder) if self._marked.get(each) is not None), None)
             if marked is not None and self._find(marked) != self._marked[marked]:
                 raise SourceUnavailable(
                     f"{self._place / marked if marked else self._place} lost its {self._marker}, or got another one, while its "
@@ -73,17 +73,17 @@ class Markers:
         return (status.st_ino, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
-def unmarked_in(names: Iterable[str], marker: str) -> list[str]:
+def unmarked_folders(names: Iterable[str], marker: str) -> list[str]:
     """Return the folders with files that no marker among the same names completes, in order."""
     folders: set[str] = set()
     marked: set[str] = set()
     for name in names:
         folder, _, last = name.rpartition("/")
         (marked if last == marker else folders).add(folder)
-    return sorted(folder or "." for folder in folders if marked.isdisjoint(_at_and_above(folder)))
+    return sorted(folder or "." for folder in folders if marked.isdisjoint(_with_parents(folder)))
 
 
-def _at_and_above(folder: str) -> Iterator[str]:
+def _with_parents(folder: str) -> Iterator[str]:
     """Yield a folder and those above it, below the source's own; for a file in that, the source's own."""
     yield folder
     while "/" in folder:

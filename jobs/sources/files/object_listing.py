@@ -8,16 +8,16 @@ from itertools import islice
 from jobs.sources import LeftAlone
 from jobs.sources.files.glob import HIDDEN, Glob, Place
 from jobs.sources.files.listing import NOT_REACHED
-from jobs.sources.files.markers import unmarked_in
+from jobs.sources.files.markers import unmarked_folders
 from jobs.sources.files.objects import ObjectPath, listed
 from jobs.sources.files.stores import ObjectInfo
 
 FOLDER = "stands for a folder"
 EVERYTHING = "**"  # the glob of all names but hidden ones
-LOOKED_AT = 10_000  # names that a report on a store looks at, because each status asks for reports
+MOST_REPORTED = 10_000  # names that a report on a store looks at, because each status asks for reports
 
 
-def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, ObjectInfo]]:
+def matching_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, ObjectInfo]]:
     """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
     sieve = _Sieve(pattern)
     for page in listed(place, after, sieve.enters):
@@ -25,44 +25,46 @@ def named_objects(place: ObjectPath, pattern: str, after: str | None = None) -> 
         yield {name: each for name, each in names.items() if sieve.why_not(name) is None}
 
 
-def not_taken(pattern: str, names: Iterable[str]) -> list[str]:
+def names_not_matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that a glob does not take."""
     sieve = _Sieve(pattern)
     return [name for name in names if sieve.why_not(name) is not None]
 
 
 def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
-    """Return which of the first LOOKED_AT names are not read, by reason."""
+    """Return which of the first MOST_REPORTED names are not read, by reason."""
     sieve, matching = _Sieve(pattern), 0
     names: dict[str, list[str]] = defaultdict(list)
     objects = (each for page in listed(place) for each in page)
-    for each in islice(objects, LOOKED_AT):
+    for each in islice(objects, MOST_REPORTED):
         name = name_in(place, each)
         why = sieve.why_not(name)
         if why is None:
             matching += 1
         else:
             names[why].append(name)
-    where = str(place) if next(objects, None) is None else f"{place} (its first {LOOKED_AT} names)"
+    where = str(place) if next(objects, None) is None else f"{place} (its first {MOST_REPORTED} names)"
     return LeftAlone(where, pattern, matching, dict(sorted(names.items())))
 
 
 def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
-    """Return which of the first LOOKED_AT names changed less than `min_age_seconds` ago."""
+    """Return which of the first MOST_REPORTED names changed less than `min_age_seconds` ago."""
     if min_age_seconds <= 0:
         return []
     since = (time.time() - min_age_seconds) * 10**9
-    objects = (item for page in named_objects(place, pattern) for item in page.items())
-    return [name for name, info in islice(objects, LOOKED_AT) if info.mtime_ns > since]
+    objects = (item for page in matching_objects(place, pattern) for item in page.items())
+    return [name for name, info in islice(objects, MOST_REPORTED) if info.mtime_ns > since]
 
 
 def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
-    """Return the folders that are not complete, among the first LOOKED_AT names."""
+    """Return the folders that are not complete, among the first MOST_REPORTED names."""
     sieve = _Sieve(pattern)
     names = (name_in(place, each) for page in listed(place) for each in page)
-    of_files = [name for name in islice(names, LOOKED_AT) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None]
+    of_files = [
+        name for name in islice(names, MOST_REPORTED) if name.rpartition("/")[2] == marker or sieve.why_not(name) is None
+    ]
     last = of_files[-1] if next(names, None) is not None and of_files else None  # its folder's marker may be further on
-    return [folder for folder in unmarked_in(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
+    return [folder for folder in unmarked_folders(of_files, marker) if last is None or not last.startswith(f"{folder}/")]
 
 
 class _Sieve:

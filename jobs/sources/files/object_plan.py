@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import Coordinator, History
 from jobs.sources.files.markers import Markers
 from jobs.sources.files.object_identity import completed, identified, unfinished
-from jobs.sources.files.object_listing import named_objects, not_taken
+from jobs.sources.files.object_listing import matching_objects, names_not_matching
 from jobs.sources.files.objects import ObjectPath, describe, pinned
 from jobs.sources.files.plan import planned_elsewhere
 from jobs.sources.files.stores import ObjectInfo
@@ -63,10 +63,10 @@ class ObjectsCoordinator(Coordinator):
             if self._source.kind == "transactional":
                 return current_metadata
             self._check_gone(txid, current_metadata)
-            kept = self._kept(txid, current_metadata)
+            kept = self._files_that_stay(txid, current_metadata)
         if self._new is None:
             self._new = self._find_new(txid, previous_metadata)
-        files = list(self._taken(kept))
+        files = list(self._take(kept))
         self._markers.check_unchanged(file["name"] for file in files)
         if not files and current_metadata is None:
             return None
@@ -82,7 +82,7 @@ class ObjectsCoordinator(Coordinator):
             entries[PLACE] = str(self._place)
         return entries
 
-    def _taken(self, kept: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _take(self, kept: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Take new objects until the batch, which already has some, is full."""
         source, size = self._source, sum(file["size"] for file in kept)
         assert self._new is not None
@@ -104,9 +104,9 @@ class ObjectsCoordinator(Coordinator):
         """
         after = self._last_name(previous) if self._source.names_grow else None
         before = {file["name"] for file in previous["files"]} if previous else set()
-        for page in named_objects(self._place, self._source.glob, after):
-            for name in self._not_taken(page, txid, before):
-                info, is_held_back = self._looked_at(name, page[name])
+        for page in matching_objects(self._place, self._source.glob, after):
+            for name in self._untaken(page, txid, before):
+                info, is_held_back = self._examine(name, page[name])
                 if is_held_back and self._source.names_grow:
                     return  # if a later name were taken, this one would never be read
                 entry = identified(self._source, self._place, name, info) if info and not is_held_back else None
@@ -115,7 +115,7 @@ class ObjectsCoordinator(Coordinator):
                 elif page[name].size and self._source.names_grow:
                     return  # it is gone, perhaps for the moment in which it is replaced; an empty one stands for a folder
 
-    def _looked_at(self, name: str, listed: ObjectInfo) -> tuple[ObjectInfo | None, bool]:
+    def _examine(self, name: str, listed: ObjectInfo) -> tuple[ObjectInfo | None, bool]:
         """Return an object with its ETag, None if it is gone; and whether it is left to a later plan."""
         if self._waits_for_marker(name):
             return listed, True
@@ -125,7 +125,7 @@ class ObjectsCoordinator(Coordinator):
             return info, True
         return info, False
 
-    def _not_taken(self, page: dict[str, ObjectInfo], txid: int, before: set[str]) -> list[str]:
+    def _untaken(self, page: dict[str, ObjectInfo], txid: int, before: set[str]) -> list[str]:
         """Return the names in a page that no batch before the txid has taken; without a history, none but those `before`."""
         if self._history is None:
             return [name for name in page if name not in before]
@@ -147,7 +147,7 @@ class ObjectsCoordinator(Coordinator):
 
         Raises: SourceChanged if it has other content than what has counted under its name.
         """
-        if not earlier or self._same(name, listed, earlier):
+        if not earlier or self._find_same(name, listed, earlier):
             return not earlier
         last = max(earlier, key=lambda file: file.txid)
         if last.is_committed:
@@ -158,7 +158,7 @@ class ObjectsCoordinator(Coordinator):
             )
         return False  # its own batch reports the change, when it is read
 
-    def _same(self, name: str, listed: ObjectInfo, earlier: Sequence[TakenFile]) -> TakenFile | None:
+    def _find_same(self, name: str, listed: ObjectInfo, earlier: Sequence[TakenFile]) -> TakenFile | None:
         """Return the taken object with the same content; if the listing tells no ETag, one of the same time is the same."""
         candidates = [file for file in earlier if file.size == listed.size]
         identity = listed.identity
@@ -202,14 +202,14 @@ class ObjectsCoordinator(Coordinator):
                     "rows away. Put it back."
                 ) from None
 
-    def _kept(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
+    def _files_that_stay(self, txid: int, current: SourceMetadata) -> list[dict[str, Any]]:
         """Return a batch's objects that stay in it when it is planned again: those that the glob does not take any more.
 
         No later batch would find them.
 
         Raises: SourceUnreadable, SourceUnavailable.
         """
-        unlisted = not_taken(self._source.glob, (file["name"] for file in current["files"]))
+        unlisted = names_not_matching(self._source.glob, (file["name"] for file in current["files"]))
         if not unlisted or self._history is None:
             return []
         kept = []

@@ -41,7 +41,7 @@ LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
 FOLDER = "folder"  # where the metadata of an opaque batch has the folder that it was planned from
 
 
-class Look(Enum):
+class Comparison(Enum):
     """The result of comparing a file with files of its name in earlier batches."""
 
     NEW = "no batch has taken it"
@@ -137,57 +137,57 @@ class FilesCoordinator(Coordinator):
         if self._history is None:
             taken = {file["name"] for file in previous["files"]} if previous else set()
             return [name for name in self._names if name not in taken]
-        by_result: dict[Look, list[TakenFile]] = {look: [] for look in Look}
+        by_result: dict[Comparison, list[TakenFile]] = {comparison: [] for comparison in Comparison}
         new = [name for name in self._names if NOT_UTF8.search(name)]  # refused when a batch would take them
         names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
         for name, earlier in self._history.taken_files(names, txid):
-            look, file = self._look(name, earlier)
+            comparison, file = self._compare(name, earlier)
             if file is None:
-                new += [name] if look is Look.NEW else []
+                new += [name] if comparison is Comparison.NEW else []
             else:
-                by_result[look].append(file)
-        self._history.note_times(by_result[Look.TOUCHED])
-        if by_result[Look.CHANGED]:
-            raise self._changed(by_result[Look.CHANGED])
-        if by_result[Look.BACK]:
+                by_result[comparison].append(file)
+        self._history.note_times(by_result[Comparison.TOUCHED])
+        if by_result[Comparison.CHANGED]:
+            raise self._changed(by_result[Comparison.CHANGED])
+        if by_result[Comparison.BACK]:
             logger.warning(
                 "%s: left alone, because they have counted with the same content before: %s. Move them away.",
                 self._folder,
-                _listed([f"{file.name} in txid {file.txid}" for file in by_result[Look.BACK]]),
+                _first_names([f"{file.name} in txid {file.txid}" for file in by_result[Comparison.BACK]]),
             )
         return new
 
-    def _look(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
+    def _compare(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Comparison, TakenFile | None]":
         """Compare a file with the taken files of its name; return the result, and the matching file if it is not new."""
         if not earlier:
-            return Look.NEW, None
+            return Comparison.NEW, None
         path = self._folder / name
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
-                return Look.NEW, None  # refused when a batch would take it
-            same = self._same(path, status, earlier)
+                return Comparison.NEW, None  # refused when a batch would take it
+            same = self._find_same(path, status, earlier)
         except FileNotFoundError:
-            return Look.TAKEN, None
+            return Comparison.TAKEN, None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if same is not None:
             if same.is_done and self._done:
-                return Look.BACK, same
+                return Comparison.BACK, same
             is_touched = same.is_committed and same.mtime_ns != status.st_mtime_ns
-            return (Look.TOUCHED, replace(same, mtime_ns=status.st_mtime_ns)) if is_touched else (Look.TAKEN, same)
-        return self._look_at_other(name, earlier)
+            return (Comparison.TOUCHED, replace(same, mtime_ns=status.st_mtime_ns)) if is_touched else (Comparison.TAKEN, same)
+        return self._compare_other(name, earlier)
 
-    def _look_at_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Look, TakenFile | None]":
+    def _compare_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Comparison, TakenFile | None]":
         """Return the result for a file whose content differs from all taken files of its name."""
         last = max(earlier, key=lambda file: file.txid)
         if not last.is_committed:
-            return Look.TAKEN, last  # its own batch reports the change, when it is read
+            return Comparison.TAKEN, last  # its own batch reports the change, when it is read
         if self._done and (last.is_done or self._done.has(last.txid, name)):
-            return Look.NEW, None  # the file that counted was moved away: this is another of the same name
-        return Look.CHANGED, last
+            return Comparison.NEW, None  # the file that counted was moved away: this is another of the same name
+        return Comparison.CHANGED, last
 
-    def _same(self, path: Path, status: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
+    def _find_same(self, path: Path, status: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
         """Return the taken file with the same content; the file is read only if its size and time do not decide.
 
         They do not if the taken file was moved away: the present file was put there later.
@@ -209,7 +209,7 @@ class FilesCoordinator(Coordinator):
             what = f"what counted are its first {first.size} bytes, and what was added would never be read"
         else:
             what = "other content counted, and this would never be read"
-        others = f" So have {len(changed) - 1} more: {_listed([f.name for f in changed[1:]])}." if len(changed) > 1 else ""
+        others = f" So have {len(changed) - 1} more: {_first_names([f.name for f in changed[1:]])}." if len(changed) > 1 else ""
         return SourceChanged(
             f"{path} has changed since it counted in txid {first.txid}: {what}.{others} Nothing new is planned meanwhile. Put "
             "what counted back under its name, and what is new, as whole records, into a file of another name; or give the "
@@ -228,17 +228,19 @@ class FilesCoordinator(Coordinator):
         for file in current["files"]:
             name = file["name"]
             if self._done and self._done.has(txid, name):
-                kept.append(self._identified(self._done.path(txid, "."), name))
+                kept.append(self._identity(self._done.path(txid, "."), name))
             elif not (self._folder / name).exists():
                 self._check_may_be_gone(txid, name, current)
             elif name not in listed:
                 unlisted.append(name)
         if unlisted and self._history is not None:
-            looks = ((name, self._look(name, earlier)) for name, earlier in self._history.taken_files(unlisted, txid))
-            kept += [self._identified(self._folder, name) for name, (look, _) in looks if look is Look.NEW]
+            comparisons = ((name, self._compare(name, earlier)) for name, earlier in self._history.taken_files(unlisted, txid))
+            kept += [
+                self._identity(self._folder, name) for name, (comparison, _) in comparisons if comparison is Comparison.NEW
+            ]
         return kept
 
-    def _identified(self, folder: Path, name: str) -> dict[str, Any]:
+    def _identity(self, folder: Path, name: str) -> dict[str, Any]:
         identity = self._source.identified(folder, name, 0)
         if identity is None:
             raise SourceUnreadable(f"{folder / name} changes while it is read.")
@@ -262,21 +264,21 @@ class FilesCoordinator(Coordinator):
             return
         txids = self._done.txids()
         committed = self._history.committed()  # read after the txids, because files are moved after their commit
-        ahead = [txid for txid in sorted(txids) if txid > committed and self._done.has_files(txid)]
+        ahead = [str(txid) for txid in sorted(txids) if txid > committed and self._done.has_files(txid)]
         if ahead:
             raise HoleDetected(
-                f"{self._done.done} has files of txid {_listed([str(txid) for txid in ahead])}, but this ledger has committed "
-                f"no more than {committed}: it was restored from an older backup, or is not the one that moved them. Nothing "
-                f"is planned, because what they held is not in the state. Move them back to {self._folder}, and run again; or "
-                "declare a done folder of its own, if they belong to another pipeline or database."
+                f"{self._done.done} has files of txid {_first_names(ahead)}, but this ledger has committed no more than "
+                f"{committed}: it was restored from an older backup, or is not the one that moved them. Nothing is planned, "
+                f"because what they held is not in the state. Move them back to {self._folder}, and run again; or declare a "
+                "done folder of its own, if they belong to another pipeline or database."
             )
 
     def _wait_for_young(self) -> bool:
-        """Wait until young files are old enough, if the wait is short; return whether to look at them again."""
+        """Wait until young files are old enough, if the wait is short; return whether to try them again."""
         if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
             return False
         ends_at = time.monotonic() + self._min_age_seconds
-        logger.info("%s: waiting for %s to be %d s old", self._folder, _listed(self._young), self._min_age_seconds)
+        logger.info("%s: waiting for %s to be %d s old", self._folder, _first_names(self._young), self._min_age_seconds)
         while time.monotonic() < ends_at and all(self._is_young(name) for name in self._young):
             time.sleep(0.1)
         self._new, self._young = self._young, []
@@ -290,18 +292,18 @@ class FilesCoordinator(Coordinator):
 
     def _report_waiting(self) -> None:
         if self._unmarked:
-            folders = _listed(sorted(self._unmarked))
+            folders = _first_names(sorted(self._unmarked))
             logger.info("%s: not planned yet, because there is no %s yet: %s", self._folder, self._source.marker, folders)
         if self._young:
             logger.warning(
                 "%s: not planned yet, because they changed less than %d s ago and may still be written: %s. Run again later.",
                 self._folder,
                 self._min_age_seconds,
-                _listed(self._young),
+                _first_names(self._young),
             )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of further ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

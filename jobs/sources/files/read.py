@@ -76,7 +76,7 @@ class FileReader(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
-        with self._changes_explained():
+        with self._changes_checked():
             paths = self._checked_paths(attempt, metadata)
             if not paths:
                 return self._spark.createDataFrame([], self.row_schema())
@@ -89,7 +89,7 @@ class FileReader(Emitter):
         """
         if not metadata["files"]:
             return super().emit_records(attempt, metadata)
-        with self._changes_explained():
+        with self._changes_checked():
             return self._read(self._checked_paths(attempt, metadata), flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
@@ -102,7 +102,7 @@ class FileReader(Emitter):
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
         """Return the number of rows in the checked files, counted without Spark."""
         del metadata
-        with self._changes_explained():
+        with self._changes_checked():
             return sum(self._count_rows(path) for _, path in self._files)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
@@ -173,7 +173,7 @@ class FileReader(Emitter):
         if isinstance(path, ObjectPath):
             return self._check_object(file, path)
         try:
-            with open_file(path, self._within(path)) as content:
+            with open_file(path, self._folder_of(path)) as content:
                 status = os.fstat(content.fileno())
                 size = status.st_size
                 digest = digest_of(content) if size == file["size"] else None
@@ -183,7 +183,7 @@ class FileReader(Emitter):
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if digest != file["sha256"]:
             what = f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now)."
-            if grown_from(path, file["size"], file["sha256"], within=self._within(path)):
+            if grown_from(path, file["size"], file["sha256"], within=self._folder_of(path)):
                 what += f" Its first {file['size']} bytes are what was planned."
             raise self._changed(
                 what,
@@ -215,7 +215,7 @@ class FileReader(Emitter):
         return self._changed(f"{path} {what} since its batch was planned{sizes}{missing}.", advice)
 
     @contextmanager
-    def _changes_explained(self) -> Iterator[None]:
+    def _changes_checked(self) -> Iterator[None]:
         """Replace the error for an object that changed between its check and its opening by that of another check."""
         try:
             yield
@@ -251,7 +251,7 @@ class FileReader(Emitter):
             else ""
         )
 
-    def _within(self, path: Place) -> Path | None:
+    def _folder_of(self, path: Place) -> Path | None:
         """Return the folder that a file must lie in; None if it may be a link to any place, or is an object."""
         if self._source.follow_links or isinstance(path, ObjectPath) or isinstance(self._folder, ObjectPath):
             return None

@@ -64,21 +64,21 @@ def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
     if kind.family == "boolean":
         lowered = pc.utf8_lower(texts)
         is_true = pc.equal(lowered, "true")
-        _all_hold(pc.or_(is_true, pc.equal(lowered, "false")))
+        _require(pc.or_(is_true, pc.equal(lowered, "false")))
         return is_true
     if kind.family == "binary":
         return pc.cast(texts, pa.binary())
-    _all_hold(pc.match_substring_regex(texts, _FORMS[kind.family]))
+    _require(pc.match_substring_regex(texts, _FORMS[kind.family]))
     if kind.family == "decimal":
-        texts = _plain_decimals(texts)
+        texts = _short_decimals(texts)
     if kind.family == "integer":
         texts = pc.replace_substring_regex(texts, r"^\+", "")
     if kind.family == "float":
         numbers = pc.cast(texts, pa.float64())
         is_named = pc.match_substring_regex(texts, r"^[+-]?[NI]")
-        _all_hold(pc.or_(is_named, pc.is_finite(numbers)))  # 1e999 is out of range
+        _require(pc.or_(is_named, pc.is_finite(numbers)))  # 1e999 is out of range
         numbers = numbers.cast(kind.arrow, safe=False)
-        _all_hold(pc.or_(is_named, pc.is_finite(numbers)))
+        _require(pc.or_(is_named, pc.is_finite(numbers)))
         return numbers
     if kind.family == "timestamp":
         return _timestamps(texts, zone)
@@ -87,7 +87,7 @@ def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
     return pc.cast(texts, kind.arrow)
 
 
-def _plain_decimals(texts: pa.Array) -> pa.Array:
+def _short_decimals(texts: pa.Array) -> pa.Array:
     """Return decimals without exponents, of 38 digits at most: Arrow's cast may misread longer ones.
 
     Raises: pyarrow.ArrowInvalid.
@@ -96,11 +96,12 @@ def _plain_decimals(texts: pa.Array) -> pa.Array:
     if not pc.any(is_hard).as_py():
         return texts
     return pa.array(
-        [_plain(t.as_py()) if hard.as_py() else t.as_py() for t, hard in zip(texts, is_hard, strict=True)], pa.string()
+        [_without_exponent(t.as_py()) if hard.as_py() else t.as_py() for t, hard in zip(texts, is_hard, strict=True)],
+        pa.string(),
     )
 
 
-def _plain(text: str) -> str:
+def _without_exponent(text: str) -> str:
     sign, digits, exponent = Decimal(text).as_tuple()
     assert isinstance(exponent, int)
     significant = "".join(map(str, digits)).strip("0")
@@ -119,14 +120,14 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
     here = pc.cast(pc.if_else(has_zone, nothing, texts), pa.timestamp("us"))
     there = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
     if zone != "UTC":  # UTC has no rules, and needs no time zone database
-        here = _in_zone(here, zone)
+        here = _to_instants(here, zone)
     instants = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
     ticks = instants.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
-    _all_hold(pc.and_(pc.greater_equal(ticks, TICKS[0]), pc.less_equal(ticks, TICKS[1])))
+    _require(pc.and_(pc.greater_equal(ticks, TICKS[0]), pc.less_equal(ticks, TICKS[1])))
     return instants
 
 
-def _in_zone(times: pa.Array, zone: str) -> pa.Array:
+def _to_instants(times: pa.Array, zone: str) -> pa.Array:
     """Return local times in a zone as instants.
 
     Raises: pyarrow.ArrowInvalid for times that a change of clocks leaves out or repeats.
@@ -134,7 +135,7 @@ def _in_zone(times: pa.Array, zone: str) -> pa.Array:
     is_late = pc.fill_null(pc.greater_equal(pc.year(times), FIRST_YEAR_BY_RULE), pa.scalar(False))
     if not pc.any(is_late).as_py():
         return pc.assume_timezone(times, zone, ambiguous="raise", nonexistent="raise")
-    early = _in_zone(pc.if_else(is_late, pa.scalar(None, times.type), times), zone)
+    early = _to_instants(pc.if_else(is_late, pa.scalar(None, times.type), times), zone)
     rule = ZoneInfo(zone)
     moments = []
     for time in pc.if_else(is_late, times, pa.scalar(None, times.type)).to_pylist():
@@ -150,7 +151,7 @@ def _offset(time: datetime, zone: ZoneInfo) -> timedelta:
     return first
 
 
-def _all_hold(conditions: pa.Array) -> None:
+def _require(conditions: pa.Array) -> None:
     if pc.all(conditions, skip_nulls=True).as_py() is False:
         raise pa.ArrowInvalid("not of this form")
 
@@ -173,21 +174,21 @@ def from_json(kind: SparkType, values: Sequence[Any], zone: str = "UTC") -> tupl
     A number with a point or an exponent must be a `Number`, and nested values for a text column must be texts: `JsonParser`
     sees to both.
     """
-    values, bad = _accepted(kind, values)
+    values, bad = _accept(kind, values)
     convert = _CONVERT.get(kind.family)
     if kind.family in _WRITTEN_AS_TEXT:
         column, more = _from_scalars(kind, values, zone)
     elif convert is not None:
-        column, more = _converted(kind, values, zone, convert)
+        column, more = _convert_each(kind, values, zone, convert)
     else:  # Arrow takes the Python values as they are
         try:
             column, more = pa.array(values, kind.arrow), {}
         except (OverflowError, pa.ArrowInvalid, UnicodeEncodeError):
-            column, more = _converted(kind, values, zone, _converted_alone)
+            column, more = _convert_each(kind, values, zone, _convert_alone)
     return column, bad | more
 
 
-def _accepted(kind: SparkType, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
+def _accept(kind: SparkType, values: Sequence[Any]) -> tuple[Sequence[Any], dict[int, str]]:
     """Return the values with NULL for those of a type that the column does not take, and these errors by index."""
     takes = _TAKES[kind.family]
     if takes.issuperset(map(type, values)):
@@ -207,7 +208,7 @@ def _from_scalars(kind: SparkType, values: Sequence[Any], zone: str) -> tuple[pa
         return column, bad | lone
 
 
-def _converted(
+def _convert_each(
     kind: SparkType, values: Sequence[Any], zone: str, convert: Callable[[SparkType, Any, str], Any]
 ) -> tuple[pa.Array, dict[int, str]]:
     bad: dict[int, str] = {}
@@ -221,7 +222,7 @@ def _converted(
     return pa.array(converted, kind.arrow), bad
 
 
-def _converted_alone(kind: SparkType, value: Any, zone: str) -> Any:
+def _convert_alone(kind: SparkType, value: Any, zone: str) -> Any:
     del zone
     try:
         pa.array([value], kind.arrow)
@@ -240,7 +241,7 @@ def _binary(kind: SparkType, value: str, zone: str) -> bytes:
         raise ValueError(f"{kind.refusal(value)} in Base64") from None
 
 
-def _inside(kind: SparkType, value: Any, zone: str) -> Any:
+def _convert_inside(kind: SparkType, value: Any, zone: str) -> Any:
     """Convert one value inside a nested value."""
     if value is None:
         return None
@@ -253,15 +254,18 @@ def _inside(kind: SparkType, value: Any, zone: str) -> Any:
 
 
 def _array(kind: SparkType, value: list[Any], zone: str) -> list[Any]:
-    return [_inside(kind.parts[0][1], item, zone) for item in value]
+    return [_convert_inside(kind.parts[0][1], item, zone) for item in value]
 
 
 def _map(kind: SparkType, value: dict[str, Any], zone: str) -> list[tuple[str, Any]]:
-    return [(_inside(kind.parts[0][1], key, zone), _inside(kind.parts[1][1], item, zone)) for key, item in value.items()]
+    return [
+        (_convert_inside(kind.parts[0][1], key, zone), _convert_inside(kind.parts[1][1], item, zone))
+        for key, item in value.items()
+    ]
 
 
 def _struct(kind: SparkType, value: dict[str, Any], zone: str) -> dict[str, Any]:
-    return {name: _inside(part, value.get(name), zone) for name, part in kind.parts}
+    return {name: _convert_inside(part, value.get(name), zone) for name, part in kind.parts}
 
 
 def _shown(value: Any) -> Any:

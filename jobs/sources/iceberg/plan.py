@@ -96,17 +96,17 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         if previous is None or self._begins_again(previous):
             following = self._begin(history)
             if self._source.starting_snapshot is None and history:
-                yield from self._all_in(history[-1], 0)
+                yield from self._files_in(history[-1], 0)
         else:
             position = Position(**{name: previous[name] for name in Position.__dataclass_fields__})
             following = self._after(position, history)
             if position.taken is not None:
-                snapshot = self._still_there(position)
-                rest = self._all_in if position.whole else self._added
+                snapshot = self._snapshot_in_progress(position)
+                rest = self._files_in if position.whole else self._files_added
                 yield from rest(snapshot, position.taken)
         for snapshot in following:
-            if self._counts(snapshot):
-                yield from self._added(snapshot, 0)
+            if self._is_to_be_read(snapshot):
+                yield from self._files_added(snapshot, 0)
             else:
                 yield None, Position(table.uuid, str(snapshot.snapshot_id))
 
@@ -147,7 +147,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             "pipeline's version."
         )
 
-    def _still_there(self, position: Position) -> "Snapshot":
+    def _snapshot_in_progress(self, position: Position) -> "Snapshot":
         """Return the snapshot of which a part is read.
 
         Raises: RangeExpired.
@@ -159,17 +159,17 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             )
         return snapshot
 
-    def _all_in(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
+    def _files_in(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield the files that a snapshot has, except for the first ones."""
         total = self._table.count_all(snapshot)
-        yield from self._numbered(self._table.all_in(snapshot, taken), snapshot, taken, total, whole=True)
+        yield from self._with_positions(self._table.all_in(snapshot, taken), snapshot, taken, total, whole=True)
 
-    def _added(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
+    def _files_added(self, snapshot: "Snapshot", taken: int) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield the files that a snapshot adds, except for the first ones."""
         total = self._table.effect(snapshot).adds
-        yield from self._numbered(self._table.added(snapshot, taken), snapshot, taken, total, whole=False)
+        yield from self._with_positions(self._table.added(snapshot, taken), snapshot, taken, total, whole=False)
 
-    def _numbered(
+    def _with_positions(
         self, files: Iterator[DataFile], snapshot: "Snapshot", taken: int, total: int, *, whole: bool
     ) -> Iterator[tuple[DataFile | None, Position]]:
         """Yield each file with the position after it; none, once, for a snapshot that has none."""
@@ -179,7 +179,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         for number, file in enumerate(files, start=taken + 1):
             yield file, Position(uuid, name, whole, None if number == total else number)
 
-    def _counts(self, snapshot: "Snapshot") -> bool:
+    def _is_to_be_read(self, snapshot: "Snapshot") -> bool:
         """Return whether a snapshot adds rows that are to be read.
 
         Raises: SourceChanged if it takes rows away, which the pipeline does not allow.

@@ -136,7 +136,7 @@ class IcebergTable:
         Raises: RangeExpired, SourceUnreadable.
         """
         adds = removes = 0
-        for manifest in self._written_by(snapshot):
+        for manifest in self._own_manifests(snapshot):
             added, deleted = manifest.added_files_count, manifest.deleted_files_count
             if added is None or deleted is None:
                 states = [entry.status.name for entry in self._entries(manifest)]
@@ -153,7 +153,7 @@ class IcebergTable:
 
         Raises: RangeExpired, SourceUnreadable.
         """
-        for manifest in filter(_has_data, self._written_by(snapshot)):
+        for manifest in filter(_has_data, self._own_manifests(snapshot)):
             count = manifest.added_files_count
             if count is None or count > after:
                 entries = [entry for entry in self._entries(manifest) if entry.status.name == "ADDED"]
@@ -201,7 +201,7 @@ class IcebergTable:
             return sum(entry.status.name != "DELETED" for entry in self._entries(manifest))
         return added + existing
 
-    def _written_by(self, snapshot: "Snapshot") -> list["ManifestFile"]:
+    def _own_manifests(self, snapshot: "Snapshot") -> list["ManifestFile"]:
         """Return the manifests in which a snapshot says what it does; the others are those of earlier ones."""
         return [each for each in self._manifests(snapshot) if each.added_snapshot_id == snapshot.snapshot_id]
 
@@ -230,15 +230,15 @@ class IcebergTable:
                 "declare the next generation, and raise the pipeline's version."
             ) from None
         except PermissionError as error:
-            raise SourceUnreadable(f"{path} of {self.name} cannot be read: {_said(error)}. Make it readable.") from error
+            raise SourceUnreadable(f"{path} of {self.name} cannot be read: {_in_one_line(error)}. Make it readable.") from error
         except OSError as error:
-            raise SourceUnavailable(f"{path} of {self.name} cannot be read now: {_said(error)}.") from error
+            raise SourceUnavailable(f"{path} of {self.name} cannot be read now: {_in_one_line(error)}.") from error
         except Exception as error:
-            raise SourceUnreadable(f"{path} of {self.name} cannot be read: {_said(error)}.") from error
+            raise SourceUnreadable(f"{path} of {self.name} cannot be read: {_in_one_line(error)}.") from error
 
     def _data_file(self, entry: "ManifestEntry") -> DataFile:
         file = entry.data_file
-        path = _known_scheme(file.file_path)
+        path = _readable_scheme(file.file_path)
         if file.file_format.name != "PARQUET":
             raise SourceUnreadable(f"{path} of {self.name} is {file.file_format.name}: only Parquet files are read.")
         if file.key_metadata is not None:
@@ -262,7 +262,7 @@ class IcebergTable:
 
         Raises: SourceUnreadable.
         """
-        place = _known_scheme(location).rstrip("/")
+        place = _readable_scheme(location).rstrip("/")
         if not is_url(place) and not place.startswith("/"):
             raise SourceUnreadable(f"{self.name} lies in {location}, which is no absolute path.")
         try:
@@ -287,18 +287,18 @@ def _load(name: str) -> Any:
         return load_catalog(catalog).load_table(table)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise SourceUnreadable(
-            f"Catalog {catalog} has no table {table} ({_said(error)}). Correct the pipeline's Iceberg(...)."
+            f"Catalog {catalog} has no table {table} ({_in_one_line(error)}). Correct the pipeline's Iceberg(...)."
         ) from None
     except ValueError as error:  # of the catalog's configuration
         raise SourceUnreadable(
-            f"Catalog {catalog} cannot be used: {_said(error)}. PyIceberg reads it from .pyiceberg.yaml or from "
+            f"Catalog {catalog} cannot be used: {_in_one_line(error)}. PyIceberg reads it from .pyiceberg.yaml or from "
             f"PYICEBERG_CATALOG__{catalog.upper()}__URI and others, where the tasks of Dags run."
         ) from None
     except Exception as error:
-        raise SourceUnavailable(f"Catalog {catalog} does not answer for {table}: {_said(error)}.") from error
+        raise SourceUnavailable(f"Catalog {catalog} does not answer for {table}: {_in_one_line(error)}.") from error
 
 
-def _said(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     """Return what kind of error it is, and the beginning of its message."""
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -316,7 +316,7 @@ def _has_data(manifest: "ManifestFile") -> bool:
     return int(manifest.content) == NAMES_DATA  # in tables of version 1, PyIceberg has a number and no name
 
 
-def _known_scheme(path: str) -> str:
+def _readable_scheme(path: str) -> str:
     """Return a location with the scheme by which it is read here."""
     for written, read in FILE_SCHEMES.items():
         if path.startswith(written):

@@ -33,7 +33,7 @@ class InputsCoordinator(Coordinator):
         self._committed: int | None = None
         self._coordinators: dict[str, Coordinator] = {}
         self._away: set[str] = set()  # opaque inputs that could not be reached: each try may take as long as a time limit
-        self._looked_at: dict[str, SourceMetadata] = {}  # the versions of references: all batches of one plan have the same
+        self._references: dict[str, SourceMetadata] = {}  # the versions of references: all batches of one plan have the same
 
     def look_back(self, history: History) -> None:
         """Keep the history; each input sees only its own files in it."""
@@ -159,14 +159,14 @@ class InputsCoordinator(Coordinator):
     def _versions(self) -> dict[str, SourceMetadata] | None:
         """Return each reference's version, the same for all batches of a plan; None while a file may still be written."""
         for name, reference in self._source.references.items():
-            if name in self._looked_at:
+            if name in self._references:
                 continue
             version = reference.version(self._settings)
             if version is None:
                 logger.warning("No batch is planned while reference %s may still be written. Run again later.", name)
                 return None
-            self._looked_at[name] = version
-        return dict(self._looked_at)
+            self._references[name] = version
+        return dict(self._references)
 
 
 @dataclass(frozen=True)

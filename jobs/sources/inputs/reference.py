@@ -19,7 +19,7 @@ from jobs.sources import Dataset, LeftAlone
 from jobs.sources.delta.source import Delta
 from jobs.sources.files.listing import list_files, young_among
 from jobs.sources.files.object_identity import completed, identified, unfinished
-from jobs.sources.files.object_listing import named_objects
+from jobs.sources.files.object_listing import matching_objects
 from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
 from jobs.sources.files.stores import ObjectInfo
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from jobs.sources.iceberg.read import IcebergReader
 
 # A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
-LONGEST_WAIT_SECONDS, SECONDS_BETWEEN_LOOKS = 10, 0.1
+LONGEST_WAIT_SECONDS, POLL_SECONDS = 10, 0.1
 MOST_FILES = 1000  # each batch's metadata lists them all
 # What a reference to a table may declare.
 OF_TABLES = ("table", "schema", "partitions", "kind")
@@ -140,25 +140,25 @@ class Reference:
             return of_table
         min_age = self.files.min_age(settings)
         ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
-        while (version := self._look(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        while (version := self._find_version(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
+            time.sleep(POLL_SECONDS)
         return version
 
-    def _look(self, declared: Files, settings: Settings, min_age: int) -> SourceMetadata | None:
+    def _find_version(self, declared: Files, settings: Settings, min_age: int) -> SourceMetadata | None:
         if place := declared.objects():
-            return self._look_at_objects(declared, place, min_age)
-        folder, names = self._listed(declared, settings)
+            return self._find_objects(declared, place, min_age)
+        folder, names = self._list_names(declared, settings)
         if young_among(folder, names, min_age):
             return None
         files = [declared.identified(folder, name, min_age) for name in names]
         # A version has the files of one moment: none was added, removed or changed while the others were read.
-        if self._listed(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
+        if self._list_names(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
             return None
-        entries = [self._kept(declared, settings, folder, file) for file in files if file]
+        entries = [self._entry(declared, settings, folder, file) for file in files if file]
         return None if None in entries else {"files": entries}
 
-    def _look_at_objects(self, declared: Files, place: ObjectPath, min_age: int) -> SourceMetadata | None:
-        listed = self._listed_objects(declared, place)
+    def _find_objects(self, declared: Files, place: ObjectPath, min_age: int) -> SourceMetadata | None:
+        listed = self._list_objects(declared, place)
         files = []
         for name, info in listed.items():
             if (whole := completed(declared, place / name, info)) is None:
@@ -167,22 +167,22 @@ class Reference:
                 return None
             files.append(identified(declared, place, name, whole))
         # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.
-        return {"files": files} if None not in files and self._listed_objects(declared, place) == listed else None
+        return {"files": files} if None not in files and self._list_objects(declared, place) == listed else None
 
-    def _kept(self, declared: Files, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
+    def _entry(self, declared: Files, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
         """Return the file as batches read it: itself or, with a keep folder, its copy; None if it changes meanwhile."""
         if self.keep_folder is None:
             return file
         return keep(folder / file["name"], file, settings.home / self.keep_folder, None if declared.follow_links else folder)
 
-    def _listed(self, declared: Files, settings: Settings) -> tuple[Path, list[str]]:
+    def _list_names(self, declared: Files, settings: Settings) -> tuple[Path, list[str]]:
         listing = list_files(settings.home / declared.folder, declared.glob, follow_links=declared.follow_links)
         self._check_count(listing.folder, len(listing.names), declared.glob)
         return listing.folder, listing.names
 
-    def _listed_objects(self, declared: Files, place: ObjectPath) -> dict[str, ObjectInfo]:
+    def _list_objects(self, declared: Files, place: ObjectPath) -> dict[str, ObjectInfo]:
         objects: dict[str, ObjectInfo] = {}
-        for page in named_objects(place, declared.glob):
+        for page in matching_objects(place, declared.glob):
             objects |= page
             if len(objects) > MOST_FILES:
                 break
@@ -239,9 +239,9 @@ class Reference:
         if not isinstance(self.files, Files):
             return None
         if place := self.files.objects():
-            self._listed_objects(self.files, place)
+            self._list_objects(self.files, place)
         else:
-            self._listed(self.files, settings)
+            self._list_names(self.files, settings)
         return self.files.held_back(settings)
 
 

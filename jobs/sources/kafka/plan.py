@@ -47,7 +47,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         Raises: SourceChanged if it is another topic than before, or has lost records; RangeExpired if a redo would lose some;
         PartitionUnavailable, SourceUnavailable.
         """
-        if current_metadata is not None and (kept := self._kept(previous_metadata, current_metadata)) is not None:
+        if current_metadata is not None and (kept := self._saved_plan(previous_metadata, current_metadata)) is not None:
             return kept
         saved = previous_metadata or current_metadata
         is_new = saved is not None and self._begins_again(saved)
@@ -68,7 +68,7 @@ class KafkaCoordinator(PartitionedCoordinator):
                 return None
             planned = previous_metadata
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
-        planned = {**planned, **self._given_up(txid, current_metadata), **place}
+        planned = {**planned, **self._note_of_loss(txid, current_metadata), **place}
         self._check_redo(txid, current_metadata, planned)
         return planned
 
@@ -90,7 +90,7 @@ class KafkaCoordinator(PartitionedCoordinator):
                 "batch would take them away. Correct it by a later batch."
             )
 
-    def _kept(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
+    def _saved_plan(self, previous: SourceMetadata | None, current: SourceMetadata) -> SourceMetadata | None:
         """Return what a planned batch keeps of its plan; None if it is planned again.
 
         Raises: SourceChanged if it was planned from another source.
@@ -121,7 +121,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         idle = {name: last for name, last in positions.items() if name not in rest}
         return {**current, "partitions": rest, "idle": idle}
 
-    def _given_up(self, txid: int, current: SourceMetadata | None) -> SourceMetadata:
+    def _note_of_loss(self, txid: int, current: SourceMetadata | None) -> SourceMetadata:
         """Return a note on the records of a topic that is gone, from which a batch was planned in an earlier generation."""
         is_earlier = current is not None and current.get("generation", 1) < self._source.generation
         if current is None or not is_earlier or current["topic_id"] == self._topic.id:

@@ -274,10 +274,9 @@ class KafkaReader(Emitter):
             raise SettingsInvalid(f'{file}: Spark cannot read a password with \\ or " in it. Choose another.')
         if "sasl.jaas.config" in secret and "sasl.jaas.config" not in configured:
             module = secret.pop("sasl.jaas.config").split()[0]
-            properties["sasl.jaas.config"] = (
-                f'{module} required username="{_look_up(file, "sasl.username")}" password="{_look_up(file, "sasl.password")}";'
-            )
-        properties |= {name: _look_up(file, name) for name in secret}
+            user, password = (_reference_to(file, name) for name in ("sasl.username", "sasl.password"))
+            properties["sasl.jaas.config"] = f'{module} required username="{user}" password="{password}";'
+        properties |= {name: _reference_to(file, name) for name in secret}
         return {"config.providers": "file", "config.providers.file.class": FILE_PROVIDER, **properties}
 
 
@@ -296,5 +295,6 @@ def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
     }
 
 
-def _look_up(file: Any, name: str) -> str:
+def _reference_to(file: Any, name: str) -> str:
+    """Return what Java's Kafka client replaces by a property in the file."""
     return f"${{file:{file}:{name}}}"

@@ -145,7 +145,7 @@ class Kafka(Source):
         """Return a reader of the ranges in the metadata."""
         from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
 
-        return KafkaReader(spark, self, self._located(settings))
+        return KafkaReader(spark, self, self._settings_of(settings))
 
     def held_back(self, settings: Settings) -> str | None:
         """Return which records wait for transactions that are open; a producer that is gone for good may have left one.
@@ -169,7 +169,7 @@ class Kafka(Source):
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the topic, under the address of the first configured broker."""
         del metadata
-        first = (self._located(settings).kafka_bootstrap or "").split(",")[0].strip()
+        first = (self._settings_of(settings).kafka_bootstrap or "").split(",")[0].strip()
         return [Dataset(f"kafka://{first}", self.topic)] if first else []
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
@@ -189,7 +189,7 @@ class Kafka(Source):
         """Return whether the batch has offsets; the first one may only fix where the source starts."""
         return any(planned["end"] > planned["start"] for planned in metadata["partitions"].values())
 
-    def _located(self, settings: Settings) -> Settings:
+    def _settings_of(self, settings: Settings) -> Settings:
         changes: dict[str, Any] = {"kafka_bootstrap": self.bootstrap} if self.bootstrap else {}
         if self.properties_file:
             changes["kafka_properties_file"] = settings.home / Path(self.properties_file).expanduser()
@@ -198,7 +198,7 @@ class Kafka(Source):
     def _topic(self, settings: Settings) -> "Topic":
         from jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
 
-        return Topic(self.topic, self._located(settings))
+        return Topic(self.topic, self._settings_of(settings))
 
 
 def last_slices(metadata: SourceMetadata) -> dict[str, SourceMetadata]:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Long enough for a broker's restart; retries of plan and attempt bridge a longer absence.
 ANSWER_SECONDS = 15
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 # Errors that a retry cannot fix.
 REFUSALS = (
     *refusals_of_kafka_client(),
@@ -125,7 +125,7 @@ class Topic:
             while (refused := self._try_commit(consumer, ends)) is not None:
                 if refused.code() not in NO_COORDINATOR or monotonic() > deadline:
                     raise self._meaning(refused)
-                sleep(LOOK_SECONDS)
+                sleep(POLL_SECONDS)
         finally:
             consumer.close()
 
@@ -182,7 +182,7 @@ class Topic:
     def _wait(self, futures: "Collection[Future[Any]]") -> None:
         deadline = monotonic() + ANSWER_SECONDS + 1  # the client itself gives up earlier
         while not all(future.done() for future in futures):
-            self._client.poll(LOOK_SECONDS)
+            self._client.poll(POLL_SECONDS)
             if refused := next((error for error in self._errors if error.code() in REFUSALS), None):
                 raise self._meaning(refused)
             if monotonic() > deadline:

@@ -142,7 +142,7 @@ class Origin:
         }
 
 
-def look_at_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
+def read_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
     """Look up server, tables and key columns of a query's rows, without reading rows.
 
     Raises: `complaint` for columns that do not fit; SourceUnreadable for relations that receive rows in any order.
@@ -228,7 +228,7 @@ def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, 
             )
 
 
-def look_at_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised: bool) -> list[Sequence]:
+def read_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised: bool) -> list[Sequence]:
     """Return the sequences that may draw the key, after checking that they hand out numbers in order.
 
     A sequence that this role may not see is left out if the author promises that keys are drawn.

@@ -27,8 +27,8 @@ from jobs.sources.postgres.origin import (
     Sequence,
     check_same_origin,
     drawn_by,
-    look_at_origin,
-    look_at_sequences,
+    read_origin,
+    read_sequences,
 )
 from jobs.sources.postgres.query import Position, check_primary, connected, transaction
 from jobs.sources.postgres.seen import Partitions, attached, check_attached, partitions_of, snapshot_of
@@ -47,7 +47,7 @@ class PostgresCoordinator(Coordinator):
         self._source = source
         self._query = source.selection
         self._conninfo = conninfo
-        self._look: _Look | None = None
+        self._survey: _Survey | None = None
 
     def initialize_transaction(
         self,
@@ -69,12 +69,12 @@ class PostgresCoordinator(Coordinator):
         if current_metadata is not None and (current_metadata["after"], current_metadata.get("generation", 1)) == begin:
             return current_metadata
         with connected(self._conninfo, self._query) as connection:
-            if self._look is None:
-                self._look = self._look_around(connection, after, before)
-            look = self._look
-            following = self._cut(connection, after, look, previous_metadata) if look.settled is not None else None
+            if self._survey is None:
+                self._survey = self._survey_table(connection, after, before)
+            survey = self._survey
+            following = self._cut(connection, after, survey, previous_metadata) if survey.settled is not None else None
             if before is not None:
-                self._check_late(connection, look, before)
+                self._check_late(connection, survey, before)
         if following is None and current_metadata is not None:
             entries = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
             return {"after": after, "to": after, "splits": [], "rows": 0, **entries, "generation": self._source.generation}
@@ -97,7 +97,7 @@ class PostgresCoordinator(Coordinator):
             return previous["to"], True
         return (previous["to"] if self._source.keeps_position else None), False
 
-    def _look_around(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Look":
+    def _survey_table(self, connection: Any, after: Position | None, previous: SourceMetadata | None) -> "_Survey":
         """Check that the table is the same as before; find the settled rows.
 
         `previous` is the previous batch's metadata; None if there is none, or a new generation begins.
@@ -105,14 +105,14 @@ class PostgresCoordinator(Coordinator):
         source, query = self._source, self._query
         with transaction(connection) as cursor:
             check_primary(cursor, query)
-            origin = look_at_origin(cursor, query, SourceUnreadable)
+            origin = read_origin(cursor, query, SourceUnreadable)
             check_functions(cursor, query, origin)
             if previous is not None:
                 check_same_origin(query, previous.get("origin"), origin, source.generation)
                 check_in_time(cursor, query, previous)
             check_keys(cursor, query, origin.types)
             highest = None if source.is_by_clock else highest_key(cursor, query, after)
-            sequences, drawn = self._look_at_sequences(cursor, origin)
+            sequences, drawn = self._read_sequences(cursor, origin)
             if drawn is not None and previous is not None:
                 check_sequence(query, drawn, previous, self._advice)
             if drawn is not None:
@@ -125,22 +125,22 @@ class PostgresCoordinator(Coordinator):
         if settled is not None:
             with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
                 snapshot = snapshot_of(cursor)
-        return _Look(settled, snapshot, origin, sequences)
+        return _Survey(settled, snapshot, origin, sequences)
 
-    def _look_at_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
+    def _read_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
         """Return the sequences that may draw the key, and the one that does; a time is not drawn."""
         if self._source.is_by_clock:
             return [], None
-        sequences = look_at_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
+        sequences = read_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
         return sequences, drawn_by(self._query, origin, sequences, is_promised=self._source.key_is_drawn)
 
     def _cut(
-        self, connection: Any, after: Position | None, look: "_Look", previous: SourceMetadata | None
+        self, connection: Any, after: Position | None, survey: "_Survey", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
         """Return the range of the next `max_rows` rows, and those that share the last key."""
         source = self._source
-        assert look.snapshot is not None
-        ends, partitions = self._ends(connection, after, look)
+        assert survey.snapshot is not None
+        ends, partitions = self._ends(connection, after, survey)
         if not ends:
             return None
         rows, keys, gaps, *to = ends[-1]
@@ -150,8 +150,8 @@ class PostgresCoordinator(Coordinator):
                 splits.append(split)
         metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "generation": source.generation}
         # The plan's first snapshot: rows that it does not show are late for all of its ranges.
-        metadata |= {"snapshot": look.snapshot, "attached": attached(partitions, look.snapshot)}
-        metadata |= {"origin": look.origin.metadata(look.sequences)}
+        metadata |= {"snapshot": survey.snapshot, "attached": attached(partitions, survey.snapshot)}
+        metadata |= {"origin": survey.origin.metadata(survey.sequences)}
         if source.kind == "transactional":
             metadata["keys"] = keys
         if gaps is not None or (previous and "gaps" in previous):
@@ -159,18 +159,18 @@ class PostgresCoordinator(Coordinator):
             metadata["gaps"] = [*earlier, *(gaps or [])][-GAPS:]
         return metadata
 
-    def _ends(self, connection: Any, after: Position | None, look: "_Look") -> tuple[list[Any], Partitions]:
+    def _ends(self, connection: Any, after: Position | None, survey: "_Survey") -> tuple[list[Any], Partitions]:
         """Return the ends of the next range's parts, and the partitions that the table had all the while."""
-        table = look.origin.table if self._query.table else None
+        table = survey.origin.table if self._query.table else None
         while True:
             with transaction(connection) as cursor:
                 partitions = partitions_of(cursor, table)
-                cursor.execute(self._statement(after, look))
+                cursor.execute(self._statement(after, survey))
                 ends = cursor.fetchall()
                 if partitions_of(cursor, table) == partitions:
                     return ends, partitions
 
-    def _check_late(self, connection: Any, look: "_Look", previous: SourceMetadata) -> None:
+    def _check_late(self, connection: Any, survey: "_Survey", previous: SourceMetadata) -> None:
         """Refuse rows that came too late for the previous ranges.
 
         It looks after the next range was cut: what comes later still is not in the snapshot, and found by the next plan.
@@ -178,12 +178,12 @@ class PostgresCoordinator(Coordinator):
         source, query = self._source, self._query
         is_strict = source.kind == "transactional"
         with transaction(connection) as cursor:
-            origin = look_at_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten since
+            origin = read_origin(cursor, query, SourceUnreadable)  # again: the table may have been rewritten since
             if origin.table is not None and query.table:
                 check_attached(cursor, query, origin.table, previous, self._advice)
-            if look.is_checked:
+            if survey.is_checked:
                 return
-            _, drawn = self._look_at_sequences(cursor, origin)
+            _, drawn = self._read_sequences(cursor, origin)
             if drawn is not None:
                 check_altered(cursor, query, origin, drawn, previous, self._advice)
             if is_strict:
@@ -191,16 +191,16 @@ class PostgresCoordinator(Coordinator):
                 check_newest_range(cursor, query, previous)
             elif source.is_by_clock:
                 check_times(cursor, query, origin, previous, source.max_rows)
-        look.is_checked = True
+        survey.is_checked = True
 
     @property
     def _advice(self) -> str:
         return START_AGAIN.format(generation=self._source.generation + 1)
 
-    def _statement(self, after: Position | None, look: "_Look") -> sql.Composed:
+    def _statement(self, after: Position | None, survey: "_Survey") -> sql.Composed:
         """Return the query for the last key of each part of the next range; it uses the key's index."""
         source, query = self._source, self._query
-        assert look.settled is not None
+        assert survey.settled is not None
         digest = sql.SQL("(SELECT {} FROM tidegate_batch)").format(query.digest)
         return sql.SQL(
             "WITH tidegate_batch AS MATERIALIZED ("
@@ -215,16 +215,16 @@ class PostgresCoordinator(Coordinator):
             keys=query.keys,
             relation=query.relation,
             beyond=query.beyond(after),
-            settled=look.settled,
+            settled=survey.settled,
             digest=digest if source.kind == "transactional" else sql.SQL("NULL"),
-            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, look.origin.types, after),
+            gaps=sql.SQL("NULL") if source.is_by_clock else gaps_of(query, survey.origin.types, after),
             rows=sql.Literal(source.max_rows),
             step=sql.Literal(ceil(source.max_rows / source.partitions)),
         )
 
 
 @dataclass
-class _Look:
+class _Survey:
     """The findings of one plan: the settled rows' condition and a snapshot, None if there are none; origin and sequences."""
 
     settled: sql.Composable | None

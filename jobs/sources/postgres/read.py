@@ -17,7 +17,7 @@ from pyarrow import csv
 
 from jobs.compute.session_files import on_executor
 from jobs.sources import Emitter
-from jobs.sources.postgres.origin import check_same_origin, look_at_origin
+from jobs.sources.postgres.origin import check_same_origin, read_origin
 from jobs.sources.postgres.query import (
     Position,
     Query,
@@ -103,7 +103,7 @@ class PostgresReader(Emitter):
             )
 
     def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
-        origin = look_at_origin(cursor, self._query, SourceChanged)
+        origin = read_origin(cursor, self._query, SourceChanged)
         check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
 

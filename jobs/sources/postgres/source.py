@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Dataset, Source
 from jobs.sources.postgres.in_flight import long_open
-from jobs.sources.postgres.origin import look_at_origin
+from jobs.sources.postgres.origin import read_origin
 from jobs.sources.postgres.query import (
     Query,
     check_primary,
@@ -170,7 +170,7 @@ class PostgresTable(Source):
         query = self.selection
         with connected(self._conninfo(settings, "look"), query) as connection, transaction(connection) as cursor:
             check_primary(cursor, query)
-            tables = look_at_origin(cursor, query, SourceUnreadable).read
+            tables = read_origin(cursor, query, SourceUnreadable).read
             seconds = self.margin_seconds if self.is_by_clock else self.wait_seconds
             transactions = long_open(cursor, tables, seconds=seconds, is_by_clock=self.is_by_clock)
         if not transactions:

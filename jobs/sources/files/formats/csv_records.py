@@ -71,12 +71,12 @@ class CsvParser:
         return columns, bad
 
     def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        table = self._by_arrow(chunk, names)
+        table = self._table_by_arrow(chunk, names)
         if table is None:
             return self._texts_one_by_one(chunk, names)
         return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
 
-    def _by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
+    def _table_by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
         """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""
         if chunk.bad or not self.grammar.is_plain or self.strip_left or self.strip_right or len(names) == 1:
             return None

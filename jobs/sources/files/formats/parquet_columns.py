@@ -65,12 +65,12 @@ def count_rows(path: Place) -> int:
 
     Raises: SourceUnreadable.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         return int(file.metadata.num_rows)
 
 
 @contextmanager
-def _opened(path: Place) -> Iterator[pq.ParquetFile]:
+def _open(path: Place) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(for_arrow(path)) as file:
             yield file
@@ -97,7 +97,7 @@ def read_footer(
     Raises: MalformedRecord if a declared column is missing, present twice, or of a type that does not fit without loss;
     SourceUnreadable.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         schema, metadata, leaves = file.schema_arrow, file.metadata, file.schema
     types = _without(types, _lacking(schema.names, may_lack))
     _check_names(path, schema.names, types, partitions, advice)
@@ -107,12 +107,15 @@ def read_footer(
     columns = {name: pa.timestamp("ns", "UTC") if name in int96 else schema.field(name).type for name in types}
     for name, kind in types.items():
         if name not in int96 and not all_int96.isdisjoint(_leaves_of(name, places)):
-            raise _unfit(path, name, "INT96 inside a nested value", kind, declared[name])
+            raise _misfit(path, name, "INT96 inside a nested value", kind, declared[name])
         if not _fits(columns[name], kind):
-            raise _unfit(path, name, str(columns[name]), kind, declared[name])
+            raise _misfit(path, name, str(columns[name]), kind, declared[name])
     lower = [name.lower() for name in schema.names]
     needs_care = (
-        any(not _is_native(columns[name], kind) or _far(metadata, places.get(name), kind) for name, kind in types.items())
+        any(
+            not _is_native(columns[name], kind) or _may_have_far_times(metadata, places.get(name), kind)
+            for name, kind in types.items()
+        )
         or any(lower.count(name.lower()) > 1 for name in types)  # Spark ignores case
         or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
     )
@@ -131,7 +134,7 @@ def _check_names(path: Place, names: list[str], declared: Iterable[str], partiti
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     if missing := [name for name in declared if name not in names]:
         similar = [name for name in names if name.lower() in {name.lower() for name in missing}]
-        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_listed(names)}"
+        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_first_names(names)}"
         raise MalformedRecord(
             f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
             f"version, or write the file with it.{advice}"
@@ -153,12 +156,12 @@ def _without(types: dict[str, pa.DataType], names: Collection[str]) -> dict[str,
     return {name: kind for name, kind in types.items() if name not in names}
 
 
-def _listed(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     first = ", ".join(names[:20])
     return first if len(names) <= 20 else f"{first} and {len(names) - 20} more"
 
 
-def _unfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
+def _misfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
     advice = _ADVICE
     if "timestamp" in stored and pa.types.is_timestamp(kind):
         advice = (
@@ -175,7 +178,7 @@ def _leaves_of(name: str, places: dict[str, int]) -> Iterator[int]:
     return (number for path, number in places.items() if path == name or path.startswith(f"{name}."))
 
 
-def _far(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> bool:
+def _may_have_far_times(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> bool:
     """Return whether a column may have dates or times that Python lacks: before the year 1, or after 9999."""
     if place is None or not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
         return False

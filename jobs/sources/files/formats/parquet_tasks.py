@@ -70,7 +70,7 @@ class RowsReader(TaskReader):
             stored = batch.column(name)
             cut: list[int] = []
             if exact is not None and name in piece.int96:
-                stored, cut = _of_int96(stored, exact.column(name))
+                stored, cut = _instants_of_int96(stored, exact.column(name))
             columns[name], refused = convert(stored, kind, is_legacy=piece.is_legacy)
             for number in (*cut, *refused):
                 value = _shown_value(batch, exact, name, number, kind)
@@ -151,7 +151,7 @@ def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns | {name: pa.nulls(batch.num_rows, types[name]) for name in lacking})
 
 
-def _of_int96(stored: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
+def _instants_of_int96(stored: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
     """Return INT96 values as instants, and the indexes of those that are not whole microseconds."""
     ticks = stored.view(pa.int64())
     one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, like `other`

@@ -62,7 +62,7 @@ class TextFileReader(FileReader):
             path,
             name,
             self._encoding,
-            within=self._within(path),
+            within=self._folder_of(path),
             values=self._values[path],
             in_folders=undeclared(name, self._schema),
             advice=self._partition_advice(name),

@@ -88,15 +88,15 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
     errors of `text_of`.
     """
     names, header_line, grammar = _columns(file, parser, has_header)
-    lacking = _must_appear(file, parser, may_lack)
+    lacking = _required_keys(file, parser, may_lack)
     ranges = _Ranges(file, grammar)
     rows = 0
     for chunk in file.chunks(grammar):
         rows += int(np.count_nonzero(chunk.lines > header_line))
         ranges.add(chunk)
         if lacking and len(chunk):
-            lacking = _still_lacking(chunk, lacking)
-    if lacking and rows and (lacking := _lacking_however_written(file, parser.grammar, lacking)):
+            lacking = _keys_not_in(chunk, lacking)
+    if lacking and rows and (lacking := _keys_in_no_spelling(file, parser.grammar, lacking)):
         raise MalformedRecord(
             f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
             f'Correct the schema, or declare missing="null" if the key may be left out everywhere.{file.advice}'
@@ -184,14 +184,14 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
     return tuple(names), int(first.lines[0])
 
 
-def _must_appear(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
+def _required_keys(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
     """Return the keys that have to appear in at least one record of a JSON file."""
     if not isinstance(parser, JsonParser):
         return set()
     return set(file.in_folders) if may_lack else set(parser.kinds)
 
 
-def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
+def _keys_not_in(chunk: Chunk, lacking: set[str]) -> set[str]:
     """Return the keys that no record of the chunk has; only records that seem to have one are parsed."""
     still = lacking - has_key(chunk.record(0).decode(), lacking)
     for name in list(still):
@@ -204,7 +204,7 @@ def _still_lacking(chunk: Chunk, lacking: set[str]) -> set[str]:
     return still
 
 
-def _lacking_however_written(file: TextFile, grammar: Grammar, lacking: set[str]) -> set[str]:
+def _keys_in_no_spelling(file: TextFile, grammar: Grammar, lacking: set[str]) -> set[str]:
     """Return the keys that no record has, even written with escapes; none if no line is an object."""
     still, has_objects = set(lacking), False
     for chunk in file.chunks(grammar):

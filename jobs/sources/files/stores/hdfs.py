@@ -24,7 +24,7 @@ SCHEMES = ("hdfs",)
 CONFIGURATION = "HADOOP_CONF_DIR"
 TIMEOUTS = (5, 60)  # seconds to connect, and without an answer
 RETRIES = 3  # of a connection, and of a server that says it is busy; not of one that does not answer in time
-LOOKS = 3  # at a file that changes while it is looked at
+DESCRIBE_TRIES = 3  # at a file that changes while it is looked at
 REFUSALS = ("AccessControlException", "SecurityException", "AuthorizationException")
 ELSEWHERE = ("StandbyException", "RetriableException")  # another NameNode is the active one, or this one is not yet
 USUAL_PORTS = {"http": 9870, "https": 9871}
@@ -61,7 +61,7 @@ class Hdfs(Store):
 
         Raises: SourceUnavailable also for a file that keeps changing.
         """
-        for _ in range(LOOKS):
+        for _ in range(DESCRIBE_TRIES):
             before = self._get("GETFILESTATUS", key).json()["FileStatus"]
             checksum = self._checksum(key)
             info = _info_of(key, before, checksum)
