@@ -48,29 +48,36 @@ class Committer:
         """
         store, pipeline = self._store, self._pipeline
         with halting(store, pipeline.name, txid):
-            for tries_left in reversed(range(RESTAGE_TRIES)):
-                try:
-                    together = {commit.txid: commit for commit in self._try_together()}
-                    own = together.get(txid) or self._commit_alone(txid)
-                    break
-                except StagingLost as lost:
-                    if not tries_left:
-                        raise
-                    with about(pipeline.name, txid, lost.attempt):
-                        logger.warning("%s", lost)
-                    restage(txid)
-            has_ack = own.already_committed and store.turn(pipeline.name, txid).done
-            if txid not in together and not has_ack:
+            own, together = self._commit_own(txid, restage)
+            has_ack = txid in together or (own.already_committed and store.turn(pipeline.name, txid).done)
+            if not has_ack:
                 ack(store, pipeline, own)
             if not own.already_committed:
                 self._drain(max(together, default=txid) + 1)
             return own
 
+    def _commit_own(self, txid: int, restage: Callable[[int], object]) -> tuple[Commit, Collection[int]]:
+        """Commit a batch; return the commit, and the txids that were committed together, if any.
+
+        Raises: StagingLost if the staging is still lost after RESTAGE_TRIES; the errors of `commit`.
+        """
+        for tries_left in reversed(range(RESTAGE_TRIES)):
+            try:
+                together = {commit.txid: commit for commit in self._try_together()}
+                return together.get(txid) or self._commit_alone(txid), together.keys()
+            except StagingLost as lost:
+                if not tries_left:
+                    raise
+                with about(self._pipeline.name, txid, lost.attempt):
+                    logger.warning("%s", lost)
+                restage(txid)
+        raise AssertionError("the last try returns or raises")
+
     def commit_ready(self) -> None:
         """Commit the sealed batches after the cursor, unless another task is committing.
 
-        Another task may commit the first of them meanwhile: their turns then still count as open, and the commit begins at
-        the first uncommitted batch.
+        If another task commits the first of them meanwhile, their turns still count as open, and the commit begins at the first
+        uncommitted batch.
         """
         following = self._store.committed(self._pipeline.name) + 1
         while self._opens(following) and (commits := self._try_together(wait=False)):
@@ -94,11 +101,11 @@ class Committer:
 
         An error ends the loop: the batch's own task meets the error again, and reports it.
         """
-        together = True
+        may_join = True
         while self._opens(txid):
             try:
-                commits = self._try_together() if together else []
-                together = bool(commits)  # a failed joint commit would fail again: from here on, each batch commits alone
+                commits = self._try_together() if may_join else []
+                may_join = bool(commits)  # a failed joint commit would fail again: from here on, each batch commits alone
                 commits = commits or [self._commit_alone(txid)]
             except TidegateError as stop:
                 with about(self._pipeline.name, txid):

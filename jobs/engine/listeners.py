@@ -16,7 +16,7 @@ class Listener:
     A process that is killed makes no more calls, and a step that is repeated may make them again: only the ledger is complete.
     """
 
-    def on_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
+    def on_plan(self, pipeline: str, started_at: datetime, txids: Sequence[int]) -> None:
         """Hear that a plan ends now with these txids."""
 
     def on_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:

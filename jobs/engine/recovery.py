@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import TypeVar
 
 from jobs.compute.session import check_reachable
@@ -26,31 +27,35 @@ Result = TypeVar("Result")
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
     """Repeat a step of a batch while its failures may pass, with growing pauses; wait for servers that are away.
 
-    The pipeline's `tries` limit the repetitions. Under the policy "skip", the ledger counts the failures by content, and gives
-    the batch up after `tries`.
+    The pipeline's `tries` limit the repetitions. Under the policy "skip", the ledger counts failures caused by content, and
+    gives the batch up after `tries` of them.
 
     Raises: the step's errors that another try cannot fix.
     """
-    failed = 0
-    while True:
+    for failures in count(1):
         try:
             return with_servers(settings, step)
         except (StoreUnavailable, SparkUnavailable):
             raise  # after SERVER_PATIENCE_SECONDS
         except Exception as error:
-            failed += 1
-            is_counted = outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
-            if not isinstance(error, BatchRetried) and not (is_counted and failed < pipeline.tries):
+            if not _is_tried_again(error, pipeline, failures):
                 raise
-            delay = min(pipeline.retry_delay_seconds * 2 ** (failed - 1), LONGEST_RETRY_DELAY_SECONDS)
+            delay = min(pipeline.retry_delay_seconds * 2 ** (failures - 1), LONGEST_RETRY_DELAY_SECONDS)
             logger.warning("%s Next try in %d s.", error, delay)
             time.sleep(delay)
+    raise AssertionError("the loop ends by a result or an error")
+
+
+def _is_tried_again(error: Exception, pipeline: Pipeline, failures: int) -> bool:
+    if isinstance(error, BatchRetried):  # the ledger counts these tries
+        return True
+    return failures < pipeline.tries and outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
 
 
 def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
     """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
 
-    It polls the server instead of pausing longer and longer, because a long pause would go on after the server is back.
+    The server is polled: a pause that grows would often go on after the server is back.
 
     Raises: the step's errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
@@ -64,7 +69,7 @@ def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
             ends_at = now + SERVER_PATIENCE_SECONDS if ends_at is None else ends_at
             if now >= ends_at:
                 raise
-            logger.warning("%s It is waited for, %d s at most.", error, ends_at - now)
+            logger.warning("%s Waiting for it, %d s at most.", error, ends_at - now)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             while time.monotonic() < ends_at and not _answers(settings, error):

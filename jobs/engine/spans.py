@@ -49,11 +49,11 @@ class Spans(Listener):
 
         return cls(get_current())
 
-    def on_plan(self, pipeline: str, begun: datetime, txids: Sequence[int]) -> None:
+    def on_plan(self, pipeline: str, started_at: datetime, txids: Sequence[int]) -> None:
         """Record a plan that ends now."""
         ends = {"first_txid": txids[0], "last_txid": txids[-1]} if txids else {}
         with harmless(pipeline, MISSING):
-            self._record("plan", begun, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
+            self._record("plan", started_at, datetime.now(UTC), {"pipeline": pipeline, "batches": len(txids), **ends})
 
     def on_attempts(self, store: StateStore, pipeline: str, txid: int, numbers: Container[int]) -> None:
         """Record these attempts at a batch, as far as they have ended: process, stage and seal."""

@@ -47,12 +47,12 @@ class Worker:
     """Works on one pipeline, with one store, under one owner's name in the ledger.
 
     `routing` chooses the shortcuts that an attempt takes through Spark; tests replace it. Threads may share a worker. If only
-    the name of the pipeline is given, the first step that needs the pipeline loads it: `has_committed` works even if its module
-    is broken. `listeners` are called after each step; where a trace is recorded, one of them adds spans to it.
+    the name of the pipeline is known, the first step that needs its declaration loads it: `has_committed` works even if its
+    module is broken. `listeners` are called after each step; where a trace is recorded, one of them adds spans to it.
     """
 
     store: StateStore
-    given: Pipeline | str
+    declared: Pipeline | str
     owner: str
     airflow: AirflowTry | None = None
     routing: Routing = choose
@@ -81,12 +81,12 @@ class Worker:
     @property
     def name(self) -> str:
         """Return the pipeline's name."""
-        return self.given if isinstance(self.given, str) else self.given.name
+        return self.declared if isinstance(self.declared, str) else self.declared.name
 
     @cached_property
     def pipeline(self) -> Pipeline:
         """Return the declared pipeline."""
-        return find_pipeline(self.given)
+        return find_pipeline(self.declared)
 
     @cached_property
     def _processor(self) -> Processor:
@@ -103,12 +103,12 @@ class Worker:
 
         Raises: the errors of `plan_batches`.
         """
-        begun = datetime.now(UTC)
+        started_at = datetime.now(UTC)
         txids = plan_batches(
             self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
         for listener in self.listeners:
-            listener.on_plan(self.name, begun, txids)
+            listener.on_plan(self.name, started_at, txids)
         return txids
 
     def process(self, txid: int, *, mode: Mode = "resume") -> Processed:
@@ -149,7 +149,7 @@ class Worker:
         with closing(self.store.claims(self.name, run_id)) as claims:
             for txid in claims:
                 if time.monotonic() >= ends_at:
-                    logger.info("%s: this task gives its place back; others go on with the run", self.name)
+                    logger.info("%s: this task ends, to make room for other pipelines; others go on with the run", self.name)
                     return
                 with about(self.name, txid):
                     try:
