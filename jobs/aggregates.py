@@ -36,8 +36,8 @@ class Part:
     """A column that a state keeps: `function` computes its partial from the input column, `merge` joins partials.
 
     `read_as` is the type that the input is converted to, without loss, if it is not the type of the column. `order` names the
-    parts that decide which row is first or last, `most` is an array's largest length, `bounds` are a histogram's, `given` a
-    sketch's sizes, `own` is an author's code.
+    parts that decide which row is first or last, `most` is an array's largest length, `bounds` are a histogram's, `sizes` are a
+    sketch's parameters, `combiner` is an author's code.
     """
 
     name: str
@@ -49,22 +49,22 @@ class Part:
     order: tuple[str, ...] = ()
     most: int | None = None
     bounds: tuple[int | Decimal, ...] = ()
-    given: tuple[int, ...] = ()
-    own: "Combiner | None" = None
+    sizes: tuple[int, ...] = ()
+    combiner: "Combiner | None" = None
 
     @property
     def value_column(self) -> ValueColumn:
         """Return the column as the store sees it."""
-        if self.own:
-            computed = f"{self.own!r} version {self.own.version}"
-            return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, combine=self.own.combine)
-        details = "".join(f" {detail}" for detail in (self.read_as, *self.bounds, *self.given) if detail is not None)
+        if author := self.combiner:
+            computed = f"{author!r} version {author.version}"
+            return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, combine=author.combine)
+        details = "".join(f" {detail}" for detail in (self.read_as, *self.bounds, *self.sizes) if detail is not None)
         computed = f"{self.function}({self.column or '*'}{details})"
         return ValueColumn(self.name, ColumnType(self.type), self.merge, computed, self.order, self.most)
 
 
 class Aggregate(Protocol):
-    """One value per key."""
+    """What authors declare of a value per key."""
 
     def parts(self, name: str) -> Sequence[Part]:
         """Return the kept columns of an aggregate of this name."""
@@ -74,7 +74,7 @@ class Aggregate(Protocol):
 
 
 class Plain:
-    """An aggregate whose value is itself kept."""
+    """An aggregate whose value is itself a kept column, or several of them."""
 
     def derived(self, name: str) -> None:
         """Return None: nothing is derived."""

@@ -33,8 +33,8 @@ class Combiner(Plain, ABC):
     It must give the same in any split and order of the rows: `combine` is associative and commutative, and `zero` changes
     nothing. `jobs.testing.check_aggregate` tries that on an author's rows, with Spark and Postgres. Rounding breaks it.
 
-    `type` is the Postgres type that is kept, `read_as` that of the column, if it is another one. Values come in it exactly, or
-    the batch is refused.
+    `type` is the Postgres type that is kept, `read_as` that of the column, if it differs. A value that does not fit exactly
+    fails the batch.
 
     `zero` is the value of no values, or of NULLs alone. Without it, this is a reducer: NULL until there is a value.
 
@@ -60,4 +60,4 @@ class Combiner(Plain, ABC):
         """Return the kept column."""
         if not is_dataclass(self):
             raise TypeError(f"{type(self).__name__} has to be a frozen dataclass: its fields are part of the declaration.")
-        return [Part(name, self.type, "own", "own", self.column, self.read_as, own=self)]
+        return [Part(name, self.type, "own", "own", self.column, self.read_as, combiner=self)]

@@ -30,8 +30,8 @@ class Pipeline:
     however often it runs. It sees no txid, no attempt and no connection. It stays on its DataFrames (`selectExpr`, `where`,
     `join`, `groupBy` ...): batches share a Spark session, so a view could show one the rows of another.
 
-    `concurrency` is how many batches are processed at once, `window` how many may be in flight: begun, and not committed. So
-    the staging of batches that wait for one that is stuck has a bound. The three designs of transactional topologies are
+    `concurrency` is how many batches are processed at once, `window` how many may be in flight, that is begun and not
+    committed: it bounds the staging of batches that wait for a stuck one. The three designs of transactional topologies are
     batches of one record and a window of 1, larger batches and a window of 1, larger batches and a larger window.
 
     Raise `version` when the transform's meaning or the source changes: attempts that an older version computed then never
@@ -109,7 +109,7 @@ class Pipeline:
             )
         check_declared(self.name, self.checks, self.spec)
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
-            raise ValueError(self._no_exactly_once())
+            raise ValueError(self._why_not_exactly_once())
 
     @cached_property
     def spec(self) -> PipelineSpec:
@@ -147,7 +147,7 @@ class Pipeline:
             if state.unanchored
         ]
 
-    def _no_exactly_once(self) -> str:
+    def _why_not_exactly_once(self) -> str:
         kind, state = self.source.kind, next(n for n, s in self.states.items() if not exactly_once(self.source.kind, s.kind))
         way_out = {
             "transactional": f"Declare state {state} transactional or opaque",

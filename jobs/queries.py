@@ -2,7 +2,7 @@
 
     QUERIES = [Query("words_total", words_total, reads=["word_count.word_count"], arguments={"words": "text[]"})]
 
-The list stands beside `PIPELINE` in its module. ``tidegate query words_total the cat`` asks, as does HTTP (docs/queries.md).
+The list stands beside `PIPELINE` in its module. ``tidegate query words_total the cat`` and HTTP ask it (docs/queries.md).
 """
 
 import inspect
@@ -24,15 +24,15 @@ class Query:
     """A named SELECT over states, with arguments; it is answered from one snapshot, without Spark.
 
     ``answer(states, **arguments)`` returns a SELECT of SQLAlchemy, which may join, filter and aggregate. `states` has a table
-    for each of `reads`, by ``pipeline.state``: its key, values, derived values and txid, as registered. It is executed by a
-    role that can change nothing. Its result is the answer, together with the last txid of each pipeline in that snapshot.
+    for each of `reads`, by ``pipeline.state``: its key, values, derived values and txid, as registered. The SELECT is executed
+    by a role that can change nothing. The answer is its rows, and the last txid of each pipeline in that snapshot.
 
     `arguments` maps names to Postgres types (`State` has the same). The last one may be an array, such as ``text[]``, and takes
     any number of values. The function gets them as Python's values.
 
-    An answer of more than `most_rows` rows is an error, as nothing is cut; so is one that takes longer than `timeout_seconds`.
+    More than `most_rows` rows are an error, and never cut off; so is an answer that takes longer than `timeout_seconds`.
 
-    A user of Airflow may ask who may read the Dags of all pipelines in `reads`.
+    Users of Airflow may ask it if they may read the Dags of all pipelines in `reads`.
     """
 
     name: str

@@ -90,7 +90,7 @@ def all_queries() -> Queries:
     broken: dict[str, str] = {}
     for pipeline in pipeline_names():
         try:
-            place, queries = _queries_beside(pipeline)
+            place, queries = _queries_of(pipeline)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an author's module may raise anything
             broken[pipeline] = f"{type(error).__name__}: {error}".rstrip(".")
             continue
@@ -101,7 +101,7 @@ def all_queries() -> Queries:
     return Queries({name: by_name[name][0] for name in sorted(by_name)}, broken)
 
 
-def _queries_beside(pipeline: str) -> tuple[str, list[Query]]:
+def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
     """Return the place of a pipeline's module, and its queries.
 
     Raises: SettingsInvalid if QUERIES is no list of queries; whatever the module raises.

@@ -46,7 +46,7 @@ class ApproxDistinct:
         """Return the bits, in words of 64."""
         # The standard error of this estimate is log(2) over the root of the number of columns. An even one fills whole words.
         columns = 2 * ceil((log(2) / self.error) ** 2 / 2)
-        return [Part(f"{name}_bits", "bigint[]", "bits", "distinct_bits", self.column, self.type, given=(columns,))]
+        return [Part(f"{name}_bits", "bigint[]", "bits", "distinct_bits", self.column, self.type, sizes=(columns,))]
 
     def derived(self, name: str) -> DerivedColumn:
         """Return the estimate."""
@@ -93,7 +93,7 @@ class ApproxQuantiles:
     def parts(self, name: str) -> Sequence[Part]:
         """Return the counts."""
         sizes = (self._per_octave, self._most_units, self._negatives, self._scale)
-        return [Part(f"{name}_counts", "bigint[]", "counts", "size_counts", self.column, self.type, given=sizes)]
+        return [Part(f"{name}_counts", "bigint[]", "counts", "size_counts", self.column, self.type, sizes=sizes)]
 
     def derived(self, name: str) -> Sequence[DerivedColumn]:
         """Return the quantiles."""

@@ -127,8 +127,8 @@ def state_query(rows: "DataFrame", of: str, *, on: Names = (), columns: Names | 
     without new columns. NULL in a key finds a row only if the state keeps NULLs as a group (`null_keys`). The number of rows
     never grows.
 
-    Spark's tasks ask for the keys that are in their rows; nothing is collected in the driver. They are at most so many as
-    setting `staging_connections` says, each with a connection for each query.
+    Spark's tasks look up the keys in their rows; nothing is collected in the driver. At most as many tasks do so at a time as
+    the setting `staging_connections` allows, each over a connection per query.
 
     Raises: DeclarationInvalid if the state is not declared, or on, columns, how or a type is wrong.
     """

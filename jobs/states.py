@@ -24,7 +24,7 @@ from state_store.window_spec import WINDOW_START
 if TYPE_CHECKING:
     from state_store.updates import UpdateBatch
 
-# In an upsert, Postgres calls the row that is inserted so; a table of this name could not be distinguished from it.
+# Postgres' name for the row that an upsert inserts: a table of this name could not be distinguished from it.
 _UPSERTED = "excluded"
 
 

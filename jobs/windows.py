@@ -107,8 +107,8 @@ class Tumbling(Window):
     start and not its end. Windows begin at multiples of the size since 1970-01-01 00:00 (UTC, where there is a zone), plus
     `offset`: weeks from Monday on are ``Tumbling("at", "1 week", offset="4 days")``. A day is 24 hours.
 
-    `final_after` seals windows: once the watermark, the greatest event time that has counted, is this much later than a
-    window's end, the window never changes again. Rows that come for it later are set aside in quarantine, with the reason.
+    `final_after` makes windows final: once the watermark, the greatest event time that has counted, is this much later than
+    a window's end, the window never changes again. Rows that come for it later are set aside in quarantine, with the reason.
     Without it, a late row corrects its window, whenever it comes.
 
     With `emit_final`, each window is recorded in the table ``<state>_final`` once, in the commit that makes it final. Another

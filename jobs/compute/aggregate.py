@@ -104,9 +104,9 @@ def _partial(part: Part, inputs: Mapping[str, Column], place: str) -> Column:
         return F.coalesce(F.sum(column * column), F.lit(0))
     if part.function in ("first", "last"):
         return _from_one_row(part, inputs)
-    if part.own:
+    if part.combiner:
         # Some of Spark's functions make a value of NULLs: least and greatest leave them out.
-        return F.when(F.count(column) > 0, part.own.partial(column)).otherwise(F.lit(part.own.zero))
+        return F.when(F.count(column) > 0, part.combiner.partial(column)).otherwise(F.lit(part.combiner.zero))
     if part.value_column.type.element:
         return arrays.partial(part, column, place)
     value: Column = getattr(F, part.function)(column)

@@ -23,7 +23,7 @@ def partial(part: Part, column: Column, place: str) -> Column:
 
     More values than the part keeps fail the query with Overflow; Smallest and Largest keep the first ones.
     """
-    if part.given:
+    if part.sizes:
         return sketches.partial(part, column)
     if part.function == "histogram":
         return _text(F.array(*_counts(part, column)), "bigint", place)

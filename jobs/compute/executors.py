@@ -1,9 +1,9 @@
 """What executors on other machines get from this one: code, a password file, and the address at which they reach Postgres.
 
-Executors on this machine find all of these in place. Elsewhere nothing of ours is installed: our packages, the author's, and
-the files of the connection travel: they go to a Spark session as its artifacts, once, and Spark fetches them to each executor.
-Their content names the session, so changed code gets another session: Python workers belong to a session, and none of them
-ever sees both versions. For executors on this machine, a digest of the authors' code does the same.
+Executors on this machine find all of these in place. On others nothing of ours is installed: our packages, the author's modules
+and the files of the connection are sent to a Spark session once, as its artifacts, and Spark fetches them to each executor. The
+session's name depends on their content, so changed code gets another session. Python workers belong to a session, so none of
+them ever sees both versions. For executors on this machine, a digest of the authors' code does the same.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ WORD_BYTES = WORD_BITS // 8
 
 def partial(part: Part, column: Column) -> Column:
     """Return the array of a sketch over the rows of a key."""
-    return _bits(column, *part.given) if part.function == "distinct_bits" else _counts(column, *part.given)
+    return _bits(column, *part.sizes) if part.function == "distinct_bits" else _counts(column, *part.sizes)
 
 
 def _bits(column: Column, columns: int) -> Column:

@@ -1,8 +1,8 @@
 """Answers a transform's state queries: each Spark task asks Postgres for the keys in its rows, once per Arrow batch.
 
 A query is a function over the key's columns, which Spark calls with Arrow batches: only these columns go to Python, and no row
-moves. Spark takes the function for one that gives something else each time, so that it neither calls it twice for a row nor
-moves it past a filter; within an attempt it always gives the same answer, as the state does not change meanwhile.
+moves. The function is declared nondeterministic, so that Spark neither calls it twice for a row nor moves it past a filter.
+Within an attempt its answers stay the same, because the state does not change meanwhile.
 """
 
 from collections.abc import Iterator, Mapping

@@ -308,8 +308,8 @@ def removable(
     """Return the txid up to which changes may be removed so that `keep` txids stay, and, by follower, the same for it alone.
 
     A follower, a pipeline that reads the changes, needs the range of its last committed batch, which a redo would read again,
-    and all later txids. A batch of quarantined records carries along the range before it. Followers `without` which it goes
-    are refused if they are run again.
+    and all later txids. A batch of quarantined records carries along the range before it. Followers named in `without` are not
+    considered; they are refused if they are run again.
 
     Raises: UsageError if one of these is no follower.
     """

@@ -1,13 +1,13 @@
-"""Cuts a Delta table into batches: first the files of a snapshot, in the order of their names, then those of each version.
+"""Plans batches of a Delta table: first the files of a snapshot, in the order of their names, then those of each version.
 
-    metadata = {"table": id, "version": v, "commit": digest of v's JSON file or null, "snapshot": is it still v's files,
+    metadata = {"table": id, "version": v, "commit": digest of v's JSON file or null, "snapshot": whether v's snapshot is read,
                 "after": name or null, "taken": n or null, "generation": 1, "changes": false, "declared": digest,
                 "data_files": [{...}, ...]}
 
 `version` is the last one that was looked at. A batch without files only moves the position past versions that add no rows, so
 that their part of the log may be removed. In a snapshot, `after` is the last name taken; in a version, `taken` counts its files
-so far. Both are null once there are no more. So a position needs no list of files, and a snapshot can be read on from another
-checkpoint than the one it was begun from.
+so far. Both are null once there are no more. So a position needs no list of files, and the rest of a snapshot can be read from
+another checkpoint than its beginning.
 
 `declared` is the digest of the source's identity: if it is another, the declaration is compared with the table again.
 

@@ -1,6 +1,6 @@
-"""Cuts an Iceberg table into batches: first the files that it has, in the order of its manifests, then those of each snapshot.
+"""Plans batches of an Iceberg table: first the files that it has, in the order of its manifests, then those of each snapshot.
 
-    metadata = {"table": uuid, "snapshot": "its id", "whole": are all of its files read, "taken": n or null,
+    metadata = {"table": uuid, "snapshot": "its id", "whole": whether all of its files are read, "taken": n or null,
                 "generation": 1, "root": place of the data files, "data_files": [{...}, ...]}
 
 `snapshot` is the last one that was looked at, and `taken` counts its files so far; it is null once there are no more. A batch
