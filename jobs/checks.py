@@ -41,7 +41,7 @@ class Check:
             raise ValueError(f"A check has otherwise={self.otherwise!r}; use block, warn or quarantine.")
         if (self.otherwise == "quarantine") != (self.of is not None):
             raise ValueError(
-                'A check with otherwise="quarantine" names the state of which partials are set aside, of=; others do not.'
+                'A check with otherwise="quarantine" names the state whose partials are set aside, of=; others do not.'
             )
 
 

@@ -101,8 +101,8 @@ class State(_Keyed):
     changed it after the watermark, the greatest event time that had counted before them, had passed its end. A row whose time
     is NULL fails the batch.
 
-    `hash_partitions` divide a table of very many keys into so many tables of Postgres, by a hash of the key; readers and
-    programs see one. The number may be changed by a migration, which copies the table (docs/state-size.md).
+    `hash_partitions` is the number of Postgres tables into which a table of very many keys is divided, by a hash of the key;
+    readers and programs see one. The number may be changed by a migration, which copies the table (docs/state-size.md).
     """
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -260,9 +260,10 @@ class Rows(_PerRow):
     `position` within it; both are its key. Positions are different, and ascend in the order in which a Spark task has read the
     rows, with gaps between tasks. A redo of the last batch replaces its rows, so an opaque source will do.
 
-    `range_partitions` divide the table into one per day, month or so many numbers of a column, which may then not be NULL:
-    ``Ranges("sold_at", "month")``. The commit that brings the first row of a range makes its table, and ``tidegate prune``
-    removes old ones. They may be declared later, or otherwise, by a migration that copies the table (docs/state-size.md).
+    `range_partitions` divide the table by a column, which may then not be NULL, into one per day, per month or per range of
+    numbers: ``Ranges("sold_at", "month")``. The commit that brings the first row of a range makes its table, and
+    ``tidegate prune`` removes old ones. They may be declared later, or changed, by a migration that copies the table
+    (docs/state-size.md).
 
     `unanchored` is that of `State`.
     """

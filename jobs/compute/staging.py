@@ -69,8 +69,8 @@ def stage_in_process(
     """
     texts = [key.name for key in spec.keys if key.type.name in ("text", "bytea")]
     if texts:  # a key that is too long is not fetched whole; the limit is in bytes, and a character has at least one
-        cut = {name: F.substring(name, 1, sink.MAX_KEY_BYTES + 1) for name in texts}
-        partials = partials.withColumns(cut).to(partials.schema)
+        shortened = {name: F.substring(name, 1, sink.MAX_KEY_BYTES + 1) for name in texts}
+        partials = partials.withColumns(shortened).to(partials.schema)
     table = partials.limit(most + 1).toArrow()
     if table.num_rows > most:
         raise NeedsExecutors(f"state {spec.name} has more than {most} partials")

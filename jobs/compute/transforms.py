@@ -23,7 +23,7 @@ class Frames(dict[str, DataFrame]):
 
 
 def apply_transform(transform: Transform, frames: Frames, columns: Collection[str]) -> DataFrame:
-    """Return the transformed rows, most often as a plan of which no row has been read.
+    """Return the transformed rows, most often as a plan: no row has been read yet.
 
     The transform of a single source gets the frame "", that of several inputs all frames. `columns` are those of all frames.
 

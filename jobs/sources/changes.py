@@ -291,7 +291,7 @@ def _check_history(connection: Any, source: Changes, metadata: SourceMetadata) -
 
 
 def _check_kept(source: Changes, after: int, upstream: _Upstream) -> None:
-    """Refuse to follow changes of which some were removed.
+    """Refuse to follow changes if some of those that come next were removed.
 
     Raises: SourceChanged.
     """

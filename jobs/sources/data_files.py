@@ -1,4 +1,4 @@
-"""Sources whose batches are data files of a table, of which the table's own log says which come next: Delta Lake, Iceberg."""
+"""Sources whose batches are data files of a table, and whose next files are in the table's own log: Delta Lake, Iceberg."""
 
 from abc import abstractmethod
 from collections import defaultdict
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DataFilesSource(Source):
-    """A table, of which a batch has up to `max_files` data files, and more than one only if they fit into `max_bytes`."""
+    """A table; a batch has up to `max_files` of its data files, and more than one only if they fit into `max_bytes`."""
 
     table: str
     max_files: int
@@ -31,7 +31,7 @@ class DataFilesSource(Source):
         """Return a coordinator that reads the table's log as it plans."""
 
     def version(self, settings: Settings, most_files: int) -> SourceMetadata:
-        """Return what the table has now as the metadata of one batch, with at most so many of its files.
+        """Return what the table has now as the metadata of one batch, with at most `most_files` of its files.
 
         Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
         """

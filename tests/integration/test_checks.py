@@ -179,7 +179,7 @@ def test_a_column_may_be_called_like_a_record(settings: Settings, register: Call
 @pytest.mark.parametrize(
     ("check", "message"),
     [
-        (lambda: Check(repeated, otherwise="quarantine"), "names the state of which"),
+        (lambda: Check(repeated, otherwise="quarantine"), "names the state whose partials"),
         (lambda: Check(repeated, of="log"), "others do not"),
         (lambda: Check(repeated, otherwise="drop"), "use block, warn or quarantine"),
         (lambda: Check(repeated, otherwise="quarantine", of="nothing"), "sets aside partials of nothing"),

@@ -36,7 +36,7 @@ class DataFile:
     """A file that a version adds: its name below the table's folder, its size, and its partition values as text.
 
     `change` is what happened to all of its rows; None if the file's own column `_change_type` says it row by row.
-    `deletions` identifies which of its rows do not count any more; None if all do.
+    `deletions` identifies its deleted rows; None if there are none.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Commit:
     adds: int = 0
     removes: int = 0
     change_files: int = 0
-    partial: DataFile | None = None  # one of the files that it adds or removes of which only some rows count
+    partial: DataFile | None = None  # one of its files that have deleted rows
     table: Table | None = None
 
 
@@ -161,7 +161,7 @@ class Log:
     def files(self, commit: Commit, *, changes: bool = False) -> Iterator[DataFile]:
         """Yield the files that a version adds, in the order of its JSON file; with `changes`, all that tell changed rows.
 
-        Raises: FileNotFoundError; SourceUnreadable, before the first file if only some rows of one of them count.
+        Raises: FileNotFoundError; SourceUnreadable, before the first file if one of them has deleted rows.
         """
         by_row = changes and commit.change_files > 0
         if commit.partial is not None and not by_row:
@@ -293,7 +293,7 @@ class Log:
         return DataFile(self._name_of(action["path"]), action.get("size"), partition, version, change, deletions)
 
     def _check_whole(self, file: DataFile) -> DataFile:
-        """Refuse a file of which only some rows count."""
+        """Refuse a file that has deleted rows."""
         if file.deletions is not None:
             raise SourceUnreadable(
                 f"{self.table / file.name} has deleted rows in version {file.version} (a deletion vector), which is not read "

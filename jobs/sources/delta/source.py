@@ -39,8 +39,8 @@ class Delta(DataFilesSource):
     (``insert``, ``update_preimage``, ``update_postimage`` or ``delete``) and `_commit_version`.
 
     `schema` maps columns to Spark types, and `partitions` those by which the table is partitioned. A column that was added to
-    the table later is NULL in older files. Other names in files than in the table (column mapping), files of which some rows
-    are deleted (deletion vectors), checkpoints of the second version and shallow clones are refused by name.
+    the table later is NULL in older files. Other names in files than in the table (column mapping), files with deleted rows
+    (deletion vectors), checkpoints of the second version and shallow clones are refused by name.
 
     A data file that was removed by VACUUM, or a version whose log was removed, before it was planned is RangeExpired. To go on
     without it, or with a table that was made again in its place, raise `generation` and the pipeline's version: the table is

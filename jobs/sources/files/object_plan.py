@@ -184,7 +184,7 @@ class ObjectsCoordinator(Coordinator):
         return previous["files"][-1]["name"] if previous["files"] else None
 
     def _check_gone(self, txid: int, current: SourceMetadata) -> None:
-        """Refuse to plan a batch again of which an object is gone, if nothing would read it when it is back.
+        """Refuse to plan a batch again if one of its objects is gone, and nothing would read that when it is back.
 
         Raises: SourceChanged if the batch has committed, as a redo would take its rows away, or if it was planned from another
         place.

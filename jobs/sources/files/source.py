@@ -306,7 +306,7 @@ class Files(Source):
         return self._listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return a sentence on files that may still be written, by their age or for want of a marker."""
+        """Return a sentence on files that may still be written, by their age or because a marker is missing."""
         min_age = self.min_age(settings)
         where: Place
         if listed := self._listed_place():

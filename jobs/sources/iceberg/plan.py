@@ -148,7 +148,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         )
 
     def _snapshot_in_progress(self, position: Position) -> "Snapshot":
-        """Return the snapshot of which a part is read.
+        """Return the snapshot that was read in part.
 
         Raises: RangeExpired.
         """

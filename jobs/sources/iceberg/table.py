@@ -33,7 +33,7 @@ NAMES_DATA = 0  # a manifest's content
 class DataFile:
     """A data file of a snapshot: the place below which it lies, its name there, its size, and columns that it must have.
 
-    They are those of which the manifest has figures, and those of its partition, which it would lack if it was Hive's.
+    These columns are those with figures in the manifest, and those of its partition, which files as Hive writes them lack.
     """
 
     root: str

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BEGINNING: SourceMetadata = {"to": ["0"]}  # of changes of which none was read
+BEGINNING: SourceMetadata = {"to": ["0"]}  # of changes that were not read yet
 
 
 class InputsCoordinator(Coordinator):
@@ -115,7 +115,7 @@ class InputsCoordinator(Coordinator):
         """Return the slices if each has a partner in every other input; else None, or those that only move their positions.
 
         These are no partners: what they were joined with would find no row. They are a batch of their own, so that no position
-        is lost, and the slices that still wait are cut again by the next batch.
+        is lost, and the slices that still wait are planned again by the next batch.
         """
         moves = {name: following for name, following in slices.items() if self._only_moves(name, following)}
         missing = [name for name in self._source.parts if name not in slices or name in moves]
@@ -212,7 +212,7 @@ def _positions(previous: SourceMetadata | None) -> dict[str, SourceMetadata]:
 
 
 def _position_in(last: SourceMetadata) -> dict[str, Any]:
-    """Return an idle input's last slice without its files, which the ledger knows; with its last name, and of which place."""
+    """Return an idle input's last slice without its files, which the ledger knows; with its last name and place."""
     if not last.get(FILES):
         return last
     return {**last, FILES: [], "behind": sha256(encode_metadata(last)).hexdigest()}

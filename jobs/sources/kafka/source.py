@@ -148,7 +148,7 @@ class Kafka(Source):
         return KafkaReader(spark, self, self._settings_of(settings))
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return which records wait for transactions that are open; a producer that is gone for good may have left one.
+        """Return which records wait for transactions that are open; a producer that is gone may have left one.
 
         Raises: SourceUnavailable, SourceUnreadable, SettingsInvalid.
         """

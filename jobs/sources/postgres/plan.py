@@ -173,7 +173,7 @@ class PostgresCoordinator(Coordinator):
     def _check_late(self, connection: Any, survey: "_Survey", previous: SourceMetadata) -> None:
         """Refuse rows that came too late for the previous ranges.
 
-        It looks after the next range was cut: what comes later still is not in the snapshot, and found by the next plan.
+        This is checked once the next range is chosen: later rows are not in the snapshot, so the next plan finds them.
         """
         source, query = self._source, self._query
         is_strict = source.kind == "transactional"

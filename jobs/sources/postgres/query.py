@@ -1,6 +1,6 @@
 """Describes a Postgres table or query in SQL, connects to it, and translates its errors.
 
-The planner, which cuts ranges, and Spark's executors, which read them, both use this. A position is the key's values as
+The planner of ranges, and Spark's executors, which read them, both use this. A position is the key's values as
 text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as the
 column's own type.
 """

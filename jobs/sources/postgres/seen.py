@@ -3,13 +3,13 @@
 A snapshot of Postgres lists open transactions, but not their subtransactions (savepoints, and blocks with EXCEPTION in
 PL/pgSQL), whose numbers are in the rows that they write. So these are looked up, and added to its list.
 
-The snapshot is taken once the plan has waited for writers, before the first range is cut. No row of a settled range is
+The snapshot is taken once the plan has waited for writers, before the first range is chosen. No row of a settled range is
 written by a transaction that was still open then, as `jobs.sources.postgres.in_flight` shows; so such a row is late. What
 ends between the snapshot and the look at its subtransactions counts as seen, because the checks for late rows come after both.
 
-A partition may be attached at any time, and with rows that are in the range that is cut just then. So each range's metadata
-lists the partitions, of those that the snapshot does not show, with which it was cut: `[[oid, number of the transaction that
-attached it], ...]`. Without the latter, one that was detached, filled and attached again would be taken for the old one.
+A partition may be attached at any time, and with rows that are in the range that is planned just then. So each range's metadata
+lists those partitions that the plan saw and the snapshot does not show: `[[oid, number of the transaction that attached it],
+...]`. Without the latter, one that was detached, filled and attached again would be taken for the old one.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from jobs.sources.postgres.query import Query
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged
 
-# Looking up so many takes about a second. Subtransactions of a transaction that is older than that are taken for ended.
+# The number of transactions whose state is looked up, in about a second. Subtransactions of older ones are taken for ended.
 TRANSACTIONS = 1_000_000
 # The most open transactions that metadata list; what began after them counts as open.
 OPEN = 5_000
@@ -99,14 +99,14 @@ def partitions_of(cursor: Any, table: int | None) -> Partitions:
 def attached(partitions: Partitions, snapshot: str) -> list[list[int]]:
     """Return the entry `attached` of a range's metadata.
 
-    It has those partitions, of all that the range was cut with, which the snapshot may not show.
+    It has those of the partitions, with which the range was planned, that the snapshot may not show.
     """
     oldest = int(snapshot.partition(":")[0])
     return [[oid, x] for oid, _, x in partitions if x >= oldest]
 
 
 def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tuple[int, str, bool]]:
-    """Return the oid and name of each partition with which the previous range was not cut, and whether it may be read."""
+    """Return the oid and name of each partition that the plan of the previous range lacked, and whether it may be read."""
     low, high, running = previous["snapshot"].split(":")
     cut_with = {tuple(pair) for pair in previous["attached"]} if "attached" in previous else None
     partitions = partitions_of(cursor, table)
@@ -124,7 +124,7 @@ def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tu
 
 
 def check_attached(cursor: Any, query: Query, table: int, previous: SourceMetadata, advice: str) -> None:
-    """Refuse rows of partitions that were attached since the previous range was cut, up to the position.
+    """Refuse rows of partitions that were attached since the previous range was planned, up to the position.
 
     Raises: SourceChanged.
     """

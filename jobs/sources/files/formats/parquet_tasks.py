@@ -68,11 +68,11 @@ class RowsReader(TaskReader):
         bad: dict[int, str] = {}
         for name, kind in self.types.items():
             stored = batch.column(name)
-            cut: list[int] = []
+            inexact: list[int] = []
             if exact is not None and name in piece.int96:
-                stored, cut = _instants_of_int96(stored, exact.column(name))
+                stored, inexact = _instants_of_int96(stored, exact.column(name))
             columns[name], refused = convert(stored, kind, is_legacy=piece.is_legacy)
-            for number in (*cut, *refused):
+            for number in (*inexact, *refused):
                 value = _shown_value(batch, exact, name, number, kind)
                 bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
         if not self.flagged:

@@ -127,15 +127,15 @@ def chunk_of(records: list[bytes]) -> Chunk:
 
 def chunks(blocks: Iterable[bytes], grammar: Grammar, line: int = 1) -> Iterator[Chunk]:
     """Split text into records and yield them in chunks; `line` is the number of its first line."""
-    cut = _WholeCutter() if grammar.whole else _Cutter(grammar, line)
+    splitter = _WholeFile() if grammar.whole else _Splitter(grammar, line)
     for block in blocks:
-        if len(chunk := cut.feed(block)):
+        if len(chunk := splitter.feed(block)):
             yield chunk
-    if len(chunk := cut.feed(b"", final=True)):
+    if len(chunk := splitter.feed(b"", final=True)):
         yield chunk
 
 
-class _WholeCutter:
+class _WholeFile:
     """Makes one record of all text; a file without text has no record."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _WholeCutter:
         return chunk_of([b"".join(self._blocks)])
 
 
-class _Cutter:
+class _Splitter:
     """Splits blocks, and keeps an incomplete record until the next block."""
 
     def __init__(self, grammar: Grammar, line: int) -> None:
@@ -166,24 +166,24 @@ class _Cutter:
         if not final and self._rest_bytes < 2 * self._tried_bytes:
             return chunk_of([])
         data = b"".join(self._rest)
-        chunk, cut = self._cut_at_once(data, final=final) or self._cut_one_by_one(data, final=final)
-        if not cut and len(data) > MAX_RECORD_BYTES and not final:
-            chunk, cut = self._cut_one_by_one(data, final=False, too_long=True)
-        rest = data[cut:]
-        self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if cut else len(rest)
-        self._reached += cut
+        chunk, end = self._split_at_once(data, final=final) or self._split_one_by_one(data, final=final)
+        if not end and len(data) > MAX_RECORD_BYTES and not final:
+            chunk, end = self._split_one_by_one(data, final=False, too_long=True)
+        rest = data[end:]
+        self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if end else len(rest)
+        self._reached += end
         chunk.reached, chunk.next_line = self._reached, self._line
         return chunk if self._grammar.blank_lines else chunk.only(self._is_record(chunk))
 
-    def _cut_at_once(self, data: bytes, *, final: bool) -> tuple[Chunk, int] | None:
+    def _split_at_once(self, data: bytes, *, final: bool) -> tuple[Chunk, int] | None:
         """Split at line ends, with quotes if they are regular; None if only one record after the other can be found."""
         grammar = self._grammar
         if grammar.separator is not None and not grammar.is_plain:
             return None
         if grammar.separator is None or not grammar.quote or grammar.quote not in data:
-            return self._cut_lines(data, None, final=final)
+            return self._split_lines(data, None, final=final)
         quotes = self._regular_quotes(data)
-        return None if quotes is None else self._cut_lines(data, quotes, final=final)
+        return None if quotes is None else self._split_lines(data, quotes, final=final)
 
     def _is_record(self, chunk: Chunk) -> NDArray[np.bool_]:
         """Return a mask of the records that are not blank lines."""
@@ -231,7 +231,7 @@ class _Cutter:
         order = np.argsort(np.concatenate([ends, alone + 1]))
         return np.concatenate([begins, alone])[order], np.concatenate([ends, alone + 1])[order]
 
-    def _cut_lines(self, data: bytes, quotes: Positions | None, *, final: bool) -> tuple[Chunk, int] | None:
+    def _split_lines(self, data: bytes, quotes: Positions | None, *, final: bool) -> tuple[Chunk, int] | None:
         """Split at every line end that is not between quotes; return the records and the position after them.
 
         None if a quote is open at the end of the text.
@@ -245,15 +245,15 @@ class _Cutter:
                 return None
         starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
         lines = self._line + np.concatenate([[0], numbers[:-1] + 1]) if len(ends) else ends
-        cut = int(ends[-1]) if len(ends) else 0
+        end = int(ends[-1]) if len(ends) else 0
         following = self._line + int(numbers[-1]) + 1 if len(ends) else self._line
-        if final and cut < len(data):
-            starts, begins = np.append(starts, cut), np.append(begins, len(data))
-            lines, cut = np.append(lines, following), len(data)
+        if final and end < len(data):
+            starts, begins = np.append(starts, end), np.append(begins, len(data))
+            lines, end = np.append(lines, following), len(data)
         self._line = following
-        return Chunk(data, starts, begins, lines), cut
+        return Chunk(data, starts, begins, lines), end
 
-    def _cut_one_by_one(self, data: bytes, *, final: bool, too_long: bool = False) -> tuple[Chunk, int]:
+    def _split_one_by_one(self, data: bytes, *, final: bool, too_long: bool = False) -> tuple[Chunk, int]:
         """Split off one record at a time, while it is certain where the record ends."""
         grammar = self._grammar
         spans: list[tuple[int, int, int]] = []

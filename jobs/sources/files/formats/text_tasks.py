@@ -118,11 +118,11 @@ class PayloadsReader:
         if isinstance(parser, CsvParser) and not record:
             return self._nothing, {0: EMPTY_LINE}  # there is no text left to split
         if isinstance(parser, CsvParser):
-            cut = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
-            if [len(chunk) for chunk in cut] != [1]:
+            split = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
+            if [len(chunk) for chunk in split] != [1]:
                 return self._nothing, {0: "its quotes do not make one record"}
-            if cut[0].bad:
-                return self._nothing, {0: cut[0].bad[0]}
+            if split[0].bad:
+                return self._nothing, {0: split[0].bad[0]}
         return parser.parse(chunk_of([record]), names)
 
 
