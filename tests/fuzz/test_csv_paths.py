@@ -29,14 +29,14 @@ GRAMMARS = [
 def test_both_ways_of_reading_csv_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever blocks end, a value does not depend on its neighbours."""
     draw = random.Random(SEED)
-    at_once = text_records._Cutter._cut_at_once
+    at_once = text_records._Splitter._split_at_once
     ways: Counter[bool] = Counter()
     for _ in range(TEXTS):
         grammar = draw.choice(GRAMMARS)
         text = _text(draw, grammar)
-        monkeypatch.setattr(text_records._Cutter, "_cut_at_once", lambda *_, **__: None)
+        monkeypatch.setattr(text_records._Splitter, "_split_at_once", lambda *_, **__: None)
         expected = _read([text], grammar, ways=None)
-        monkeypatch.setattr(text_records._Cutter, "_cut_at_once", at_once)
+        monkeypatch.setattr(text_records._Splitter, "_split_at_once", at_once)
         for blocks in ([text], _cut(draw, text)):
             assert _read(blocks, grammar, ways=ways) == expected, f"{blocks} {grammar}, seed {SEED}"
     print(f"{ways.total()} chunks, {ways[True]} of them by Arrow, seed {SEED}")  # noqa: T201 - the figures of a long run

@@ -28,7 +28,7 @@ from jobs.compute.session import spark_session
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.column_types import parse_type
 from jobs.sources.files import content, typed_values
-from jobs.sources.files.formats import parquet, text_scan
+from jobs.sources.files.formats import parquet, text_reader, text_scan
 from state_store import StateStore
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
@@ -453,7 +453,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     pipeline = inbox.declare(CSV)
     inbox.plan(pipeline, "run")
     real = text_scan.in_tasks
-    monkeypatch.setattr(text_scan, "in_tasks", lambda pieces: real(pieces[:-1]))
+    monkeypatch.setattr(text_reader, "in_tasks", lambda pieces: real(pieces[:-1]))
 
     with pytest.raises(RowsLost, match="of 300000 rows 200000 arrived in the partials of state per_name"):
         steps.process(inbox.settings, pipeline, 1, owner="test")

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from jobs import Files, Pipeline, Reference
 from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.formats import parquet_columns
+from jobs.sources.files.formats import parquet as parquet_format
 from jobs.testing import PROMISES, Bench
 from state_store import Settings, StateStore
 from state_store.attempts import Attempt
@@ -154,8 +154,8 @@ def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_ca
         bucket.put("1.parquet", content("parquet", 1000))
         return counted(path)
 
-    counted = parquet_columns.count_rows
-    monkeypatch.setattr(parquet_columns, "count_rows", count_rows)
+    counted = parquet_format.count_rows
+    monkeypatch.setattr(parquet_format, "count_rows", count_rows)
     emitter = files.emitter(None, settings)  # type: ignore[arg-type] - rows are counted without Spark
     error, message = expected
     with pytest.raises(error, match=message):

@@ -12,8 +12,7 @@ import pytest
 
 from jobs import Files
 from jobs.sources.files.content import open_file
-from jobs.sources.files.formats.parquet import check_name
-from jobs.sources.files.listing import identify, list_files
+from jobs.sources.files.listing import check_parquet_name, identify, list_files
 from state_store.errors import SourceUnreadable
 
 Write = Callable[..., Path]
@@ -269,10 +268,10 @@ def test_names_with_colons_are_names(tmp_path: Path, write: Write) -> None:
 
 def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Write) -> None:
     """Once planned, it could never be read, because a planned file cannot be renamed."""
-    check_name(write("at 10:30/x.parquet"))
-    check_name(write("[10-30]/x.parquet"))
+    check_parquet_name(write("at 10:30/x.parquet"))
+    check_parquet_name(write("[10-30]/x.parquet"))
     with pytest.raises(SourceUnreadable, match=r"a colon and one of \[\]\{\}\*\?\\ in its path\. Rename it"):
-        check_name(write("[10:30]/x.parquet"))
+        check_parquet_name(write("[10:30]/x.parquet"))
 
 
 LIST = """

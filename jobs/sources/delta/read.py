@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.sources import HIDDEN
 from jobs.sources.column_types import columns_of, quoted
-from jobs.sources.data_files import DataFilesReader
+from jobs.sources.data_files_read import DataFilesReader
 from jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
 from jobs.sources.files.formats.parquet import ParquetReader
 from jobs.sources.files.partitions import Partitions
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 BY_ROW = "files that tell their change row by row"
 
@@ -24,7 +23,7 @@ class DeltaReader(DataFilesReader):
 
     USUAL = "files of one change"
 
-    def __init__(self, source: Delta, spark: "SparkSession", settings: Settings) -> None:
+    def __init__(self, source: Delta, spark: SparkSession, settings: Settings) -> None:
         super().__init__(spark, settings)
         self._source = source
         self._columns = {**source.schema, **source.partitions, **(CHANGE_COLUMNS if source.changes else {})}
@@ -47,7 +46,7 @@ class DeltaReader(DataFilesReader):
         of_change = {CHANGE_TYPE: file.get("change"), COMMIT_VERSION: str(file["commit_version"])}
         return {**file, "partition": {**file["partition"], **of_change}}
 
-    def _united(self, parts: "Sequence[DataFrame]") -> "DataFrame":
+    def _united(self, parts: Sequence[DataFrame]) -> DataFrame:
         """Return the rows with their columns in the order of `row_schema`, which is not that of files by row."""
         rows = super()._united(parts)
         return rows.select(*map(quoted, self._columns), *(name for name in HIDDEN if name in rows.columns))

@@ -18,6 +18,7 @@ from typing import Any
 from jobs.sources import LeftAlone
 from jobs.sources.files.content import digest_of, is_below, open_file
 from jobs.sources.files.glob import HIDDEN, Glob, Place
+from jobs.sources.files.objects import ObjectPath
 from state_store.errors import SettingsInvalid, SourceUnreadable
 
 NOT_REACHED = "is a folder that the glob does not lead into"
@@ -188,6 +189,17 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
     if changed or is_young(after, min_age_seconds):
         return None
     return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
+
+
+def check_parquet_name(path: Path | ObjectPath) -> None:
+    """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
+
+    Raises: SourceUnreadable.
+    """
+    if ":" in (path.key if isinstance(path, ObjectPath) else str(path)) and re.search(r"[\[\]{}*?\\]", str(path)):
+        raise SourceUnreadable(
+            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
+        )
 
 
 def is_young(status: os.stat_result, min_age_seconds: int) -> bool:

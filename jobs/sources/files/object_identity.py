@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources.files.content import digest_of
-from jobs.sources.files.formats.parquet import check_name
-from jobs.sources.files.listing import UNCHECKED
+from jobs.sources.files.listing import UNCHECKED, check_parquet_name
 from jobs.sources.files.objects import ObjectPath, describe
 from jobs.sources.files.stores import ObjectInfo
 from state_store.errors import SourceChanged, SourceUnreadable
@@ -55,7 +54,7 @@ def identified(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) 
     if UNCHECKED.search(name):
         raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
     if source.format == "parquet":
-        check_name(path)
+        check_parquet_name(path)
     if len(name.encode()) > LONGEST_NAME_BYTES:
         raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
     entry = {"name": name, "size": info.size, "mtime_ns": info.mtime_ns}

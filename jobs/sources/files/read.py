@@ -6,11 +6,16 @@ first record that does not fit fails the batch, with an error that names the pla
 
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
 
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.column_types import columns_of
@@ -32,10 +37,6 @@ from state_store.errors import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import types as T  # noqa: N812
-
     from jobs.sources.files.formats.tasks import TaskReader
     from jobs.sources.files.source import Files
     from state_store.attempts import Attempt
@@ -49,10 +50,7 @@ Inode = tuple[int, int, int] | ObjectInfo
 class FileReader(Emitter):
     """Reads the named files of a folder; base class of all formats."""
 
-    # Names of its options, in lower case; None leaves them to Spark.
-    known_options: ClassVar[tuple[str, ...] | None] = None
-
-    def __init__(self, spark: "SparkSession", source: "Files", home: Path, partitions: Partitions) -> None:
+    def __init__(self, spark: SparkSession, source: "Files", home: Path, partitions: Partitions) -> None:
         self._spark = spark
         self._source = source
         self._folder = place_of(home, source.folder)
@@ -74,7 +72,7 @@ class FileReader(Emitter):
         """Return the declared columns, with partition columns last."""
         return columns_of({**self._schema, **self._partitions.schema})
 
-    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+    def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
         with self._changes_checked():
             paths = self._checked_paths(attempt, metadata)
@@ -82,7 +80,7 @@ class FileReader(Emitter):
                 return self._spark.createDataFrame([], self.row_schema())
             return self._read(paths, flagged=False)
 
-    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
+    def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged by a REFUSAL.
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
@@ -129,14 +127,12 @@ class FileReader(Emitter):
             return SourceUnreadable(text.strip().splitlines()[0])
         return None
 
-    def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
+    @abstractmethod
+    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
         """Return the rows of one or more files; unless they are flagged, the first record that does not fit ends the query."""
-        raise NotImplementedError
 
-    def _rows_of(self, reader: "TaskReader", schema: "T.StructType", *, read_here: bool) -> "DataFrame":
+    def _rows_of(self, reader: "TaskReader", schema: T.StructType, *, read_here: bool) -> DataFrame:
         """Return what a reader reads: in tasks or, faster for a few rows than starting a Python worker, in this process."""
-        import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-
         count = len(reader.tasks)
         if not read_here:
             return self._spark.range(0, count, 1, count).mapInArrow(reader, schema)
@@ -162,9 +158,9 @@ class FileReader(Emitter):
             self._check_content(path)
         return [_literal_path(path) for _, path in self._files]
 
+    @abstractmethod
     def _count_rows(self, path: Place) -> int:
         """Return the number of rows in a checked file."""
-        raise NotImplementedError
 
     def _check_content(self, path: Place) -> None:
         """Refuse a file whose content does not have the declared format."""
@@ -232,7 +228,7 @@ class FileReader(Emitter):
             return error
         return None
 
-    def _partition_values(self, file: dict[str, Any], path: Place) -> "dict[str, pa.Array]":
+    def _partition_values(self, file: dict[str, Any], path: Place) -> dict[str, pa.Array]:
         """Return the values that the file's metadata has or, without them, those in the names of its folders."""
         try:
             if "partition" in file:

@@ -20,11 +20,10 @@ from jobs.sources import Coordinator, Dataset, LeftAlone, Source
 from jobs.sources.column_types import parse_type
 from jobs.sources.files import object_listing
 from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.formats import READERS, parquet
-from jobs.sources.files.formats.text_reader import check_options, zone_of
 from jobs.sources.files.glob import Glob
-from jobs.sources.files.listing import Listing, identify, list_files, young_among
+from jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_among
 from jobs.sources.files.markers import Markers
+from jobs.sources.files.object_identity import identified
 from jobs.sources.files.objects import (
     ObjectPath,
     Place,
@@ -36,14 +35,15 @@ from jobs.sources.files.objects import (
     libraries_of,
     place_of,
 )
+from jobs.sources.files.options import check_options, zone_of
 from jobs.sources.files.partitions import Partitions
-from jobs.sources.files.read import FileReader
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from jobs.sources.files.read import FileReader
     from state_store.attempts import Attempt
 
 logger = logging.getLogger(__name__)
@@ -243,13 +243,12 @@ class Files(Source):
             Partitions(self.partitions)
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
-        if options := READERS[self.format].known_options:
-            try:
-                check_options(self.format, self.options, options)
-                for kind in self.schema.values():
-                    parse_type(kind)
-            except ValueError as error:
-                raise ValueError(f"Files({self.folder!r}): {error}") from None
+        try:
+            check_options(self.format, self.options)
+            for kind in self.schema.values() if self.format != "parquet" else ():
+                parse_type(kind)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}") from None
 
     @property
     def separator(self) -> str:
@@ -337,7 +336,7 @@ class Files(Source):
         Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
         """
         if self.format == "parquet":
-            parquet.check_name(folder / name)
+            check_parquet_name(folder / name)
         return identify(folder, name, min_age_seconds, follow_links=self.follow_links)
 
     def identity_of(self, folder: Place, name: str) -> dict[str, Any] | None:
@@ -346,8 +345,6 @@ class Files(Source):
         Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
         """
         if isinstance(folder, ObjectPath):
-            from jobs.sources.files.object_identity import identified  # noqa: PLC0415 - that module knows this one
-
             return identified(self, folder, name, describe(folder / name))
         with suppress(PermissionError):  # which says more when the file is opened
             (folder / name).stat()
@@ -376,8 +373,10 @@ class Files(Source):
     def _listing(self, settings: Settings) -> Listing:
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
 
-    def emitter(self, spark: "SparkSession", settings: Settings) -> FileReader:
+    def emitter(self, spark: "SparkSession", settings: Settings) -> "FileReader":
         """Return a reader of the files that the metadata names."""
+        from jobs.sources.files.formats import READERS  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+
         return READERS[self.format](spark, self, settings.home, Partitions(self.partitions, zone_of(self.options)))
 
     @property

@@ -1,18 +1,17 @@
 """Reads the data files of one batch of an Iceberg table."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from jobs.sources.column_types import columns_of
-from jobs.sources.data_files import DataFilesReader
+from jobs.sources.data_files_read import DataFilesReader
 from jobs.sources.files.formats.parquet import ParquetReader
 from jobs.sources.files.partitions import Partitions
 from jobs.sources.iceberg.source import Iceberg
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class IcebergReader(DataFilesReader):
@@ -20,7 +19,7 @@ class IcebergReader(DataFilesReader):
 
     USUAL = "."
 
-    def __init__(self, source: Iceberg, spark: "SparkSession", settings: Settings) -> None:
+    def __init__(self, source: Iceberg, spark: SparkSession, settings: Settings) -> None:
         super().__init__(spark, settings)
         self._source = source
 

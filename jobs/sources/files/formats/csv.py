@@ -1,28 +1,16 @@
 """Reads CSV files: turns the source's options into a parser of CSV records."""
 
-from typing import TYPE_CHECKING
-
 from jobs.sources.column_types import parse_type
-from jobs.sources.files.formats.text_reader import TextFileReader, is_true, line_end_of, named, zone_of
-from jobs.sources.files.formats.time_patterns import FORMATS
-
-if TYPE_CHECKING:
-    from jobs.sources.files.formats.text_scan import Parser
+from jobs.sources.files.formats.csv_records import CsvParser
+from jobs.sources.files.formats.text_reader import TextFileReader
+from jobs.sources.files.formats.text_records import Grammar
+from jobs.sources.files.options import PATTERNS, is_true, line_end_of, named, zone_of
 
 
 class CsvReader(TextFileReader):
     """Reads CSV files."""
 
-    known_options = (
-        *("encoding", "charset", "linesep", *FORMATS.values(), "locale", "timezone"),
-        *("sep", "delimiter", "quote", "escape", "comment", "nullvalue", "emptyvalue", "multiline"),
-        *("ignoreleadingwhitespace", "ignoretrailingwhitespace", "maxcolumns", "maxcharspercolumn"),
-    )
-
-    def _make_parser(self) -> "Parser":
-        from jobs.sources.files.formats.csv_records import CsvParser  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-        from jobs.sources.files.formats.text_records import Grammar  # noqa: PLC0415
-
+    def _make_parser(self) -> CsvParser:
         options = named(self._options)
         kinds = {name: parse_type(text) for name, text in self._schema.items()}
         quote = options.get("quote", '"')
@@ -42,7 +30,7 @@ class CsvReader(TextFileReader):
             null=options.get("nullvalue", ""),
             empty=options.get("emptyvalue", ""),
             zone=zone_of(self._options),
-            formatted=frozenset(name for name, kind in kinds.items() if FORMATS.get(kind.family) in options),
+            formatted=frozenset(name for name, kind in kinds.items() if PATTERNS.get(kind.family) in options),
             strip_left=strip_left,
             strip_right=strip_right,
         )

@@ -1,24 +1,24 @@
 """Reads Parquet files; `jobs.sources.files.formats.parquet_columns` decides which stored type may be read as which."""
 
-import re
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T  # noqa: N812
 
 from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.column_types import columns_of, parse_type, quoted
+from jobs.sources.files.formats.json_records import JsonParser
+from jobs.sources.files.formats.parquet_columns import Footer, arrow_types, count_rows, read_footer
+from jobs.sources.files.formats.parquet_tasks import Piece, RowsReader
+from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of
 from jobs.sources.files.objects import ObjectPath, Place, hadoop_options
 from jobs.sources.files.partitions import Partitions, undeclared
 from jobs.sources.files.read import FileReader
 from state_store.errors import SourceUnreadable, TidegateError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql import types as T  # noqa: N812
-
-    from jobs.sources.files.formats.parquet_columns import Footer
-    from jobs.sources.files.formats.parquet_tasks import Piece
 
 # Up to this size, rows are read in this process and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000
@@ -28,44 +28,29 @@ TASK_BYTES = 16 * 1024 * 1024
 RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
 
 
-def check_name(path: Place) -> None:
-    """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
-
-    Raises: SourceUnreadable.
-    """
-    if ":" in (path.key if isinstance(path, ObjectPath) else str(path)) and re.search(r"[\[\]{}*?\\]", str(path)):
-        raise SourceUnreadable(
-            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
-        )
-
-
 @dataclass(frozen=True)
 class _Group:
     """Files with the same values in their folders' names: these values, the files' places in the batch, and Spark's rows."""
 
     values: dict[str, Any]
     numbers: list[int]
-    native: "DataFrame"
+    native: DataFrame
 
 
 class ParquetReader(FileReader):
     """Reads the declared columns of Parquet files with Spark's reader or, where it is inexact, with our own tasks."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._rows: dict[Place, int] = {}  # by the files' footers
 
     def _count_rows(self, path: Place) -> int:
         if path not in self._rows:
-            from jobs.sources.files.formats.parquet_columns import count_rows  # noqa: PLC0415 - loads pyarrow
-
             self._rows[path] = count_rows(path)
         return self._rows[path]
 
-    def _read(self, paths: list[str], *, flagged: bool) -> "DataFrame":
+    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
         """Return the rows of some files, by our own tasks if one of them needs these."""
-        from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415 - loads pyarrow
-
         groups = self._groups(paths)
         # Spark looks at the present objects only, and one may be gone.
         is_replaced = any(isinstance(path, ObjectPath) and path.version for _, path in self._files)
@@ -78,7 +63,7 @@ class ParquetReader(FileReader):
             parts = [self._read_natively(group, flagged=flagged) for group in groups]
         return reduce(lambda left, right: left.unionAll(right), parts)
 
-    def _groups(self, paths: list[str]) -> "list[_Group]":
+    def _groups(self, paths: list[str]) -> list[_Group]:
         """Return the files by the values of their folders' names; a group's files are read together."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
@@ -98,9 +83,7 @@ class ParquetReader(FileReader):
             for values, numbers in alike.items()
         ]
 
-    def _read_footers(self, types: "dict[str, pa.DataType]") -> "list[Footer]":
-        from jobs.sources.files.formats.parquet_columns import read_footer  # noqa: PLC0415 - loads pyarrow
-
+    def _read_footers(self, types: dict[str, pa.DataType]) -> list[Footer]:
         footers = [
             read_footer(
                 *(path, types, self._schema, () if "partition" in file else self._partitions.schema),
@@ -120,26 +103,16 @@ class ParquetReader(FileReader):
             return set(file.get("may_lack", self._schema))
         return set(self._schema) - set(undeclared(file["name"], self._schema))
 
-    def _read_natively(self, group: "_Group", *, flagged: bool) -> "DataFrame":
+    def _read_natively(self, group: _Group, *, flagged: bool) -> DataFrame:
         """Return the rows as Spark's reader returns them, all of them good."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
         if not flagged:
             return self._with_values(group.native, group)
         origin = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -1)
         nothing = F.lit(None).cast("string")
         return self._with_values(group.native, group, origin.alias(ORIGIN), nothing.alias(REFUSAL), nothing.alias(PAYLOAD))
 
-    def _read_exactly(
-        self, group: "_Group", declared: "T.StructType", footers: "list[Footer]", *, flagged: bool
-    ) -> "DataFrame":
+    def _read_exactly(self, group: _Group, declared: T.StructType, footers: list[Footer], *, flagged: bool) -> DataFrame:
         """Return the rows as our own tasks read them."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-        from pyspark.sql import types as T  # noqa: PLC0415, N812
-
-        from jobs.sources.files.formats.parquet_columns import arrow_types  # noqa: PLC0415
-        from jobs.sources.files.formats.parquet_tasks import RowsReader  # noqa: PLC0415
-
         tasks = self._tasks([(self._files[number], footers[number]) for number in group.numbers])
         beside = {name: _as_json(value) for name, value in group.values.items()}
         reader = RowsReader(tasks, arrow_types(declared), dict(self._schema), flagged, beside)
@@ -150,20 +123,16 @@ class ParquetReader(FileReader):
         rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
         return self._with_values(rows, group, *(F.col(name) for name in hidden))
 
-    def _with_values(self, rows: "DataFrame", group: "_Group", *hidden: "Column") -> "DataFrame":
+    def _with_values(self, rows: DataFrame, group: _Group, *hidden: Column) -> DataFrame:
         """Return the declared columns, those of the folders' names, and the hidden ones."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
         values = [
             F.lit(None if value is None else str(value)).cast(kind).alias(name)
             for (name, kind), value in zip(self._partitions.schema.items(), group.values.values(), strict=True)
         ]
         return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
 
-    def _tasks(self, files: "list[tuple[tuple[dict[str, Any], Place], Footer]]") -> "list[list[Piece]]":
+    def _tasks(self, files: list[tuple[tuple[dict[str, Any], Place], Footer]]) -> list[list[Piece]]:
         """Divide row groups among tasks, in the files' order; tasks never share a row group."""
-        from jobs.sources.files.formats.parquet_tasks import Piece  # noqa: PLC0415
-
         tasks: list[list[Piece]] = [[]]
         room = float(TASK_BYTES)
         for (file, path), footer in files:
@@ -177,11 +146,8 @@ class ParquetReader(FileReader):
                 row += count
         return tasks
 
-    def parse_payloads(self, payloads: "DataFrame") -> "DataFrame":
+    def parse_payloads(self, payloads: DataFrame) -> DataFrame:
         """Parse quarantined rows, which were kept as JSON, by today's schema."""
-        from jobs.sources.files.formats.json_records import JsonParser  # noqa: PLC0415
-        from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of  # noqa: PLC0415
-
         try:
             parser = JsonParser({name: parse_type(text) for name, text in {**self._schema, **self._partitions.schema}.items()})
         except ValueError as error:
@@ -190,10 +156,8 @@ class ParquetReader(FileReader):
             PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)
         )
 
-    def _refused(self, payloads: "DataFrame", why: str) -> "DataFrame":
+    def _refused(self, payloads: DataFrame, why: str) -> DataFrame:
         """Return rows that stay in quarantine, without values."""
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
         columns = {**self._schema, **self._partitions.schema}
         nothing = [F.lit(None).cast(kind).alias(name) for name, kind in columns.items()]
         return payloads.select(*nothing, ORIGIN, F.lit(why).alias(REFUSAL), PAYLOAD)
