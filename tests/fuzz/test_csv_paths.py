@@ -77,7 +77,7 @@ def _read(blocks: list[bytes], grammar: Grammar, ways: Counter[bool] | None) -> 
             texts, bad = parser._texts_one_by_one(chunk, list(KINDS))
         else:
             texts, bad = parser._texts(chunk, list(KINDS))
-            ways[parser._by_arrow(chunk, list(KINDS)) is not None] += 1
+            ways[parser._table_by_arrow(chunk, list(KINDS)) is not None] += 1
         values = zip(*(texts[name].to_pylist() for name in KINDS), strict=True)
         for number, (line, value) in enumerate(zip(chunk.lines.tolist(), values, strict=True)):
             rows.append((line, chunk.record(number), value, bad.get(number)))
