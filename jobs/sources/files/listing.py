@@ -207,7 +207,7 @@ def is_young(status: os.stat_result, min_age_seconds: int) -> bool:
     return abs(time.time() - status.st_mtime) < min_age_seconds
 
 
-def young_among(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
+def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
     """Return the files that may still be written, by their age; vanished files are left out."""
     young = []
     for name in names if min_age_seconds > 0 else ():

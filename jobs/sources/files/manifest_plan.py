@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, completed, identified, unfinished
+from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, entry_of, why_unfinished, with_identity
 from jobs.sources.files.object_listing import EVERYTHING, matching_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
 from jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
@@ -64,7 +64,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
                 for name in self._untaken(objects, txid, set()):
                     if name in self._read_at:  # taken by this plan, which the history does not know yet
                         continue
-                    entry = identified(self._source, self._place, name, objects[name])
+                    entry = entry_of(self._source, self._place, name, objects[name])
                     if entry is None:
                         raise self._missing(name, progress)
                     self._read_at[name] = progress._replace(read=numbers[name])
@@ -77,7 +77,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
-                if why := unfinished(listed, self._manifest_age_seconds):
+                if why := why_unfinished(listed, self._manifest_age_seconds):
                     logger.warning("%s/%s %s: not read yet.", self._manifests, name, why)
                     return  # later ones have their turn after it
                 yield self._read_manifest(name, None)
@@ -139,7 +139,7 @@ class ManifestsCoordinator(ObjectsCoordinator):
                 f"Manifest {self._manifests / progress.name} names {name}, and {self._place / name} is open for writing. "
                 "Nothing new is planned until it is closed."
             )
-        return completed(self._source, self._place / name, info) or info
+        return with_identity(self._source, self._place / name, info) or info
 
     def _missing(self, name: str, progress: _Progress) -> SourceUnavailable:
         return SourceUnavailable(

@@ -22,7 +22,7 @@ class Markers:
         self._place, self._marker = place, marker
         self._marked: dict[str, Written | None] = {}
 
-    def awaited(self, name: str) -> str | None:
+    def unmarked_folder(self, name: str) -> str | None:
         """Return the folder of a file that is not complete; None if it is.
 
         Raises: SourceUnreadable, SourceUnavailable.
@@ -37,7 +37,7 @@ class Markers:
 
         Raises: SourceUnreadable, SourceUnavailable.
         """
-        return sorted({folder for name in names if (folder := self.awaited(name))})
+        return sorted({folder for name in names if (folder := self.unmarked_folder(name))})
 
     def check_unchanged(self, names: Iterable[str]) -> None:
         """Check that the folders of files are still complete, and by the same markers as when they were first looked up.

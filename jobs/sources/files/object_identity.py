@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LONGEST_NAME_BYTES = 1024  # of a key, in every store
 
 
-def completed(source: "Files", path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
+def with_identity(source: "Files", path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
     """Return an object with its ETag and version, which a listing may lack; None if it is gone, or no object at all.
 
     Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
@@ -36,7 +36,7 @@ def completed(source: "Files", path: ObjectPath, listed: ObjectInfo) -> ObjectIn
         return None
 
 
-def unfinished(info: ObjectInfo, min_age_seconds: int) -> str | None:
+def why_unfinished(info: ObjectInfo, min_age_seconds: int) -> str | None:
     """Return why an object may still be written; None if it is whole."""
     if info.is_open:
         return "is open for writing"
@@ -45,7 +45,7 @@ def unfinished(info: ObjectInfo, min_age_seconds: int) -> str | None:
     return None
 
 
-def identified(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
+def entry_of(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
     """Return a completed object's entry in the metadata; None if it is gone.
 
     Raises: SourceUnreadable, SourceUnavailable.

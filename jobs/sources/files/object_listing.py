@@ -47,7 +47,7 @@ def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
     return LeftAlone(where, pattern, matching, dict(sorted(names.items())))
 
 
-def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
+def young_objects(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[str]:
     """Return which of the first MOST_REPORTED names changed less than `min_age_seconds` ago."""
     if min_age_seconds <= 0:
         return []
@@ -56,7 +56,7 @@ def young_among(place: ObjectPath, pattern: str, min_age_seconds: int) -> list[s
     return [name for name, info in islice(objects, MOST_REPORTED) if info.mtime_ns > since]
 
 
-def unmarked_among(place: ObjectPath, pattern: str, marker: str) -> list[str]:
+def folders_without_marker(place: ObjectPath, pattern: str, marker: str) -> list[str]:
     """Return the folders that are not complete, among the first MOST_REPORTED names."""
     sieve = _Sieve(pattern)
     names = (name_in(place, each) for page in listed(place) for each in page)

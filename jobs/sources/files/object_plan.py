@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator, History
 from jobs.sources.files.markers import Markers
-from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.object_identity import entry_of, why_unfinished, with_identity
 from jobs.sources.files.object_listing import matching_objects, names_not_matching
 from jobs.sources.files.objects import ObjectPath, describe, pinned
 from jobs.sources.files.plan import planned_elsewhere
@@ -109,7 +109,7 @@ class ObjectsCoordinator(Coordinator):
                 info, is_held_back = self._examine(name, page[name])
                 if is_held_back and self._source.names_grow:
                     return  # if a later name were taken, this one would never be read
-                entry = identified(self._source, self._place, name, info) if info and not is_held_back else None
+                entry = entry_of(self._source, self._place, name, info) if info and not is_held_back else None
                 if entry:
                     yield entry
                 elif page[name].size and self._source.names_grow:
@@ -119,8 +119,8 @@ class ObjectsCoordinator(Coordinator):
         """Return an object with its ETag, None if it is gone; and whether it is left to a later plan."""
         if self._waits_for_marker(name):
             return listed, True
-        info = completed(self._source, self._place / name, listed)
-        if info and (why := unfinished(info, self._min_age_seconds)):
+        info = with_identity(self._source, self._place / name, listed)
+        if info and (why := why_unfinished(info, self._min_age_seconds)):
             logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
             return info, True
         return info, False
@@ -136,7 +136,7 @@ class ObjectsCoordinator(Coordinator):
         return new
 
     def _waits_for_marker(self, name: str) -> bool:
-        folder = self._markers.awaited(name)
+        folder = self._markers.unmarked_folder(name)
         if folder is not None and folder not in self._unmarked:
             logger.info("%s/%s has no %s yet: its objects are not planned.", self._place, folder, self._source.marker)
             self._unmarked.add(folder)
@@ -165,8 +165,8 @@ class ObjectsCoordinator(Coordinator):
         if candidates and identity is None:
             if same := next((file for file in candidates if file.mtime_ns == listed.mtime_ns), None):
                 return same
-            complete = completed(self._source, self._place / name, listed)
-            entry = None if complete is None else identified(self._source, self._place, name, complete)
+            complete = with_identity(self._source, self._place / name, listed)
+            entry = None if complete is None else entry_of(self._source, self._place, name, complete)
             if entry is None:
                 return candidates[0]  # gone since it was listed
             identity = entry["sha256"]

@@ -112,12 +112,12 @@ class FilesCoordinator(Coordinator):
                 break
             if name in mine:
                 continue  # a new file with the name of a moved one: the next batch takes it
-            if unmarked := self._markers.awaited(name):
+            if unmarked := self._markers.unmarked_folder(name):
                 self._unmarked.add(unmarked)
                 continue
             if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
                 raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-            identity = self._source.identified(self._folder, name, self._min_age_seconds)
+            identity = self._source.file_identity(self._folder, name, self._min_age_seconds)
             if identity is None:
                 self._young.append(name)
                 continue
@@ -241,7 +241,7 @@ class FilesCoordinator(Coordinator):
         return kept
 
     def _identity(self, folder: Path, name: str) -> dict[str, Any]:
-        identity = self._source.identified(folder, name, 0)
+        identity = self._source.file_identity(folder, name, 0)
         if identity is None:
             raise SourceUnreadable(f"{folder / name} changes while it is read.")
         return identity

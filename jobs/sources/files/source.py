@@ -21,9 +21,9 @@ from jobs.sources.column_types import parse_type
 from jobs.sources.files import object_listing
 from jobs.sources.files.done_folder import DoneFolder
 from jobs.sources.files.glob import Glob
-from jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_among
+from jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_files
 from jobs.sources.files.markers import Markers
-from jobs.sources.files.object_identity import identified
+from jobs.sources.files.object_identity import entry_of
 from jobs.sources.files.objects import (
     ObjectPath,
     Place,
@@ -310,11 +310,11 @@ class Files(Source):
         where: Place
         if listed := self._listed_place():
             (place, glob), where = listed, listed[0]
-            young = object_listing.young_among(place, glob, min_age)
-            unmarked = object_listing.unmarked_among(place, self.glob, self.marker) if self.marker else []
+            young = object_listing.young_objects(place, glob, min_age)
+            unmarked = object_listing.folders_without_marker(place, self.glob, self.marker) if self.marker else []
         else:
             listing = self._listing(settings)
-            where, young = listing.folder, young_among(listing.folder, listing.names, min_age)
+            where, young = listing.folder, young_files(listing.folder, listing.names, min_age)
             unmarked = Markers(where, self.marker).unmarked(listing.names)
         sentences = []
         if young:
@@ -330,7 +330,7 @@ class Files(Source):
         usual = 0 if is_url(self.folder) else settings.min_file_age_seconds
         return usual if self.min_age_seconds is None else self.min_age_seconds
 
-    def identified(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
+    def file_identity(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
         """Return the identity of a file in a folder; None while it is still being written.
 
         Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
@@ -345,10 +345,10 @@ class Files(Source):
         Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
         """
         if isinstance(folder, ObjectPath):
-            return identified(self, folder, name, describe(folder / name))
+            return entry_of(self, folder, name, describe(folder / name))
         with suppress(PermissionError):  # which says more when the file is opened
             (folder / name).stat()
-        return self.identified(folder, name, 0)
+        return self.file_identity(folder, name, 0)
 
     def objects(self) -> ObjectPath | None:
         """Return the place in a store; None if the folder is on a disk."""

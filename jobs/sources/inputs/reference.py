@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Dataset, LeftAlone
 from jobs.sources.delta.source import Delta
-from jobs.sources.files.listing import list_files, young_among
-from jobs.sources.files.object_identity import completed, identified, unfinished
+from jobs.sources.files.listing import list_files, young_files
+from jobs.sources.files.object_identity import entry_of, why_unfinished, with_identity
 from jobs.sources.files.object_listing import matching_objects
 from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
@@ -148,9 +148,9 @@ class Reference:
         if place := declared.objects():
             return self._find_objects(declared, place, min_age)
         folder, names = self._list_names(declared, settings)
-        if young_among(folder, names, min_age):
+        if young_files(folder, names, min_age):
             return None
-        files = [declared.identified(folder, name, min_age) for name in names]
+        files = [declared.file_identity(folder, name, min_age) for name in names]
         # A version has the files of one moment: none was added, removed or changed while the others were read.
         if self._list_names(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
             return None
@@ -161,11 +161,11 @@ class Reference:
         listed = self._list_objects(declared, place)
         files = []
         for name, info in listed.items():
-            if (whole := completed(declared, place / name, info)) is None:
+            if (whole := with_identity(declared, place / name, info)) is None:
                 continue  # it stands for a folder; or it is gone, as the second listing shows
-            if unfinished(whole, min_age):
+            if why_unfinished(whole, min_age):
                 return None
-            files.append(identified(declared, place, name, whole))
+            files.append(entry_of(declared, place, name, whole))
         # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.
         return {"files": files} if None not in files and self._list_objects(declared, place) == listed else None
 
