@@ -18,8 +18,9 @@ from pyspark.errors import PySparkException
 
 from jobs import PostgresTable
 from jobs.compute.session import spark_session
-from jobs.sources.postgres.query import connected, readable_type, transaction
+from jobs.sources.postgres.connection import connected, transaction
 from jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
+from jobs.sources.postgres.types import readable_type
 from jobs.task_errors import reported_in
 from state_store.attempts import Attempt
 from state_store.batches import encode_metadata

@@ -35,7 +35,8 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.query import Position, Query, transaction
+from jobs.sources.postgres.connection import transaction
+from jobs.sources.postgres.query import Position, Query
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 from psycopg2 import sql
 
 from jobs.sources import Coordinator
+from jobs.sources.postgres.connection import check_primary, connected, transaction
 from jobs.sources.postgres.functions import check_functions
 from jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
 from jobs.sources.postgres.late import (
@@ -30,7 +31,7 @@ from jobs.sources.postgres.origin import (
     read_origin,
     read_sequences,
 )
-from jobs.sources.postgres.query import Position, check_primary, connected, transaction
+from jobs.sources.postgres.query import Position
 from jobs.sources.postgres.seen import Partitions, attached, check_attached, partitions_of, snapshot_of
 from jobs.sources.postgres.source import PostgresTable
 from state_store.declaration import SourceMetadata

@@ -17,16 +17,9 @@ from pyarrow import csv
 
 from jobs.compute.session_files import on_executor
 from jobs.sources import Emitter
+from jobs.sources.postgres.connection import check_primary, connected, transaction
 from jobs.sources.postgres.origin import check_same_origin, read_origin
-from jobs.sources.postgres.query import (
-    Position,
-    Query,
-    check_primary,
-    connected,
-    count_rows,
-    range_in_words,
-    transaction,
-)
+from jobs.sources.postgres.query import Position, Query, count_rows, range_in_words
 from jobs.task_errors import reported
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError

@@ -17,18 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Dataset, Source
+from jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
 from jobs.sources.postgres.in_flight import long_open
 from jobs.sources.postgres.origin import read_origin
-from jobs.sources.postgres.query import (
-    Query,
-    check_primary,
-    connected,
-    conninfo_of,
-    readable_type,
-    shown,
-    table_of,
-    transaction,
-)
+from jobs.sources.postgres.query import Query, shown, table_of
+from jobs.sources.postgres.types import readable_type
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import SourceUnreadable
 from state_store.settings import Settings
