@@ -53,7 +53,7 @@ class Committer:
             if not has_ack:
                 ack(store, pipeline, own)
             if not own.already_committed:
-                self._drain(max(together, default=txid) + 1)
+                self._commit_following(max(together, default=txid) + 1)
             return own
 
     def _commit_own(self, txid: int, restage: Callable[[int], object]) -> tuple[Commit, Collection[int]]:
@@ -96,7 +96,7 @@ class Committer:
         ack(self._store, pipeline, commit)
         return commit
 
-    def _drain(self, txid: int) -> None:
+    def _commit_following(self, txid: int) -> None:
         """Commit this batch and those that directly follow, while their turns are open.
 
         An error ends the loop: the batch's own task meets the error again, and reports it.

@@ -23,7 +23,7 @@ UNREAD = {"start": 0, "end": 0}
 
 
 class KafkaCoordinator(PartitionedCoordinator):
-    """Plans batches from the offsets that one look at the topic has found."""
+    """Plans batches from the offsets that the topic had when the plan began."""
 
     def __init__(self, source: Kafka, topic: "Topic") -> None:
         self._source = source
@@ -49,28 +49,30 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         if current_metadata is not None and (kept := self._saved_plan(previous_metadata, current_metadata)) is not None:
             return kept
-        saved = previous_metadata or current_metadata
-        is_new = saved is not None and self._begins_again(saved)
-        self._check_same_topic(current_metadata if is_new else saved)
-        if is_new:
-            positions, must_exist = {}, current_metadata is not None
-            previous_metadata = {"partitions": {}, "idle": {}}
-        elif previous_metadata is None:
-            positions = self._starts(current_metadata)
-            previous_metadata = {"partitions": {}, "idle": positions}
-            must_exist = self._source.start == "latest" or current_metadata is not None
-        else:
-            positions, must_exist = last_slices(previous_metadata), False
-        self._offsets.share({name: last["end"] for name, last in positions.items()})
-        planned = super().initialize_transaction(txid, previous_metadata, current_metadata)
-        if planned is None:
-            if not must_exist:
-                return None
-            planned = previous_metadata
+        before, must_exist = self._predecessor(previous_metadata, current_metadata)
+        self._offsets.share({name: last["end"] for name, last in last_slices(before).items()})
+        planned = super().initialize_transaction(txid, before, current_metadata)
+        if planned is None and not must_exist:
+            return None
+        planned = planned or before
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
         planned = {**planned, **self._note_of_loss(txid, current_metadata), **place}
         self._check_redo(txid, current_metadata, planned)
         return planned
+
+    def _predecessor(self, previous: SourceMetadata | None, current: SourceMetadata | None) -> tuple[SourceMetadata, bool]:
+        """Return what a batch follows, as metadata with the partitions' positions, and whether it needs no ranges to be planned.
+
+        Raises: SourceChanged if it is another topic than before; SourceUnavailable.
+        """
+        saved = previous or current
+        if saved is not None and self._begins_again(saved):
+            self._check_same_topic(current)
+            return {"partitions": {}, "idle": {}}, current is not None
+        self._check_same_topic(saved)
+        if previous is not None:
+            return previous, False
+        return {"partitions": {}, "idle": self._starts(current)}, current is not None or self._source.start == "latest"
 
     def _check_redo(self, txid: int, counted: SourceMetadata | None, planned: SourceMetadata) -> None:
         """Refuse to plan a committed batch again without records that have counted in it, and that no later batch can read.

@@ -42,7 +42,7 @@ _KEPT = ("gaps", "snapshot", "attached", "origin")
 
 
 class PostgresCoordinator(Coordinator):
-    """Plans ranges; all ranges of one plan are among the rows that were settled when it first looked at the table."""
+    """Plans ranges; all ranges of one plan are among the rows that were settled when it began."""
 
     def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
         self._source = source
@@ -65,21 +65,24 @@ class PostgresCoordinator(Coordinator):
         if current_metadata is not None and self._source.kind == "transactional":
             return current_metadata
         after, is_continued = self._position(previous_metadata)
-        before = previous_metadata if is_continued else None
-        begin = after, self._source.generation
-        if current_metadata is not None and (current_metadata["after"], current_metadata.get("generation", 1)) == begin:
+        if current_metadata is not None and self._follows(current_metadata, after):
             return current_metadata
+        before = previous_metadata if is_continued else None
         with connected(self._conninfo, self._query) as connection:
             if self._survey is None:
                 self._survey = self._survey_table(connection, after, before)
             survey = self._survey
-            following = self._cut(connection, after, survey, previous_metadata) if survey.settled is not None else None
+            following = self._next_range(connection, after, survey, previous_metadata)
             if before is not None:
                 self._check_late(connection, survey, before)
         if following is None and current_metadata is not None:
             entries = {name: value for name, value in (previous_metadata or {}).items() if name in _KEPT}
             return {"after": after, "to": after, "splits": [], "rows": 0, **entries, "generation": self._source.generation}
         return following
+
+    def _follows(self, saved: SourceMetadata, after: Position | None) -> bool:
+        """Return whether a saved range begins at this position, in the declared generation."""
+        return (saved["after"], saved.get("generation", 1)) == (after, self._source.generation)
 
     def _position(self, previous: SourceMetadata | None) -> tuple[Position | None, bool]:
         """Return the start of the next range, and whether the table has to be the same as before.
@@ -135,12 +138,13 @@ class PostgresCoordinator(Coordinator):
         sequences = read_sequences(cursor, self._query, origin, is_promised=self._source.key_is_drawn)
         return sequences, drawn_by(self._query, origin, sequences, is_promised=self._source.key_is_drawn)
 
-    def _cut(
+    def _next_range(
         self, connection: Any, after: Position | None, survey: "_Survey", previous: SourceMetadata | None
     ) -> SourceMetadata | None:
-        """Return the range of the next `max_rows` rows, and those that share the last key."""
+        """Return the range of the next `max_rows` settled rows, and those that share the last key; None if there are none."""
         source = self._source
-        assert survey.snapshot is not None
+        if survey.snapshot is None:
+            return None
         ends, partitions = self._ends(connection, after, survey)
         if not ends:
             return None
