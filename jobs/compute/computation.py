@@ -157,21 +157,23 @@ class _Computation:
         return {**parts, **checked}
 
     def _pass(self, parts: Mapping[str, Part], route: Route) -> _Computed:
-        # A second pass needs trackers of its own: the first may have summed up only the rows that it read before it stopped.
-        place = f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
         if route.follows_partials is not None:
-            return self._follow_partials(parts, route, route.follows_partials, place)
-        return self._follow_rows(parts, route, place)
+            return self._follow_partials(parts, route, route.follows_partials)
+        return self._follow_rows(parts, route)
 
-    def _follow_rows(self, parts: Mapping[str, Part], route: Route, place: str) -> _Computed:
+    def _name_of(self, route: Route) -> str:
+        """Return the name of a pass: a second one needs other trackers, as the first may have stopped before its last row."""
+        return f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
+
+    def _follow_rows(self, parts: Mapping[str, Part], route: Route) -> _Computed:
         """Reconcile row by row: compare the sums of the transformed rows with those in the staged partials.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
-        pipeline, attempt = self._pipeline, self._attempt
-        used, untouched = used_columns(pipeline), is_untouched(pipeline, attempt)
-        tracked = {name: self._track(name, part, route, place) for name, part in parts.items()}
-        transformed = Tracker(f"transform of {place}")
+        pipeline = self._pipeline
+        used, untouched = used_columns(pipeline), is_untouched(pipeline, self._attempt)
+        tracked = {name: self._track(name, part, route) for name, part in parts.items()}
+        transformed = Tracker(f"transform of {self._name_of(route)}")
         if untouched:
             rows, schema = _merge_inputs(tracked, route)
         else:
@@ -188,15 +190,23 @@ class _Computation:
         emitted = self._input_sums(tracked)
         # Without a transform and flags, the source's rows are the transformed rows: they are counted once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
-        if pipeline.transform is None:
-            good = emitted.rows - emitted.flagged
-            check_complete(attempt, "the rows without a transform", RowSums(good), RowSums(returned.rows))
-        for (name, state), rows_staged in zip(pipeline.states.items(), staged, strict=True):
-            if used is not None and not state.unanchored:
-                check_complete(attempt, f"state {name}", returned, rows_staged.reconciled)
+        self._reconcile(emitted, returned, staged)
         if emitted.flagged:
             staged.append(self._stage_bad(_merge_inputs(tracked, route)[0].drop(ID), emitted))
         return _Computed(emitted, returned, staged, datetime.now(UTC))
+
+    def _reconcile(self, emitted: RowSums, returned: RowSums, staged: Sequence[StagedRows]) -> None:
+        """Compare the sums of rows at the source, after the transform, and in each state's staging.
+
+        Raises: RowsLost.
+        """
+        pipeline, attempt = self._pipeline, self._attempt
+        if pipeline.transform is None:
+            good = emitted.rows - emitted.flagged
+            check_complete(attempt, "the rows without a transform", RowSums(good), RowSums(returned.rows))
+        for (name, state), rows in zip(pipeline.states.items(), staged, strict=True):
+            if used_columns(pipeline) is not None and not state.unanchored:
+                check_complete(attempt, f"state {name}", returned, rows.reconciled)
 
     def _stage_states(
         self, states: Sequence[tuple[str, AnyState]], rows: DataFrame, schema: T.StructType, route: Route
@@ -209,7 +219,7 @@ class _Computation:
             staged.append(self._stage(state, spec, partials, route))
         return staged
 
-    def _follow_partials(self, parts: Mapping[str, Part], route: Route, expected_rows: int, place: str) -> _Computed:
+    def _follow_partials(self, parts: Mapping[str, Part], route: Route, expected_rows: int) -> _Computed:
         """Reconcile partial by partial, where the source vouches for the rows by digests, and for their number.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
@@ -219,7 +229,7 @@ class _Computation:
         )
         staged: list[StagedRows] = []
         for name, state in self._pipeline.states.items():
-            spec, followed = state.spec(name), Tracker(f"state {name} of {place}")
+            spec, followed = state.spec(name), Tracker(f"state {name} of {self._name_of(route)}")
             partials = aggregate(records, schema, state, spec, follow="partials")
             partials = followed.attach_partials(partials, counter_of(state))
             staged.append(self._stage(state, spec, partials, route))
@@ -230,12 +240,13 @@ class _Computation:
             check_complete(self._attempt, f"state {name}", sums, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
-    def _track(self, name: str, part: Part, route: Route, place: str) -> "_TrackedPart":
+    def _track(self, name: str, part: Part, route: Route) -> "_TrackedPart":
         """Return a part's rows, counted unless it is idle; an input's rows are also hashed, as the route says."""
         schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
         if part.role == "idle":
             return _TrackedPart(part, part.rows, schema)
-        tracker = Tracker(f"{part.role} {name} of {place}" if name else f"source of {place}", of=name)
+        what = f"{part.role} {name}" if name else "source"
+        tracker = Tracker(f"{what} of {self._name_of(route)}", of=name)
         columns: list[str] | None = None
         if part.role == "input" and route.hashed == "used":
             columns = used_columns(self._pipeline)

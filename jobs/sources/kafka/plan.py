@@ -61,7 +61,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         return planned
 
     def _predecessor(self, previous: SourceMetadata | None, current: SourceMetadata | None) -> tuple[SourceMetadata, bool]:
-        """Return what a batch follows, as metadata with the partitions' positions, and whether it needs no ranges to be planned.
+        """Return what a batch follows, as metadata with the partitions' positions, and whether it is planned even if empty.
 
         Raises: SourceChanged if it is another topic than before; SourceUnavailable.
         """
