@@ -28,7 +28,7 @@ from jobs.compute.state_answers import StateAnswers
 from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
 from jobs.compute.transforms import Frames, apply_transform, check_used
 from jobs.pipeline import Pipeline
-from jobs.sources import ORIGIN, REFUSAL, Emitter, InputFacts, Part
+from jobs.sources import ORIGIN, REFUSAL, BatchPart, Emitter, InputFacts
 from jobs.sources.inputs.read import merged
 from jobs.state_queries import answered_by
 from jobs.states import AnyState
@@ -133,7 +133,7 @@ class _Computation:
             logger.info("%s is staged on executors: %s", attempt, why)
             return self._pass(parts, replace(route, in_process=frozenset()))
 
-    def _read(self) -> Mapping[str, Part]:
+    def _read(self) -> Mapping[str, BatchPart]:
         """Return the batch's rows by input; if some may be bad, with columns for origin, refusal and payload."""
         pipeline, attempt, emitter = self._pipeline, self._attempt, self._emitter
         flagged = is_flagged(pipeline, attempt)
@@ -141,7 +141,7 @@ class _Computation:
             settings = self._store.settings
             conninfo, tasks = conninfo_of_tasks(settings), settings.staging_connections
             waiting = quarantine.waiting_records(self._spark, emitter, conninfo, pipeline.name, attempt.txid, tasks)
-            parts: Mapping[str, Part] = {"": Part(waiting, "input", lambda: None)}
+            parts: Mapping[str, BatchPart] = {"": BatchPart(waiting, "input", lambda: None)}
         else:
             with_idle = pipeline.transform is not None
             parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=flagged, with_idle=with_idle)
@@ -156,7 +156,7 @@ class _Computation:
         }
         return {**parts, **checked}
 
-    def _pass(self, parts: Mapping[str, Part], route: Route) -> _Computed:
+    def _pass(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
         if route.follows_partials is not None:
             return self._follow_partials(parts, route, route.follows_partials)
         return self._follow_rows(parts, route)
@@ -165,7 +165,7 @@ class _Computation:
         """Return the name of a pass: a second one needs other trackers, as the first may have stopped before its last row."""
         return f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
 
-    def _follow_rows(self, parts: Mapping[str, Part], route: Route) -> _Computed:
+    def _follow_rows(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
         """Reconcile row by row: compare the sums of the transformed rows with those in the staged partials.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
@@ -219,7 +219,7 @@ class _Computation:
             staged.append(self._stage(state, spec, partials, route))
         return staged
 
-    def _follow_partials(self, parts: Mapping[str, Part], route: Route, expected_rows: int) -> _Computed:
+    def _follow_partials(self, parts: Mapping[str, BatchPart], route: Route, expected_rows: int) -> _Computed:
         """Reconcile partial by partial, where the source vouches for the rows by digests, and for their number.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
@@ -240,7 +240,7 @@ class _Computation:
             check_complete(self._attempt, f"state {name}", sums, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
-    def _track(self, name: str, part: Part, route: Route) -> "_TrackedPart":
+    def _track(self, name: str, part: BatchPart, route: Route) -> "_TrackedPart":
         """Return a part's rows, counted unless it is idle; an input's rows are also hashed, as the route says."""
         schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
         if part.role == "idle":
@@ -302,7 +302,7 @@ class _Computation:
         check_complete(self._attempt, "the quarantine", RowSums(emitted.flagged), RowSums(bad.rows))
         return bad
 
-    def _check_expected(self, name: str, rows: int, part: Part) -> None:
+    def _check_expected(self, name: str, rows: int, part: BatchPart) -> None:
         """Refuse an attempt for which Spark read more or fewer rows than the source itself counts.
 
         Raises: RowsLost; the errors of `Emitter.verify_batch` if the source has changed since it was planned.
@@ -322,7 +322,7 @@ class _Computation:
 class _TrackedPart:
     """A part of a batch: `rows` as observed by `tracker`, if it has one, and `schema`, the columns without the added hash."""
 
-    part: Part
+    part: BatchPart
     rows: DataFrame
     schema: T.StructType
     tracker: Tracker | None = None

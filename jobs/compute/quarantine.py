@@ -21,7 +21,7 @@ from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.column_types import parse_type, quoted
 from jobs.sources.files.formats.json_records import JsonParser
 from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import PartitionColumns
 from jobs.states import AnyState
 from jobs.task_errors import refusal
 from state_store.errors import MalformedRecord, SourceChanged
@@ -145,7 +145,7 @@ def _rows_of_json(records: DataFrame, columns: T.StructType) -> DataFrame:
         parser = JsonParser({field.name: parse_type(field.dataType.simpleString()) for field in columns}, by_spark=True)
     except ValueError as error:
         return _flagged(records.withColumn(REFUSAL, F.lit(f"it cannot be read from JSON: {error}")), columns)
-    return _not_raw(records.mapInArrow(PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)))
+    return _not_raw(records.mapInArrow(PayloadsReader(parser, PartitionColumns({})), schema_of(parser.types, flagged=True)))
 
 
 def _flagged(records: DataFrame, columns: T.StructType) -> DataFrame:

@@ -42,7 +42,7 @@ SORTED_ROWS = 10_000  # per Arrow batch after sorting, as Spark sends them
 _CSV = csv.WriteOptions(include_header=False)
 
 
-class Answer(NamedTuple):
+class TaskReport(NamedTuple):
     """A task's report to the driver: what it staged of one partition, or why it refused."""
 
     partition: int
@@ -57,8 +57,8 @@ class Answer(NamedTuple):
 
 
 _ARROW_TYPES: dict[Any, pa.DataType] = {int: pa.int64(), str | None: pa.string()}
-_ANSWER = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in get_type_hints(Answer).items()])
-ANSWER = spark_schema(_ANSWER)  # a schema in text form would cost a question to the server
+_REPORT = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in get_type_hints(TaskReport).items()])
+REPORT = spark_schema(_REPORT)  # a schema in text form would cost a question to the server
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class StagingSink:
                 refusal = TidegateError(f"COPY wrote {rows} rows of {reader.rows} into {self.table}.")
         code, reason = (type(refusal).__name__, str(refusal)) if refusal else (None, None)
         reconciled = reader.reconciled_rows, reader.reconciled_hash
-        answer = Answer(task.partitionId(), task.taskAttemptId(), rows, checksum, reader.bytes, *reconciled, code, reason)
-        yield pa.RecordBatch.from_pylist([answer._asdict()], _ANSWER)
+        answer = TaskReport(task.partitionId(), task.taskAttemptId(), rows, checksum, reader.bytes, *reconciled, code, reason)
+        yield pa.RecordBatch.from_pylist([answer._asdict()], _REPORT)
 
 
 def _keep_imports() -> None:

@@ -48,8 +48,8 @@ def stage_on_executors(settings: Settings, attempt: Attempt, spec: Staged, rows:
     plain_spec = spec.without_code if isinstance(spec, StateSpec) else spec
     task = sink.StagingSink(conninfo_of_tasks(settings), staging, plain_spec, digest, counter)
     # As Arrow, because collect() would ask the server how to return binary columns.
-    table = rows.mapInArrow(task, sink.ANSWER).toArrow()
-    answers = [sink.Answer(**answer) for answer in table.to_pylist()]
+    table = rows.mapInArrow(task, sink.REPORT).toArrow()
+    answers = [sink.TaskReport(**answer) for answer in table.to_pylist()]
     for answer in answers:
         if answer.refusal:
             raise getattr(errors, answer.refusal)(answer.reason)

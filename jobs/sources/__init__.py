@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from state_store.attempts import Attempt
     from state_store.source_files import TakenFile
 
-__all__ = [
-    "HIDDEN",
-    "ORIGIN",
-    "PAYLOAD",
-    "REFUSAL",
-    "Coordinator",
-    "Emitter",
-    "History",
-    "InputFacts",
-    "LeftAlone",
-    "Part",
-    "Source",
-]
-
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"
 
@@ -137,7 +123,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """A share of what a batch reads: the rows of an input or a reference; `idle`, without rows, for an input without new data.
 
     `expected` returns the number of rows, counted without Spark; it is called after Spark has read them. None: unknown.
@@ -170,7 +156,7 @@ class Emitter(Protocol):
 
     def emit_parts(
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
-    ) -> Mapping[str, Part]:
+    ) -> Mapping[str, BatchPart]:
         """Return what the batch reads by input, as `emit_records` if `flagged`; a single source has the one input "".
 
         `with_idle` asks also for inputs that have no new rows.
@@ -179,7 +165,7 @@ class Emitter(Protocol):
         """
         del with_idle
         emit = self.emit_records if flagged else self.emit_batch
-        return {"": Part(emit(attempt, metadata), "input", partial(self.expected_rows, metadata))}
+        return {"": BatchPart(emit(attempt, metadata), "input", partial(self.expected_rows, metadata))}
 
     def row_schema(self) -> str:
         """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Quarantine needs them."""

@@ -16,7 +16,7 @@ from psycopg2 import sql
 
 from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.column_types import parse_type
-from jobs.sources.postgres.query import Query
+from jobs.sources.postgres.query import TableQuery
 from state_store.columns import ColumnType
 from state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
@@ -109,7 +109,7 @@ class _Upstream:
     """The followed pipeline at one time: its last committed txid, and the query of its changes."""
 
     committed: int
-    query: Query
+    query: TableQuery
     pruned: int  # the txid up to which changes were removed
 
 
@@ -232,11 +232,11 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     return _Upstream(committed, _query(source, state), pruned)
 
 
-def _query(source: Changes, state: StateSpec) -> Query:
+def _query(source: Changes, state: StateSpec) -> TableQuery:
     assert state.stream is not None
     table, columns = state.stream
     kinds = {column.name: parse_type(_spark_name(column.type)) for column in columns}
-    return Query(f"The changes of {source.of}", ("state", table), "", ("txid",), kinds)
+    return TableQuery(f"The changes of {source.of}", ("state", table), "", ("txid",), kinds)
 
 
 def _spark_name(kind: ColumnType) -> str:

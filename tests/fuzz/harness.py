@@ -111,7 +111,7 @@ class Declared:
     columns: Sequence[Column]
     details: str
     block_bytes: int = content.READ_BLOCK_BYTES
-    piece_bytes: int = text_scan.PIECE_BYTES
+    piece_bytes: int = text_scan.RANGE_BYTES
     here_bytes: int = text_reader.HERE_BYTES
 
     def pipeline(self, inputs_per_batch: int, on_poison: str) -> Pipeline:
@@ -175,7 +175,7 @@ class Fuzz:
         together = [each for each in drawn if each not in alone]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(content, "READ_BLOCK_BYTES", declared.block_bytes)
-            patch.setattr(text_scan, "PIECE_BYTES", declared.piece_bytes)
+            patch.setattr(text_scan, "RANGE_BYTES", declared.piece_bytes)
             patch.setattr(text_reader, "HERE_BYTES", declared.here_bytes)
             if why := self._read_together(declared, together, per_batch):
                 before = len(self.found)

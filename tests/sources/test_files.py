@@ -431,13 +431,13 @@ def test_a_damaged_second_stream_of_bzip2_is_refused(inbox: Inbox) -> None:
 
 def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece starts at a record, despite newlines in quotes; records arrive once, with the file's line numbers."""
-    monkeypatch.setattr(text_scan, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(text_scan, "RANGE_BYTES", 1 << 20)
     records = [f'"name{n % 10}\n{"x" * (n % 50)}",{n}\n' for n in range(60_000)]
     file = inbox.write("01.csv", codecs.BOM_UTF8 + (HEADER + "".join(records)).encode())
     found = text_scan.scan(
         text_scan.TextFile(file, "01.csv", "utf-8"), CSV.emitter(Any, inbox.settings)._parser, has_header=True, may_lack=False
     )  # type: ignore[arg-type,attr-defined]
-    assert len(found.pieces) > 1
+    assert len(found.ranges) > 1
 
     assert [amount for _, amount in sorted(inbox.read(CSV), key=lambda row: row[1])] == list(range(60_000))
     file = inbox.write("01.csv", HEADER + "".join(records) + "z,x\n")
@@ -453,7 +453,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     pipeline = inbox.declare(CSV)
     inbox.plan(pipeline, "run")
     real = text_scan.in_tasks
-    monkeypatch.setattr(text_reader, "in_tasks", lambda pieces: real(pieces[:-1]))
+    monkeypatch.setattr(text_reader, "in_tasks", lambda ranges: real(ranges[:-1]))
 
     with pytest.raises(RowsLost, match="of 300000 rows 200000 arrived in the partials of state per_name"):
         steps.process(inbox.settings, pipeline, 1, owner="test")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import Files
-from jobs.sources.files.partitions import NOTHING, Partitions
+from jobs.sources.files.partitions import NOTHING, PartitionColumns
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from jobs.sources.files.partitions import NOTHING, Partitions
 )
 def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
     """As Hive and Spark write it: percent signs for characters that a name cannot have, and a special name for NULL."""
-    values = Partitions({"p": kind}).values_of(f"region=eu/p={text}/x.json")
+    values = PartitionColumns({"p": kind}).values_of(f"region=eu/p={text}/x.json")
 
     assert [found.to_pylist() for found in values.values()] == [[value]]
 
@@ -58,7 +58,7 @@ def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, 
 def test_a_folder_name_without_such_a_value_is_refused(name: str, why: str) -> None:
     """A value that is missing, repeated or malformed is never NULL."""
     with pytest.raises(ValueError, match=why.replace(".", r"\.")):
-        Partitions({"dt": "date"}).values_of(name)
+        PartitionColumns({"dt": "date"}).values_of(name)
 
 
 @pytest.mark.parametrize(

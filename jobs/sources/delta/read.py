@@ -11,7 +11,7 @@ from jobs.sources.column_types import columns_of, quoted
 from jobs.sources.data_files_read import DataFilesReader
 from jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
 from jobs.sources.files.formats.parquet import ParquetReader
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import PartitionColumns
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
 
@@ -35,7 +35,7 @@ class DeltaReader(DataFilesReader):
         if name == BY_ROW:
             files = replace(files, schema={**source.schema, CHANGE_TYPE: CHANGE_COLUMNS[CHANGE_TYPE]})
             of_change = {COMMIT_VERSION: CHANGE_COLUMNS[COMMIT_VERSION]}
-        return ParquetReader(self._spark, files, self._home, Partitions({**source.partitions, **of_change}))
+        return ParquetReader(self._spark, files, self._home, PartitionColumns({**source.partitions, **of_change}))
 
     def _reader_of(self, file: Mapping[str, Any], metadata: SourceMetadata) -> str:
         del metadata

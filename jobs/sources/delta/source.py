@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jobs.sources import Dataset
 from jobs.sources.data_files import DataFilesSource
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import PartitionColumns
 from jobs.sources.files.source import Files
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.settings import Settings
@@ -92,7 +92,7 @@ class Delta(DataFilesSource):
     @cached_property
     def instants(self) -> list[str]:
         """The partition columns that are instants, whose values are ambiguous without a time zone."""
-        return [name for name, kind in Partitions(self.partitions).kinds.items() if kind.family == "timestamp"]
+        return [name for name, kind in PartitionColumns(self.partitions).kinds.items() if kind.family == "timestamp"]
 
     @property
     def identity(self) -> str:

@@ -27,7 +27,7 @@ _FOREIGN = (
     (re.compile(r"\\"), "no backslash: write [*] for the sign *, and / between folders"),
 )
 
-Place = tuple[int, int]
+GlobPosition = tuple[int, int]
 
 
 class Glob:
@@ -46,28 +46,28 @@ class Glob:
             _check_names(pattern, alternative.split("/"))
         self._alternatives = [_names(alternative) for alternative in dict.fromkeys(alternatives)]
 
-    def start(self) -> frozenset[Place]:
-        """Return the places, (alternative, name in it), that match names in the source folder itself."""
+    def start(self) -> frozenset[GlobPosition]:
+        """Return the positions, (alternative, name in it), that match names in the source folder itself."""
         return self._with_optional((number, 0) for number in range(len(self._alternatives)))
 
-    def below(self, places: frozenset[Place], name: str, *, strict: bool = True) -> frozenset[Place]:
-        """Return the places that match names in this folder; none if the glob does not lead into it.
+    def below(self, positions: frozenset[GlobPosition], name: str, *, strict: bool = True) -> frozenset[GlobPosition]:
+        """Return the positions that match names in this folder; none if the glob does not lead into it.
 
         Without `strict`, names that writers reserve are names like any other.
         """
         inside = set()
-        for number, place in places:
-            part, is_last = self._alternatives[number][place], place == len(self._alternatives[number]) - 1
+        for number, position in positions:
+            part, is_last = self._alternatives[number][position], position == len(self._alternatives[number]) - 1
             if part == "**":
                 if not strict or not _is_hidden(name):
-                    inside.add((number, place))
+                    inside.add((number, position))
             elif not is_last and self._takes(part, name, strict=strict):
-                inside.add((number, place + 1))
+                inside.add((number, position + 1))
         return self._with_optional(inside)
 
-    def takes(self, places: frozenset[Place], name: str) -> bool:
+    def takes(self, positions: frozenset[GlobPosition], name: str) -> bool:
         """Return whether the glob takes a file of this name."""
-        return self._is_taken(self._last_parts(places), name)
+        return self._is_taken(self._last_parts(positions), name)
 
     def takes_somewhere(self, name: str) -> bool:
         """Return whether the glob takes a file of this name in some folder."""
@@ -76,30 +76,30 @@ class Glob:
     def _is_taken(self, last: Iterator[str], name: str) -> bool:
         return any(self._takes(part, name, strict=True) and _is_finished(part, name) for part in last)
 
-    def why_not(self, places: frozenset[Place], name: str) -> str:
+    def why_not(self, positions: frozenset[GlobPosition], name: str) -> str:
         """Return why the glob does not take a file of this name."""
-        if not any(self._takes(part, name, strict=False) for part in self._last_parts(places)):
+        if not any(self._takes(part, name, strict=False) for part in self._last_parts(positions)):
             return f"does not match {self.pattern}"
-        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last_parts(places)) else UNFINISHED
+        return HIDDEN if not any(self._takes(part, name, strict=True) for part in self._last_parts(positions)) else UNFINISHED
 
-    def _last_parts(self, places: frozenset[Place]) -> Iterator[str]:
-        for number, place in places:
-            if place == len(self._alternatives[number]) - 1:
-                yield self._alternatives[number][place]
+    def _last_parts(self, positions: frozenset[GlobPosition]) -> Iterator[str]:
+        for number, position in positions:
+            if position == len(self._alternatives[number]) - 1:
+                yield self._alternatives[number][position]
 
     def _takes(self, part: str, name: str, *, strict: bool) -> bool:
         if strict and _is_hidden(name) and part[0] != name[0]:
             return False
         return _compiled(part).match(name) is not None
 
-    def _with_optional(self, places: Iterator[Place] | set[Place]) -> frozenset[Place]:
-        """Return these places, and those after a ``**``, which may stand for no folder at all."""
+    def _with_optional(self, positions: Iterator[GlobPosition] | set[GlobPosition]) -> frozenset[GlobPosition]:
+        """Return these positions, and those after a ``**``, which may stand for no folder at all."""
         opened = set()
-        for number, place in places:
-            opened.add((number, place))
-            while self._alternatives[number][place] == "**":
-                place += 1  # noqa: PLW2901 - "**" is never the last
-                opened.add((number, place))
+        for number, position in positions:
+            opened.add((number, position))
+            while self._alternatives[number][position] == "**":
+                position += 1  # noqa: PLW2901 - "**" is never the last
+                opened.add((number, position))
         return frozenset(opened)
 
 
@@ -147,29 +147,29 @@ def _expanded(pattern: str) -> Iterator[str]:
     """Yield the expansions of ``{a,b}`` in a pattern. Braces without a comma are ordinary characters."""
     start = depth = 0
     cuts: list[int] = []
-    place = 0
-    while place < len(pattern):
-        section = _SECTION.match(pattern, place)
+    position = 0
+    while position < len(pattern):
+        section = _SECTION.match(pattern, position)
         if section:
-            place = section.end()
+            position = section.end()
             continue
-        sign = pattern[place]
+        sign = pattern[position]
         if sign == "{":
             if depth == 0:
-                start, cuts = place, [place]
+                start, cuts = position, [position]
             depth += 1
         elif sign == "," and depth == 1:
-            cuts.append(place)
+            cuts.append(position)
         elif sign == "}":
             depth -= 1
             if depth == 0 and len(cuts) > 1:
-                cuts.append(place)
-                for rest in _expanded(pattern[place + 1 :]):
+                cuts.append(position)
+                for rest in _expanded(pattern[position + 1 :]):
                     for left, right in pairwise(cuts):
                         for middle in _expanded(pattern[left + 1 : right]):
                             yield pattern[:start] + middle + rest
                 return
-        place += 1
+        position += 1
     yield pattern
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from jobs.sources import LeftAlone
 from jobs.sources.files.content import digest_of, is_below, open_file
-from jobs.sources.files.glob import HIDDEN, Glob, Place
+from jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
 from jobs.sources.files.objects import ObjectPath
 from state_store.errors import SettingsInvalid, SourceUnreadable
 
@@ -74,9 +74,9 @@ class _Walk:
         self._follow_links = follow_links
         # The real path of each file that is reached by a link.
         self._linked: dict[str, str] = {}
-        self._entered: set[tuple[str, frozenset[Place]]] = set()
+        self._entered: set[tuple[str, frozenset[GlobPosition]]] = set()
         # Arguments of `_list` for folders still to be listed: they may be nested deeper than recursion goes.
-        self._ahead: deque[tuple[str, frozenset[Place], tuple[str, ...], bool]] = deque()
+        self._ahead: deque[tuple[str, frozenset[GlobPosition], tuple[str, ...], bool]] = deque()
 
     def run(self) -> Listing:
         """Return the listing. A file that is reached by several names keeps one: its own name if the glob takes it."""
@@ -94,7 +94,7 @@ class _Walk:
         _check_encoding(self._found)
         return self._found
 
-    def _list(self, below: str, places: frozenset[Place], above: tuple[str, ...], by_link: bool) -> None:
+    def _list(self, below: str, places: frozenset[GlobPosition], above: tuple[str, ...], by_link: bool) -> None:
         """List one folder. `below` is its name with a slash, `above` the real paths of it and of the folders above it."""
         path = self._folder / below
         try:
@@ -123,7 +123,7 @@ class _Walk:
                     self._linked[name] = f"{above[-1]}/{entry.name}"
 
     def _visit_folder(
-        self, entry: "os.DirEntry[str]", name: str, places: frozenset[Place], above: tuple[str, ...], *, by_link: bool
+        self, entry: "os.DirEntry[str]", name: str, places: frozenset[GlobPosition], above: tuple[str, ...], *, by_link: bool
     ) -> None:
         inside = self.glob.below(places, entry.name)
         if not inside and self.glob.takes(places, entry.name):
@@ -136,7 +136,7 @@ class _Walk:
         else:
             self._follow(name, inside, above, os.path.realpath(entry.path))
 
-    def _follow(self, name: str, inside: frozenset[Place], above: tuple[str, ...], real: str) -> None:
+    def _follow(self, name: str, inside: frozenset[GlobPosition], above: tuple[str, ...], real: str) -> None:
         """Enter a linked folder, unless the link leads in circles or out of the source."""
         if not self._follow_links and not is_below(real, self._real):
             self._found.names.append(name)  # refused when a batch would take it

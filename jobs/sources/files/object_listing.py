@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from jobs.sources import LeftAlone
-from jobs.sources.files.glob import HIDDEN, Glob, Place
+from jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
 from jobs.sources.files.listing import NOT_REACHED
 from jobs.sources.files.markers import unmarked_folders
 from jobs.sources.files.objects import ObjectPath, listed
@@ -95,7 +95,7 @@ class _Sieve:
     def _enter(self, folder: str) -> None:
         self._folder, self._places, self._why = folder, self._glob.start(), None
         for part in folder.split("/") if folder else ():
-            inside: frozenset[Place] = self._glob.below(self._places, part)
+            inside: frozenset[GlobPosition] = self._glob.below(self._places, part)
             if not inside:
                 self._why = HIDDEN if self._glob.below(self._places, part, strict=False) else NOT_REACHED
                 return

@@ -19,7 +19,7 @@ _NESTED = ("array", "map", "struct", "binary")
 
 
 @dataclass(frozen=True)
-class Partitions:
+class PartitionColumns:
     """The columns that a source takes from its folders' names, and their types.
 
     Raises: ValueError for a type that a folder's name cannot have.

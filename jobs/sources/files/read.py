@@ -21,7 +21,7 @@ from jobs.sources import Emitter, InputFacts
 from jobs.sources.column_types import columns_of
 from jobs.sources.files.content import digest_of, grown_from, open_file
 from jobs.sources.files.objects import ObjectPath, Place, describe, for_spark, libraries_of, pinned, place_of
-from jobs.sources.files.partitions import Partitions, undeclared
+from jobs.sources.files.partitions import PartitionColumns, undeclared
 from jobs.sources.files.stores import ObjectInfo
 from jobs.task_errors import reported_in
 from state_store.declaration import SourceMetadata
@@ -50,7 +50,7 @@ Inode = tuple[int, int, int] | ObjectInfo
 class FileReader(Emitter):
     """Reads the named files of a folder; base class of all formats."""
 
-    def __init__(self, spark: SparkSession, source: "Files", home: Path, partitions: Partitions) -> None:
+    def __init__(self, spark: SparkSession, source: "Files", home: Path, partitions: PartitionColumns) -> None:
         self._spark = spark
         self._source = source
         self._folder = place_of(home, source.folder)

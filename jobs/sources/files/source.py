@@ -36,7 +36,7 @@ from jobs.sources.files.objects import (
     place_of,
 )
 from jobs.sources.files.options import check_options, zone_of
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import PartitionColumns
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
 
@@ -240,7 +240,7 @@ class Files(Source):
                 f"Files({self.folder!r}) has the column {twice[0]} in schema and in partitions: say where it stands."
             )
         try:
-            Partitions(self.partitions)
+            PartitionColumns(self.partitions)
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
         try:
@@ -377,7 +377,7 @@ class Files(Source):
         """Return a reader of the files that the metadata names."""
         from jobs.sources.files.formats import READERS  # noqa: PLC0415 - declaring a pipeline must not load pyspark
 
-        return READERS[self.format](spark, self, settings.home, Partitions(self.partitions, zone_of(self.options)))
+        return READERS[self.format](spark, self, settings.home, PartitionColumns(self.partitions, zone_of(self.options)))
 
     @property
     def executor_packages(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from jobs.sources.column_types import columns_of
 from jobs.sources.data_files_read import DataFilesReader
 from jobs.sources.files.formats.parquet import ParquetReader
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.partitions import PartitionColumns
 from jobs.sources.iceberg.source import Iceberg
 from state_store.declaration import SourceMetadata
 from state_store.settings import Settings
@@ -24,7 +24,7 @@ class IcebergReader(DataFilesReader):
         self._source = source
 
     def _make_reader(self, name: str) -> ParquetReader:
-        return ParquetReader(self._spark, self._source.files(name), self._home, Partitions({}))
+        return ParquetReader(self._spark, self._source.files(name), self._home, PartitionColumns({}))
 
     def _reader_of(self, file: Mapping[str, Any], metadata: SourceMetadata) -> str:
         del file

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from jobs.sources import Emitter, InputFacts, Part
+from jobs.sources import BatchPart, Emitter, InputFacts
 from jobs.sources.inputs.plan import not_declared
 from state_store.declaration import SourceMetadata
 from state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
@@ -33,20 +33,20 @@ class InputsEmitter(Emitter):
 
     def emit_parts(
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True
-    ) -> Mapping[str, Part]:
+    ) -> Mapping[str, BatchPart]:
         """Return the rows of each input and reference, by name; `with_idle` adds inputs without new rows, as empty frames."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, BatchPart] = {}
         shares = dict(self._shares(metadata))
         for name, emitter in self._inputs.items():
             if name in shares:
                 emit = emitter.emit_records if flagged else emitter.emit_batch
                 rows = emit(replace(attempt, source_metadata=shares[name]), shares[name])
-                parts[name] = Part(rows, "input", partial(emitter.expected_rows, shares[name]))
+                parts[name] = BatchPart(rows, "input", partial(emitter.expected_rows, shares[name]))
             elif with_idle:
-                parts[name] = Part(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
+                parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
         for name, reader in self._references.items():
             rows = reader.emit_batch(replace(attempt, source_metadata=shares[name]), shares[name])
-            parts[name] = Part(rows, "reference", partial(reader.expected_rows, shares[name]))
+            parts[name] = BatchPart(rows, "reference", partial(reader.expected_rows, shares[name]))
         return parts
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg2
 from psycopg2 import extensions, sql
 
-from jobs.sources.postgres.query import Query
+from jobs.sources.postgres.query import TableQuery
 from state_store import driver_errors
 from state_store.executor_connections import connect
 from state_store.errors import (
@@ -53,7 +53,7 @@ def conninfo_of(connection: str | Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def connected(conninfo: Mapping[str, Any], query: Query, missing: type[TidegateError] = SourceUnreadable) -> Iterator[Any]:
+def connected(conninfo: Mapping[str, Any], query: TableQuery, missing: type[TidegateError] = SourceUnreadable) -> Iterator[Any]:
     """Connect for reading, and translate the driver's errors to ours.
 
     Raises: SourceUnavailable, AccessRefused, SourceUnreadable, and `missing` for a table or column that does not exist.
@@ -77,7 +77,7 @@ def transaction(connection: Any) -> Iterator[Any]:
         yield cursor
 
 
-def check_primary(cursor: Any, query: Query) -> None:
+def check_primary(cursor: Any, query: TableQuery) -> None:
     """Refuse a standby: it receives rows late, and does not show open writers.
 
     Raises: SourceUnreadable.
@@ -90,7 +90,7 @@ def check_primary(cursor: Any, query: Query) -> None:
         )
 
 
-def _meaning(error: psycopg2.Error, query: Query, missing: type[TidegateError]) -> TidegateError:
+def _meaning(error: psycopg2.Error, query: TableQuery, missing: type[TidegateError]) -> TidegateError:
     """Return our error for a driver error, by its SQLSTATE."""
     family = driver_errors.translate(error, "reading")
     message = driver_errors.message_of(error)

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg2 import sql
 
 from jobs.sources.postgres.origin import Origin
-from jobs.sources.postgres.query import Query
+from jobs.sources.postgres.query import TableQuery
 from state_store.errors import SourceUnreadable
 
 _TABLES = "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s))"
@@ -33,7 +33,7 @@ _TEXT = re.compile(r"E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'", re.DOTALL)
 _ADVICE = "Write the function's query into that of the PostgresTable"
 
 
-def check_functions(cursor: Any, query: Query, origin: Origin) -> None:
+def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
     """Refuse a query or view that reads no table, or calls functions that return rows and may read them from tables.
 
     Raises: SourceUnreadable.

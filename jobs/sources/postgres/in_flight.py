@@ -36,7 +36,7 @@ from typing import Any
 from psycopg2 import sql
 
 from jobs.sources.postgres.connection import transaction
-from jobs.sources.postgres.query import Position, Query
+from jobs.sources.postgres.query import Position, TableQuery
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ Writers = dict[str, int | None]
 
 
 def settled_by_sequence(
-    connection: Any, query: Query, tables: list[int], highest: Position | None, wait_seconds: float
+    connection: Any, query: TableQuery, tables: list[int], highest: Position | None, wait_seconds: float
 ) -> sql.Composable | None:
     """Return the condition of settled rows; None if there are none, or transactions that write are still open.
 
@@ -91,7 +91,7 @@ def settled_by_sequence(
 
 def settled_by_clock(
     connection: Any,
-    query: Query,
+    query: TableQuery,
     tables: list[int],
     after: Position | None,
     wait_seconds: float,
@@ -138,7 +138,7 @@ def long_open(cursor: Any, tables: list[int], *, seconds: float, is_by_clock: bo
     return [row[0] for row in cursor.fetchall() if row[0]]
 
 
-def highest_key(cursor: Any, query: Query, after: Position | None) -> Position | None:
+def highest_key(cursor: Any, query: TableQuery, after: Position | None) -> Position | None:
     """Return the highest visible key after a position."""
     # A subquery, because ORDER BY would take the position's text, which has the column's name, for the column.
     highest = sql.SQL("SELECT {keys} FROM {relation} WHERE {beyond} ORDER BY {keys} DESC LIMIT 1").format(
@@ -149,7 +149,7 @@ def highest_key(cursor: Any, query: Query, after: Position | None) -> Position |
     return list(row) if row else None
 
 
-def _check_sees_all(cursor: Any, query: Query) -> None:
+def _check_sees_all(cursor: Any, query: TableQuery) -> None:
     cursor.execute("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'), quote_ident(current_user)")
     sees, role = cursor.fetchone()
     if not sees:
@@ -165,7 +165,7 @@ def _writers(cursor: Any, tables: list[int]) -> Writers:
 
 
 def _writers_end(
-    connection: Any, query: Query, tables: list[int], wait_seconds: float, waiting: Mapping[str, int | None] | None = None
+    connection: Any, query: TableQuery, tables: list[int], wait_seconds: float, waiting: Mapping[str, int | None] | None = None
 ) -> bool:
     """Wait for exactly the transactions that write to these tables now; return whether they have ended.
 

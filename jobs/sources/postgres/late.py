@@ -23,7 +23,7 @@ from typing import Any
 from psycopg2 import sql
 
 from jobs.sources.postgres.origin import Origin, Sequence
-from jobs.sources.postgres.query import Position, Query, count_rows, range_in_words
+from jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
 from jobs.sources.postgres.seen import ends_of, is_comparable, visible
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
@@ -36,7 +36,7 @@ _SEES_WRITERS = """
 """
 
 
-def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Composable:
+def gaps_of(query: TableQuery, types: list[str], after: Position | None) -> sql.Composable:
     """Return SQL for the newest gaps between the keys of relation tidegate_batch, as JSON; NULL if keys have no gaps."""
     if len(types) != 1 or types[0] not in WHOLE:
         return sql.SQL("NULL")
@@ -53,7 +53,7 @@ def gaps_of(query: Query, types: list[str], after: Position | None) -> sql.Compo
     ).format(key=query.keys, after=sql.Literal(after[0] if after else None), limit=sql.Literal(GAPS))
 
 
-def check_in_time(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+def check_in_time(cursor: Any, query: TableQuery, previous: SourceMetadata) -> None:
     """Refuse a server with fewer transactions than at the last plan: it was restored from a backup.
 
     Raises: SourceChanged.
@@ -69,7 +69,7 @@ def check_in_time(cursor: Any, query: Query, previous: SourceMetadata) -> None:
         )
 
 
-def check_gaps(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+def check_gaps(cursor: Any, query: TableQuery, previous: SourceMetadata) -> None:
     """Refuse rows with keys that were missing when their range was planned.
 
     Raises: SourceChanged.
@@ -97,7 +97,7 @@ def check_gaps(cursor: Any, query: Query, previous: SourceMetadata) -> None:
         )
 
 
-def check_newest_range(cursor: Any, query: Query, previous: SourceMetadata) -> None:
+def check_newest_range(cursor: Any, query: TableQuery, previous: SourceMetadata) -> None:
     """Refuse a range that has more rows than planned, or the same number with other keys.
 
     Raises: SourceChanged.
@@ -116,7 +116,7 @@ def check_newest_range(cursor: Any, query: Query, previous: SourceMetadata) -> N
         )
 
 
-def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
+def check_keys(cursor: Any, query: TableQuery, types: list[str]) -> None:
     """Refuse keys that no range would ever contain, and keys after which a range would contain nothing.
 
     Raises: MalformedRecord.
@@ -140,7 +140,7 @@ def check_keys(cursor: Any, query: Query, types: list[str]) -> None:
 
 
 def check_drawn(
-    cursor: Any, query: Query, types: list[str], sequence: Sequence, after: Position | None, highest: Position | None
+    cursor: Any, query: TableQuery, types: list[str], sequence: Sequence, after: Position | None, highest: Position | None
 ) -> None:
     """Refuse new keys that this sequence has not handed out: above its value, or between its steps.
 
@@ -172,7 +172,7 @@ def check_drawn(
         )
 
 
-def check_sequence(query: Query, sequence: Sequence, previous: SourceMetadata, advice: str) -> None:
+def check_sequence(query: TableQuery, sequence: Sequence, previous: SourceMetadata, advice: str) -> None:
     """Refuse a sequence that is below the position: it was set back.
 
     Raises: SourceChanged.
@@ -186,7 +186,9 @@ def check_sequence(query: Query, sequence: Sequence, previous: SourceMetadata, a
         )
 
 
-def check_altered(cursor: Any, query: Query, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str) -> None:
+def check_altered(
+    cursor: Any, query: TableQuery, origin: Origin, sequence: Sequence, previous: SourceMetadata, advice: str
+) -> None:
     """Refuse a sequence that was altered, unless no row up to the position was written since: then no key was drawn twice.
 
     Raises: SourceChanged.
@@ -209,7 +211,7 @@ def check_altered(cursor: Any, query: Query, origin: Origin, sequence: Sequence,
         )
 
 
-def check_times(cursor: Any, query: Query, origin: Origin, previous: SourceMetadata, rows: int) -> None:
+def check_times(cursor: Any, query: TableQuery, origin: Origin, previous: SourceMetadata, rows: int) -> None:
     """Refuse rows, among the newest, that were written since the last plan with times that had been planned.
 
     Only a table shows which transaction has written a row, until the whole table is rewritten.
@@ -243,7 +245,7 @@ def _whole(key: str) -> int:
     return ceil(Decimal(key))
 
 
-def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple[int, str | None]:
+def _written_since(cursor: Any, query: TableQuery, previous: SourceMetadata) -> tuple[int, str | None]:
     """Count the rows up to the position that the plan could not see; return the count and their lowest key."""
     cursor.execute(
         sql.SQL("SELECT count(*), min(key)::text FROM ({rows}) AS r WHERE NOT ({visible})").format(
@@ -254,7 +256,7 @@ def _written_since(cursor: Any, query: Query, previous: SourceMetadata) -> tuple
     return int(rows), key
 
 
-def _check_sees_writers(cursor: Any, query: Query, table: int) -> None:
+def _check_sees_writers(cursor: Any, query: TableQuery, table: int) -> None:
     """Refuse a role that may read columns, but not which transaction wrote a row.
 
     Raises: AccessRefused.
@@ -268,14 +270,14 @@ def _check_sees_writers(cursor: Any, query: Query, table: int) -> None:
         )
 
 
-def _rows_up_to(query: Query, position: Position, key: sql.Composable) -> sql.Composable:
+def _rows_up_to(query: TableQuery, position: Position, key: sql.Composable) -> sql.Composable:
     return sql.SQL(
         "SELECT xmin::text::bigint AS x, {key} AS key, pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS newest"
         " FROM {relation} WHERE {up_to}"
     ).format(key=key, relation=query.relation, up_to=query.up_to(position))
 
 
-def _newest(query: Query, position: Position, rows: int) -> sql.Composable:
+def _newest(query: TableQuery, position: Position, rows: int) -> sql.Composable:
     return sql.SQL("{rows_up_to} ORDER BY {descending} LIMIT {rows}").format(
         rows_up_to=_rows_up_to(query, position, sql.SQL("concat_ws(', ', {})").format(query.position)),
         descending=sql.SQL(", ").join(sql.SQL("{} DESC").format(sql.Identifier(name)) for name in query.key),

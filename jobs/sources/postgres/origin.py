@@ -18,7 +18,7 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.query import Query
+from jobs.sources.postgres.query import TableQuery
 from state_store.declaration import SourceMetadata
 from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
@@ -142,7 +142,7 @@ class Origin:
         }
 
 
-def read_origin(cursor: Any, query: Query, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
+def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable] | type[SourceChanged]) -> Origin:
     """Look up server, tables and key columns of a query's rows, without reading rows.
 
     Raises: `complaint` for columns that do not fit; SourceUnreadable for relations that receive rows in any order.
@@ -170,7 +170,7 @@ def _server(cursor: Any) -> str:
     return str(server)
 
 
-def tables_read(cursor: Any, query: Query) -> list[int]:
+def tables_read(cursor: Any, query: TableQuery) -> list[int]:
     """Return the relations that this transaction has read, and the parents through which they receive rows.
 
     Raises: SourceUnreadable for a relation whose open transactions are invisible, or that receives rows in any order.
@@ -194,7 +194,7 @@ def tables_read(cursor: Any, query: Query) -> list[int]:
     return [table for table, *_ in tables]
 
 
-def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, generation: int) -> None:
+def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Origin, generation: int) -> None:
     """Refuse other tables than those of earlier batches, whose positions mean nothing in them.
 
     Raises: SourceChanged.
@@ -228,7 +228,7 @@ def check_same_origin(query: Query, before: SourceMetadata | None, now: Origin, 
             )
 
 
-def read_sequences(cursor: Any, query: Query, origin: Origin, *, is_promised: bool) -> list[Sequence]:
+def read_sequences(cursor: Any, query: TableQuery, origin: Origin, *, is_promised: bool) -> list[Sequence]:
     """Return the sequences that may draw the key, after checking that they hand out numbers in order.
 
     A sequence that this role may not see is left out if the author promises that keys are drawn.
@@ -275,7 +275,7 @@ def _disorder(name: str, cache: int, is_unlogged: bool, *, goes_back: bool) -> s
     return None
 
 
-def drawn_by(query: Query, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:
+def drawn_by(query: TableQuery, origin: Origin, sequences: list[Sequence], *, is_promised: bool) -> Sequence | None:
     """Return the sequence that draws the key; None if there is only the author's promise.
 
     Raises: SourceUnreadable if there is no sequence, or more than one.

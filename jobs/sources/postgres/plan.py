@@ -32,7 +32,7 @@ from jobs.sources.postgres.origin import (
     read_sequences,
 )
 from jobs.sources.postgres.query import Position
-from jobs.sources.postgres.seen import Partitions, attached, check_attached, partitions_of, snapshot_of
+from jobs.sources.postgres.seen import PartitionTables, attached, check_attached, partitions_of, snapshot_of
 from jobs.sources.postgres.source import PostgresTable
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged, SourceUnreadable
@@ -164,7 +164,7 @@ class PostgresCoordinator(Coordinator):
             metadata["gaps"] = [*earlier, *(gaps or [])][-GAPS:]
         return metadata
 
-    def _ends(self, connection: Any, after: Position | None, survey: "_Survey") -> tuple[list[Any], Partitions]:
+    def _ends(self, connection: Any, after: Position | None, survey: "_Survey") -> tuple[list[Any], PartitionTables]:
         """Return the ends of the next range's parts, and the partitions that the table had all the while."""
         table = survey.origin.table if self._query.table else None
         while True:

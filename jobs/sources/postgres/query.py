@@ -33,7 +33,7 @@ class ResultColumn:
 
 
 @dataclass(frozen=True)
-class Query:
+class TableQuery:
     """A table or a SELECT, with the requested columns and the key that orders its rows."""
 
     name: str
@@ -138,7 +138,7 @@ def shown(table: str | None, query: str | None) -> str:
     return f"Query {text if len(text) <= _SHOWN_QUERY_CHARACTERS else text[:_SHOWN_QUERY_CHARACTERS] + '...'}"
 
 
-def count_rows(cursor: Any, query: Query, metadata: SourceMetadata) -> tuple[int, str]:
+def count_rows(cursor: Any, query: TableQuery, metadata: SourceMetadata) -> tuple[int, str]:
     """Count the rows that a batch's range has now; return the count and the digest of their keys."""
     if metadata["to"] is None:
         return 0, "0"

@@ -19,7 +19,7 @@ from jobs.compute.session_files import on_executor
 from jobs.sources import Emitter
 from jobs.sources.postgres.connection import check_primary, connected, transaction
 from jobs.sources.postgres.origin import check_same_origin, read_origin
-from jobs.sources.postgres.query import Position, Query, count_rows, range_in_words
+from jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
 from jobs.task_errors import reported
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
@@ -38,7 +38,7 @@ _COPY = "COPY ({}) TO STDOUT WITH (FORMAT csv, FORCE_QUOTE *)"
 _RANGE = "SELECT {} FROM {} WHERE {}"
 _ALL = "SELECT {} FROM {} ORDER BY {}"
 _PARSING = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-Part = tuple[Position | None, Position]
+KeyRange = tuple[Position | None, Position]
 
 
 class PostgresReader(Emitter):
@@ -47,7 +47,7 @@ class PostgresReader(Emitter):
     def __init__(
         self,
         spark: "SparkSession",
-        query: Query,
+        query: TableQuery,
         kind: SourceKind,
         *,
         conninfo: dict[str, Any],
@@ -100,7 +100,7 @@ class PostgresReader(Emitter):
         check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
 
-def parts_of(metadata: SourceMetadata) -> list[Part]:
+def parts_of(metadata: SourceMetadata) -> list[KeyRange]:
     """Return the parts of a batch's range, which cover it without overlap."""
     if metadata["to"] is None:  # the source was empty when the batch was planned
         return []
@@ -116,8 +116,8 @@ class PartsReader:
     """
 
     conninfo: dict[str, Any]
-    query: Query
-    parts: list[Part]
+    query: TableQuery
+    parts: list[KeyRange]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the parts of one task."""
@@ -129,7 +129,7 @@ class PartsReader:
             raise reported(error) from error
 
 
-def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa.RecordBatch]:
+def read_part(conninfo: dict[str, Any], query: TableQuery, part: KeyRange) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one part.
 
     Raises: the errors of `connected`; MalformedRecord for a value that does not fit, naming column and key; SourceUnreadable
@@ -139,7 +139,7 @@ def read_part(conninfo: dict[str, Any], query: Query, part: Part) -> Iterator[pa
     yield from _read(conninfo, query, rows, SourceChanged)
 
 
-def read_all(conninfo: dict[str, Any], query: Query) -> Iterator[pa.RecordBatch]:
+def read_all(conninfo: dict[str, Any], query: TableQuery) -> Iterator[pa.RecordBatch]:
     """Yield all rows, in the order of the key.
 
     Raises: as `read_part`.
@@ -147,7 +147,9 @@ def read_all(conninfo: dict[str, Any], query: Query) -> Iterator[pa.RecordBatch]
     yield from _read(conninfo, query, sql.SQL(_ALL).format(query.values, query.relation, query.keys), SourceUnreadable)
 
 
-def _read(conninfo: dict[str, Any], query: Query, rows: sql.Composed, refusal: type[TidegateError]) -> Iterator[pa.RecordBatch]:
+def _read(
+    conninfo: dict[str, Any], query: TableQuery, rows: sql.Composed, refusal: type[TidegateError]
+) -> Iterator[pa.RecordBatch]:
     with SpooledTemporaryFile(MEMORY_BYTES) as file:
         spool = _Spool(file)
         with connected(conninfo, query, refusal) as connection, transaction(connection) as cursor:
@@ -181,7 +183,7 @@ class _Spool:
                 yield self._file.read(size)
 
 
-def arrow_schema(query: Query) -> pa.Schema:
+def arrow_schema(query: TableQuery) -> pa.Schema:
     """Return the declared columns as Arrow has them."""
     return pa.schema({name: kind.arrow for name, kind in query.columns.items()})
 
@@ -189,7 +191,7 @@ def arrow_schema(query: Query) -> pa.Schema:
 class _Parser:
     """Converts CSV to Arrow batches of the declared types, or names the value that does not fit."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: TableQuery) -> None:
         self._query = query
         self._types = {name: kind.arrow for name, kind in query.columns.items()}
         self._binaries = [name for name, kind in query.columns.items() if kind.family == "binary"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.query import Query
+from jobs.sources.postgres.query import TableQuery
 from state_store.declaration import SourceMetadata
 from state_store.errors import SourceChanged
 
@@ -57,7 +57,7 @@ _PARTITIONS = """
 """
 _NAME = "SELECT %(oid)s::regclass::text, has_table_privilege(%(oid)s::oid, 'SELECT')"
 # A partition or child, its parent, and the number of the transaction that attached it; parents come before their children.
-Partitions = list[tuple[int, int, int]]
+PartitionTables = list[tuple[int, int, int]]
 
 
 def snapshot_of(cursor: Any) -> str:
@@ -87,16 +87,16 @@ def visible(snapshot: str) -> sql.Composable:
     return sql.SQL(_VISIBLE).format(with_epoch=_WITH_EPOCH, snapshot=sql.Literal(snapshot))
 
 
-def partitions_of(cursor: Any, table: int | None) -> Partitions:
+def partitions_of(cursor: Any, table: int | None) -> PartitionTables:
     """Return a table's partitions, or children, and those of these."""
     if table is None:
         return []
     cursor.execute(sql.SQL(_PARTITIONS).format(with_epoch=_WITH_EPOCH, table=sql.Literal(table)))
-    partitions: Partitions = cursor.fetchall()
+    partitions: PartitionTables = cursor.fetchall()
     return partitions
 
 
-def attached(partitions: Partitions, snapshot: str) -> list[list[int]]:
+def attached(partitions: PartitionTables, snapshot: str) -> list[list[int]]:
     """Return the entry `attached` of a range's metadata.
 
     It has those of the partitions, with which the range was planned, that the snapshot may not show.
@@ -123,7 +123,7 @@ def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tu
     return new
 
 
-def check_attached(cursor: Any, query: Query, table: int, previous: SourceMetadata, advice: str) -> None:
+def check_attached(cursor: Any, query: TableQuery, table: int, previous: SourceMetadata, advice: str) -> None:
     """Refuse rows of partitions that were attached since the previous range was planned, up to the position.
 
     Raises: SourceChanged.

@@ -20,7 +20,7 @@ from jobs.sources import Dataset, Source
 from jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
 from jobs.sources.postgres.in_flight import long_open
 from jobs.sources.postgres.origin import read_origin
-from jobs.sources.postgres.query import Query, shown, table_of
+from jobs.sources.postgres.query import TableQuery, shown, table_of
 from jobs.sources.postgres.types import readable_type
 from state_store.declaration import SourceKind, SourceMetadata
 from state_store.errors import SourceUnreadable
@@ -125,9 +125,9 @@ class PostgresTable(Source):
             raise ValueError("key_is_drawn is not for a key that begins with a time.")
 
     @property
-    def selection(self) -> Query:
+    def selection(self) -> TableQuery:
         """The table or query, as SQL."""
-        return Query(
+        return TableQuery(
             shown(self.table, self.query),
             table_of(self.table) if self.table is not None else (),
             (self.query or "").strip().rstrip(";"),
@@ -205,7 +205,7 @@ class PostgresTable(Source):
         return {"application_name": f"tidegate {doing}", **parameters}
 
     @staticmethod
-    def _check_key(selection: Query) -> None:
+    def _check_key(selection: TableQuery) -> None:
         if not selection.columns:
             raise ValueError("it needs a schema, such as {'id': 'bigint', 'amount': 'decimal(12,2)'}.")
         if not 1 <= len(selection.key) <= 2 or len(set(selection.key)) != len(selection.key):

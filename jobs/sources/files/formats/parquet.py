@@ -13,10 +13,10 @@ from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from jobs.sources.column_types import columns_of, parse_type, quoted
 from jobs.sources.files.formats.json_records import JsonParser
 from jobs.sources.files.formats.parquet_columns import Footer, arrow_types, count_rows, read_footer
-from jobs.sources.files.formats.parquet_tasks import Piece, RowsReader
+from jobs.sources.files.formats.parquet_tasks import RowGroups, RowsReader
 from jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of
 from jobs.sources.files.objects import ObjectPath, Place, hadoop_options
-from jobs.sources.files.partitions import Partitions, undeclared
+from jobs.sources.files.partitions import PartitionColumns, undeclared
 from jobs.sources.files.read import FileReader
 from state_store.errors import SourceUnreadable, TidegateError
 
@@ -118,7 +118,7 @@ class ParquetReader(FileReader):
         reader = RowsReader(tasks, arrow_types(declared), dict(self._schema), flagged, beside)
         hidden = HIDDEN if flagged else ()
         schema = T.StructType([*declared.fields, *(T.StructField(name, T.StringType()) for name in hidden)])
-        has_rows = any(piece.rows for pieces in tasks for piece in pieces)
+        has_rows = any(part.rows for parts in tasks for part in parts)
         is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file["size"] for file, _ in self._files) <= HERE_BYTES
         rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
         return self._with_values(rows, group, *(F.col(name) for name in hidden))
@@ -131,9 +131,9 @@ class ParquetReader(FileReader):
         ]
         return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
 
-    def _tasks(self, files: list[tuple[tuple[dict[str, Any], Place], Footer]]) -> list[list[Piece]]:
+    def _tasks(self, files: list[tuple[tuple[dict[str, Any], Place], Footer]]) -> list[list[RowGroups]]:
         """Divide row groups among tasks, in the files' order; tasks never share a row group."""
-        tasks: list[list[Piece]] = [[]]
+        tasks: list[list[RowGroups]] = [[]]
         room = float(TASK_BYTES)
         for (file, path), footer in files:
             row, cost = 1, file["size"] / max(1, len(footer.rows))
@@ -141,7 +141,7 @@ class ParquetReader(FileReader):
                 if room < cost and tasks[-1]:
                     tasks.append([])
                     room = TASK_BYTES
-                tasks[-1].append(Piece(path, file["name"], (group,), row, count, footer.int96, footer.is_legacy))
+                tasks[-1].append(RowGroups(path, file["name"], (group,), row, count, footer.int96, footer.is_legacy))
                 room -= cost
                 row += count
         return tasks
@@ -153,7 +153,7 @@ class ParquetReader(FileReader):
         except ValueError as error:
             return self._refused(payloads, f"it cannot be read from JSON: {error}")
         return payloads.select(ORIGIN, PAYLOAD).mapInArrow(
-            PayloadsReader(parser, Partitions({})), schema_of(parser.types, flagged=True)
+            PayloadsReader(parser, PartitionColumns({})), schema_of(parser.types, flagged=True)
         )
 
     def _refused(self, payloads: DataFrame, why: str) -> DataFrame:

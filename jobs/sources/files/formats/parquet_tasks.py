@@ -26,7 +26,7 @@ _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowGroups:
     """Row groups of one file; `first_row` is the number of their first row, `is_legacy` says that an old Spark wrote them."""
 
     path: Place
@@ -47,10 +47,10 @@ class RowsReader(TaskReader):
     flagged: bool
     beside: dict[str, Any] = field(default_factory=dict)
 
-    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Read one piece."""
-        row = piece.first_row
-        batches = _batches(piece, self.types)
+    def read(self, part: RowGroups) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
+        row = part.first_row
+        batches = _batches(part, self.types)
         while True:
             try:
                 batch, exact = next(batches)
@@ -58,29 +58,29 @@ class RowsReader(TaskReader):
                 return
             except (OSError, pa.ArrowException) as error:
                 why = str(error).partition("\n")[0]
-                unreadable = f"{piece.path} cannot be read: {why}. Write the file again, in a usual encoding."
+                unreadable = f"{part.path} cannot be read: {why}. Write the file again, in a usual encoding."
                 raise reported(SourceUnreadable(unreadable)) from error
-            yield self._converted(piece, batch, exact, row)
+            yield self._converted(part, batch, exact, row)
             row += batch.num_rows
 
-    def _converted(self, piece: Piece, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
+    def _converted(self, part: RowGroups, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
         columns: dict[str, pa.Array] = {}
         bad: dict[int, str] = {}
         for name, kind in self.types.items():
             stored = batch.column(name)
             inexact: list[int] = []
-            if exact is not None and name in piece.int96:
+            if exact is not None and name in part.int96:
                 stored, inexact = _instants_of_int96(stored, exact.column(name))
-            columns[name], refused = convert(stored, kind, is_legacy=piece.is_legacy)
+            columns[name], refused = convert(stored, kind, is_legacy=part.is_legacy)
             for number in (*inexact, *refused):
                 value = _shown_value(batch, exact, name, number, kind)
                 bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
         if not self.flagged:
             if bad:
                 first = min(bad)
-                raise malformed(f"{piece.path}, row {row + first}", bad[first], self._payload(batch, exact, first))
+                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(batch, exact, first))
             return pa.RecordBatch.from_pydict(columns)
-        origins = [f"{piece.name}, row {number}" for number in range(row, row + batch.num_rows)]
+        origins = [f"{part.name}, row {number}" for number in range(row, row + batch.num_rows)]
         return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number))
 
     def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
@@ -129,16 +129,16 @@ def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
         raise pa.ArrowInvalid("a year that not all can read")
 
 
-def _batches(piece: Piece, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
+def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
     """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
     names = list(types)
-    with pq.ParquetFile(for_arrow(piece.path), coerce_int96_timestamp_unit="us") as file:
-        batches = file.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
-        if not piece.int96:
+    with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us") as file:
+        batches = file.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
+        if not part.int96:
             yield from ((_completed(batch, types), None) for batch in batches)
             return
-        with pq.ParquetFile(for_arrow(piece.path)) as again:
-            exact = again.iter_batches(BATCH_ROWS, row_groups=list(piece.groups), columns=names)
+        with pq.ParquetFile(for_arrow(part.path)) as again:
+            exact = again.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
             yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(batches, exact, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The part of reading that Spark's tasks do for every format: pieces of files become Arrow batches, bad records are named.
+"""What Spark's tasks do to read files of every format: parts of files become Arrow batches, bad records are named.
 
 Flagged rows have three more columns, HIDDEN: origin, refusal and payload. Otherwise the first bad record ends the query.
 """
@@ -25,7 +25,7 @@ MISFIT = (
 
 @dataclass(frozen=True)
 class TaskReader(ABC):
-    """Reads the pieces of a batch's files, divided among tasks.
+    """Reads the parts of a batch's files, divided among tasks.
 
     Spark's tasks call a reader with their numbers, through `DataFrame.mapInArrow`. It is a class, to be pickled by name.
     """
@@ -33,7 +33,7 @@ class TaskReader(ABC):
     tasks: Sequence[Sequence[Any]]
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the pieces of some tasks.
+        """Read the parts of some tasks.
 
         Raises: the exceptions of `jobs.task_errors.reported`.
         """
@@ -42,13 +42,13 @@ class TaskReader(ABC):
                 yield from self.read_task(number)
 
     def read_task(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Read the pieces of one task."""
-        for piece in self.tasks[number]:
-            yield from self.read(piece)
+        """Read the parts of one task."""
+        for part in self.tasks[number]:
+            yield from self.read(part)
 
     @abstractmethod
-    def read(self, piece: Any) -> Iterator[pa.RecordBatch]:
-        """Read one piece."""
+    def read(self, part: Any) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
 
 
 def flagged_batch(

@@ -74,7 +74,7 @@ class TextFileReader(FileReader):
 
     def _rows(self, *, flagged: bool) -> DataFrame:
         scans = [self._scans[path] for _, path in self._files]
-        tasks = in_tasks([piece for each in scans for piece in each.pieces])
+        tasks = in_tasks([part for each in scans for part in each.ranges])
         reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
         is_small = any(each.rows for each in scans) and sum(each.bytes for each in scans) <= HERE_BYTES

@@ -1,4 +1,4 @@
-"""Scans text files in the driver: checks encoding and header, counts the records, and divides files into pieces for tasks.
+"""Scans text files in the driver: checks encoding and header, counts the records, and divides files into ranges for tasks.
 
 Counting here and reading in `text_tasks` split records by the same rules.
 """
@@ -22,7 +22,7 @@ from jobs.sources.files.partitions import IN_THE_FILES
 from state_store.errors import MalformedRecord
 
 # A task reads about this many bytes, of one file or of several; opening a file costs as much as reading OPEN_BYTES of it.
-PIECE_BYTES = 16 * 1024 * 1024
+RANGE_BYTES = 16 * 1024 * 1024
 OPEN_BYTES = 64 * 1024
 
 Parser = CsvParser | JsonParser | TextParser
@@ -54,7 +54,7 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileRange:
     """A range of one file's records: from byte `start`, which is on line `line`, to byte `end`.
 
     Lines up to `header_line` are the header and blank lines before it; 0 if there is no header.
@@ -74,11 +74,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of one pass over a file: its number of records, the bytes of its text, and its pieces."""
+    """The result of one pass over a file: its number of records, the bytes of its text, and its ranges."""
 
     rows: int
     bytes: int
-    pieces: list[Piece]
+    ranges: list[FileRange]
 
 
 def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) -> Scan:
@@ -89,11 +89,11 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
     """
     names, header_line, grammar = _columns(file, parser, has_header)
     lacking = _required_keys(file, parser, may_lack)
-    ranges = _Ranges(file, grammar)
+    divider = _Divider(file, grammar)
     rows = 0
     for chunk in file.chunks(grammar):
         rows += int(np.count_nonzero(chunk.lines > header_line))
-        ranges.add(chunk)
+        divider.add(chunk)
         if lacking and len(chunk):
             lacking = _keys_not_in(chunk, lacking)
     if lacking and rows and (lacking := _keys_in_no_spelling(file, parser.grammar, lacking)):
@@ -101,29 +101,29 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
             f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
             f'Correct the schema, or declare missing="null" if the key may be left out everywhere.{file.advice}'
         )
-    pieces = [
-        Piece(file.path, file.name, size, start, end, line, header_line, names, file.within, file.values)
-        for size, start, end, line in ranges.all()
+    ranges = [
+        FileRange(file.path, file.name, size, start, end, line, header_line, names, file.within, file.values)
+        for size, start, end, line in divider.all()
     ]
-    return Scan(rows, ranges.reached, pieces)
+    return Scan(rows, divider.reached, ranges)
 
 
-def in_tasks(pieces: list[Piece]) -> list[list[Piece]]:
-    """Divide pieces among tasks of about equal bytes, in order."""
-    tasks: list[list[Piece]] = []
+def in_tasks(ranges: list[FileRange]) -> list[list[FileRange]]:
+    """Divide ranges among tasks of about equal bytes, in order."""
+    tasks: list[list[FileRange]] = []
     room = 0
-    for piece in pieces:
-        cost = piece.bytes + OPEN_BYTES
+    for each in ranges:
+        cost = each.bytes + OPEN_BYTES
         if cost > room or not tasks:
             tasks.append([])
-            room = PIECE_BYTES + OPEN_BYTES
-        tasks[-1].append(piece)
+            room = RANGE_BYTES + OPEN_BYTES
+        tasks[-1].append(each)
         room -= cost
     return tasks
 
 
-class _Ranges:
-    """Divides a file into ranges of about PIECE_BYTES at the ends of records, if its bytes can be read from any place."""
+class _Divider:
+    """Divides a file into ranges of about RANGE_BYTES at the ends of records, if its bytes can be read from any place."""
 
     def __init__(self, file: TextFile, grammar: Grammar) -> None:
         path = file.path
@@ -137,7 +137,7 @@ class _Ranges:
         """Add the records of the next chunk, and end the range after them if it is large enough."""
         self.reached = chunk.reached
         end = chunk.reached + self._mark
-        if self._divides and end - self._start >= PIECE_BYTES:
+        if self._divides and end - self._start >= RANGE_BYTES:
             self._done.append((end - self._start, self._start, end, self._line))
             self._start, self._line = end, chunk.next_line
 

@@ -1,4 +1,4 @@
-"""Reads text files in Spark's tasks, piece by piece.
+"""Reads text files in Spark's tasks, part by part.
 
 Spark's own readers are not used. They list the files once more, drop lines that look blank to them, and misread quotes and
 numbers. Here counting and reading split records by the same rules, and each record knows its line.
@@ -19,8 +19,8 @@ from jobs.sources.files.content import text_of
 from jobs.sources.files.formats.csv_records import EMPTY_LINE, CsvParser
 from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from jobs.sources.files.formats.text_records import Chunk, chunk_of, chunks
-from jobs.sources.files.formats.text_scan import Parser, Piece
-from jobs.sources.files.partitions import Partitions
+from jobs.sources.files.formats.text_scan import FileRange, Parser
+from jobs.sources.files.partitions import PartitionColumns
 from jobs.sources.files.typed_values import from_texts
 from state_store.errors import MalformedRecord
 
@@ -44,28 +44,26 @@ class RecordsReader(TaskReader):
     encoding: str
     flagged: bool
 
-    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Read one piece."""
+    def read(self, part: FileRange) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
         grammar = self.parser.grammar
         if isinstance(self.parser, CsvParser):
-            grammar = self.parser.grammar_of(piece.names or ["one"])
-        for chunk in chunks(
-            text_of(piece.path, self.encoding, piece.start, piece.end, within=piece.within), grammar, piece.line
-        ):
-            if len(found := chunk.only(chunk.lines > piece.header_line)):
-                yield self._batch(piece, found)
+            grammar = self.parser.grammar_of(part.names or ["one"])
+        for chunk in chunks(text_of(part.path, self.encoding, part.start, part.end, within=part.within), grammar, part.line):
+            if len(found := chunk.only(chunk.lines > part.header_line)):
+                yield self._batch(part, found)
 
-    def _batch(self, piece: Piece, chunk: Chunk) -> pa.RecordBatch:
-        columns, bad = self.parser.parse(chunk, piece.names)
-        columns |= {name: pa.repeat(value[0], len(chunk)) for name, value in piece.values.items()}
+    def _batch(self, part: FileRange, chunk: Chunk) -> pa.RecordBatch:
+        columns, bad = self.parser.parse(chunk, part.names)
+        columns |= {name: pa.repeat(value[0], len(chunk)) for name, value in part.values.items()}
         if not self.flagged:
             if bad:
                 first = min(bad)
                 line, shown = int(chunk.lines[first]), chunk.record(first)[: 4 * SHOWN_RECORD_CHARACTERS]
-                raise malformed(f"{piece.path}, line {line}", bad[first], shown.decode(errors="ignore"))
+                raise malformed(f"{part.path}, line {line}", bad[first], shown.decode(errors="ignore"))
             return pa.RecordBatch.from_pydict(columns)
-        origins = [f"{piece.name}, line {line}" for line in chunk.lines.tolist()]
-        names = piece.names if piece.names and list(piece.names) != list(self.parser.types) else None
+        origins = [f"{part.name}, line {line}" for line in chunk.lines.tolist()]
+        names = part.names if part.names and list(part.names) != list(self.parser.types) else None
 
         def payload(number: int) -> str:
             return payload_of(chunk.record(number), names)
@@ -89,7 +87,7 @@ class PayloadsReader:
     """Reads raw records from quarantine (ORIGIN and PAYLOAD) as `RecordsReader` read them."""
 
     parser: Parser
-    partitions: Partitions
+    partitions: PartitionColumns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Parse records one at a time, because their files' columns may differ."""
