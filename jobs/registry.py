@@ -77,7 +77,7 @@ class Queries(NamedTuple):
         """
         if name in self.known:
             return self.known[name]
-        broken = "".join(f" Those of {pipeline} are not known: {why}." for pipeline, why in self.broken.items())
+        broken = "".join(f" Those of {pipeline} are not known: {reason}." for pipeline, reason in self.broken.items())
         raise UsageError(f"There is no query {name}. {_choice('Queries', name, self.known)}{broken}")
 
 

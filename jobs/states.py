@@ -198,13 +198,13 @@ class History(_Keyed):
     null_keys: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        for what, columns, why in (
+        for what, columns, reason in (
             ("a key", self.key, "the columns that say of what a row is a version"),
             ("order_by", self.order_by, "the columns that say from when on a version is valid, the time first"),
             ("columns", self.columns, "what may change from version to version"),
         ):
             if not columns:
-                raise ValueError(f"History needs {what}: {why}.")
+                raise ValueError(f"History needs {what}: {reason}.")
 
     @property
     def keyed_by(self) -> Mapping[str, str]:

@@ -129,8 +129,8 @@ class _Computation:
             parts = {name: replace(part, rows=part.rows.coalesce(1)) for name, part in parts.items()}
         try:
             return self._pass(parts, route)
-        except NeedsExecutors as why:
-            logger.info("%s is staged on executors: %s", attempt, why)
+        except NeedsExecutors as reason:
+            logger.info("%s is staged on executors: %s", attempt, reason)
             return self._pass(parts, replace(route, in_process=frozenset()))
 
     def _read(self) -> Mapping[str, BatchPart]:

@@ -131,8 +131,10 @@ def _rows_kept_by_columns(records: DataFrame, columns: T.StructType) -> DataFram
     keys = F.json_object_keys(PAYLOAD)
     lacking, more = F.array_except(names, keys), F.array_except(keys, names)
     is_renamed = F.coalesce((F.size(lacking) > 0) & (F.size(more) > 0), F.lit(False))  # NULL: Spark cannot read it
-    why = F.concat(F.lit("it has no column "), lacking[0], F.lit(", but "), more[0], F.lit(", which the schema does not name"))
-    renamed = records.where(is_renamed).withColumn(REFUSAL, why)
+    reason = F.concat(
+        F.lit("it has no column "), lacking[0], F.lit(", but "), more[0], F.lit(", which the schema does not name")
+    )
+    renamed = records.where(is_renamed).withColumn(REFUSAL, reason)
     return _rows_of_json(records.where(~is_renamed), columns).unionByName(_flagged(renamed, columns))
 
 

@@ -162,15 +162,16 @@ class Lookup:
         is_possible: Any = pa.repeat(pa.scalar(value=True), size)
         for column, kind in zip(columns, self.kinds, strict=True):
             is_possible = pc.and_(is_possible, _can_be_stored(column, kind))
-        rows_of_keys = list(zip(*(_values(column, is_possible) for column in columns), strict=True)) if columns else [()] * size
-        distinct = list(dict.fromkeys(key for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True) if is_it))
+        rows_of_keys = zip(*(_values(column, is_possible) for column in columns), strict=True) if columns else [()] * size
+        # Impossible values became NULL, as a stored key may have: such a key is None, so that it matches no row.
+        keys = [key if can_exist else None for key, can_exist in zip(rows_of_keys, is_possible.to_pylist(), strict=True)]
+        distinct = list(dict.fromkeys(key for key in keys if key is not None))
         place: dict[tuple[Any, ...], int] = {}
         state_rows: list[tuple[Any, ...]] = []
         for position, row in self.reading.rows(connection, distinct):
             place[distinct[position]] = len(state_rows)
             state_rows.append(row)
-        # In the list, a key that cannot be stored consists of NULLs, as a stored key may: only possible keys match.
-        places = [place.get(key) if is_it else None for key, is_it in zip(rows_of_keys, is_possible.to_pylist(), strict=True)]
+        places = [None if key is None else place.get(key) for key in keys]
         indices = pa.array(places, pa.int64())
         columns_found = [
             pa.array([_plain(row[number]) for row in state_rows], kind).take(indices)

@@ -94,7 +94,7 @@ class LeftAlone:
         """Return a summary in one line, with some of the names; None if there is nothing to report."""
         if not self.count:
             return f"{self.place} is empty." if not self.read else None
-        reasons = [f"{why}: {len(names)}, such as {names[0]}" for why, names in self.names.items()]
+        reasons = [f"{reason}: {len(names)}, such as {names[0]}" for reason, names in self.names.items()]
         few = f"{self.pattern} matches nothing there" if not self.read else f"{self.read} match {self.pattern}"
         return f"In {self.place} {self.count} name(s) are left alone, {few}. It {'; it '.join(reasons)}."
 

@@ -224,8 +224,8 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     committed, declaration, pruned = row
     state = spec_of(declaration).state(source.state)
     if state is None or state.stream is None:
-        why = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
-        raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {why}.")
+        reason = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
+        raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {reason}.")
     missing = lookup.missing_ranges(connection, source.state)
     if refusal := range_partitions.why_not_whole(f"state.{source.state}", missing):
         raise refusal

@@ -129,9 +129,9 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
             )
         return bool(before < now)
 
-    def _other_table(self, why: str) -> SourceChanged:
+    def _other_table(self, reason: str) -> SourceChanged:
         return SourceChanged(
-            f"{self._place} is another table than the one that has been read: {why}. Nothing is planned. Put the table back, "
-            f"or declare generation={self._limits.generation + 1} and raise the pipeline's version, to count what it has now "
-            "as well."
+            f"{self._place} is another table than the one that has been read: {reason}. Nothing is planned. Put the table "
+            f"back, or declare generation={self._limits.generation + 1} and raise the pipeline's version, to count what it has "
+            "now as well."
         )

@@ -47,9 +47,9 @@ class DoneFolder:
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise self._not_movable(folder, "it cannot be written")
 
-    def _not_movable(self, where: Path, why: str | None) -> SourceUnreadable:
+    def _not_movable(self, where: Path, reason: str | None) -> SourceUnreadable:
         return SourceUnreadable(
-            f"Files of {self.source} could not be moved to {self.done} when they have counted: {where}: {why}. Make both "
+            f"Files of {self.source} could not be moved to {self.done} when they have counted: {where}: {reason}. Make both "
             "writable for the account that plans and commits, or declare no done_folder."
         )
 

@@ -45,7 +45,7 @@ class Listing:
             str(self.folder),
             self.pattern,
             len(self.names),
-            {why: sorted(names) for why, names in sorted(self.left_alone.items())},
+            {reason: sorted(names) for reason, names in sorted(self.left_alone.items())},
         )
 
 

@@ -77,8 +77,8 @@ class ManifestsCoordinator(ObjectsCoordinator):
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
-                if why := why_unfinished(listed, self._manifest_age_seconds):
-                    logger.warning("%s/%s %s: not read yet.", self._manifests, name, why)
+                if reason := why_unfinished(listed, self._manifest_age_seconds):
+                    logger.warning("%s/%s %s: not read yet.", self._manifests, name, reason)
                     return  # later ones have their turn after it
                 yield self._read_manifest(name, None)
 

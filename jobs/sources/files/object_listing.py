@@ -38,11 +38,11 @@ def left_alone(place: ObjectPath, pattern: str) -> LeftAlone:
     objects = (each for page in listed(place) for each in page)
     for each in islice(objects, MOST_REPORTED):
         name = name_in(place, each)
-        why = sieve.why_not(name)
-        if why is None:
+        reason = sieve.why_not(name)
+        if reason is None:
             matching += 1
         else:
-            names[why].append(name)
+            names[reason].append(name)
     where = str(place) if next(objects, None) is None else f"{place} (its first {MOST_REPORTED} names)"
     return LeftAlone(where, pattern, matching, dict(sorted(names.items())))
 

@@ -120,8 +120,8 @@ class ObjectsCoordinator(Coordinator):
         if self._waits_for_marker(name):
             return listed, True
         info = with_identity(self._source, self._place / name, listed)
-        if info and (why := why_unfinished(info, self._min_age_seconds)):
-            logger.warning("%s/%s %s: not planned yet.", self._place, name, why)
+        if info and (reason := why_unfinished(info, self._min_age_seconds)):
+            logger.warning("%s/%s %s: not planned yet.", self._place, name, reason)
             return info, True
         return info, False
 

@@ -71,8 +71,8 @@ def check_options(format: str, options: Mapping[str, str]) -> None:
         if len(by_name.get(name, "")) > 1:
             raise ValueError(f"cannot take the option {name}={by_name[name]!r}: use one character, or none.")
     for name in PATTERNS.values():
-        if name in by_name and (why := _wrong_with(by_name[name])):
-            raise ValueError(f"cannot take the option {name}={by_name[name]!r}: {why}.")
+        if name in by_name and (reason := _wrong_with(by_name[name])):
+            raise ValueError(f"cannot take the option {name}={by_name[name]!r}: {reason}.")
     try:
         ZoneInfo(zone_of(options))
     except (ValueError, OSError, LookupError):

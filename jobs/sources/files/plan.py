@@ -103,14 +103,14 @@ class FilesCoordinator(Coordinator):
     def _next_files(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Take new files until the batch, which already has `files`, is full."""
         source, batch, size = self._source, list(files), sum(file["size"] for file in files)
-        mine = {file["name"] for file in files}
+        names = {file["name"] for file in files}
         assert self._new is not None
         later: list[str] = []
         for position, name in enumerate(self._new):
             if len(batch) >= source.max_files:
                 later += self._new[position:]
                 break
-            if name in mine:
+            if name in names:
                 continue  # a new file with the name of a moved one: the next batch takes it
             if unmarked := self._markers.unmarked_folder(name):
                 self._unmarked.add(unmarked)

@@ -53,7 +53,7 @@ def from_texts(kind: SparkType, texts: pa.Array, zone: str = "UTC") -> tuple[pa.
     half = len(texts) // 2
     left, bad = from_texts(kind, texts[:half], zone)
     right, more = from_texts(kind, texts[half:], zone)
-    return pa.concat_arrays([left, right]), bad | {half + number: why for number, why in more.items()}
+    return pa.concat_arrays([left, right]), bad | {half + number: reason for number, reason in more.items()}
 
 
 def _cast(kind: SparkType, texts: pa.Array, zone: str) -> pa.Array:
@@ -117,11 +117,11 @@ def _timestamps(texts: pa.Array, zone: str) -> pa.Array:
     texts = pc.replace_substring_regex(texts, r"(\.\d{6})0+", r"\1")
     has_zone = pc.match_substring_regex(texts, r".{10}.*(?:Z|[+-]\d{2}(?::?\d{2})?)$")
     nothing = pa.scalar(None, pa.string())
-    here = pc.cast(pc.if_else(has_zone, nothing, texts), pa.timestamp("us"))
-    there = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
+    local = pc.cast(pc.if_else(has_zone, nothing, texts), pa.timestamp("us"))
+    absolute = pc.cast(pc.if_else(has_zone, texts, nothing), pa.timestamp("us", "UTC"))
     if zone != "UTC":  # UTC has no rules, and needs no time zone database
-        here = _to_instants(here, zone)
-    instants = pc.coalesce(there, here.cast(pa.timestamp("us", "UTC")))
+        local = _to_instants(local, zone)
+    instants = pc.coalesce(absolute, local.cast(pa.timestamp("us", "UTC")))
     ticks = instants.cast(pa.int64())  # a zone may have led out of the years that Postgres and Python share
     _require(pc.and_(pc.greater_equal(ticks, TICKS[0]), pc.less_equal(ticks, TICKS[1])))
     return instants

@@ -91,9 +91,9 @@ class IcebergTable:
         """
         metadata = self._table.metadata
         schema = self._table.schema()
-        there = [field.name for field in schema.fields]
-        if lacking := [name for name in columns if name not in there]:
-            raise SourceUnreadable(f"{self.name} has no column {lacking[0]}; it has {', '.join(there)}.")
+        names = [field.name for field in schema.fields]
+        if lacking := [name for name in columns if name not in names]:
+            raise SourceUnreadable(f"{self.name} has no column {lacking[0]}; it has {', '.join(names)}.")
         self._check_names(columns)
         for field in schema.fields:
             if field.name in columns and field.initial_default is not None:

@@ -201,8 +201,8 @@ class Inputs(Source):
             return reports[0] if reports else None
         names: dict[str, list[str]] = {}
         for report in reports:
-            for why, unread in report.names.items():
-                names.setdefault(why, []).extend(f"{report.place}/{name}" for name in unread)
+            for reason, unread in report.names.items():
+                names.setdefault(reason, []).extend(f"{report.place}/{name}" for name in unread)
         places = " and ".join(dict.fromkeys(report.place for report in reports))
         patterns = " or ".join(dict.fromkeys(report.pattern for report in reports))
         return LeftAlone(places, patterns, sum(report.read for report in reports), names)

@@ -66,8 +66,8 @@ class CsvParser:
                 columns[name] = values
                 continue
             columns[name], refused = typed_values.from_texts(kind, values, self.zone)
-            for number, why in refused.items():
-                bad.setdefault(number, f"column {name}: {why}")
+            for number, reason in refused.items():
+                bad.setdefault(number, f"column {name}: {reason}")
         return columns, bad
 
     def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:

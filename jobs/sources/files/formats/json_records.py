@@ -69,8 +69,8 @@ class JsonParser:
         for name, kind in self.kinds.items():
             values = self._prepared(chunk, name, [record.get(name) for record in records])
             columns[name], refused = typed_values.from_json(_TEXT if name in self.formatted else kind, values, self.zone)
-            for number, why in refused.items():
-                bad.setdefault(number, f"column {name}: {why}")
+            for number, reason in refused.items():
+                bad.setdefault(number, f"column {name}: {reason}")
         return columns, bad
 
     def _prepared(self, chunk: Chunk, name: str, values: list[Any]) -> list[Any]:
@@ -118,8 +118,8 @@ def object_of(line: str) -> dict[str, Any]:
     except (StopIteration, json.JSONDecodeError) as error:
         if text[:1] in ("]", "}") or (text[:1] in ('"', "{", "[") and text.endswith((",", "[", "{"))):
             raise ValueError(PRETTY) from None
-        why = f": {error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(f"it is no JSON{why}") from None
+        reason = f": {error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"it is no JSON{reason}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError:

@@ -156,11 +156,11 @@ class ParquetReader(FileReader):
             PayloadsReader(parser, PartitionColumns({})), schema_of(parser.types, flagged=True)
         )
 
-    def _refused(self, payloads: DataFrame, why: str) -> DataFrame:
+    def _refused(self, payloads: DataFrame, reason: str) -> DataFrame:
         """Return rows that stay in quarantine, without values."""
         columns = {**self._schema, **self._partitions.schema}
         nothing = [F.lit(None).cast(kind).alias(name) for name, kind in columns.items()]
-        return payloads.select(*nothing, ORIGIN, F.lit(why).alias(REFUSAL), PAYLOAD)
+        return payloads.select(*nothing, ORIGIN, F.lit(reason).alias(REFUSAL), PAYLOAD)
 
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for the file that a Spark error is about."""

@@ -57,8 +57,8 @@ class RowsReader(TaskReader):
             except StopIteration:
                 return
             except (OSError, pa.ArrowException) as error:
-                why = str(error).partition("\n")[0]
-                unreadable = f"{part.path} cannot be read: {why}. Write the file again, in a usual encoding."
+                reason = str(error).partition("\n")[0]
+                unreadable = f"{part.path} cannot be read: {reason}. Write the file again, in a usual encoding."
                 raise reported(SourceUnreadable(unreadable)) from error
             yield self._converted(part, batch, exact, row)
             row += batch.num_rows

@@ -67,8 +67,8 @@ def flagged_batch(
     refusals: list[str | None] = [None] * count
     payloads: list[str | None] = [payload(number) for number in range(count)] if keeps_all else [None] * count
     is_good = np.ones(count, np.bool_)
-    for number, why in bad.items():
-        refusals[number], payloads[number], is_good[number] = storable(why), payload(number), False
+    for number, reason in bad.items():
+        refusals[number], payloads[number], is_good[number] = storable(reason), payload(number), False
     if bad:
         places = pa.array(np.where(is_good, np.arange(count), 0), mask=~is_good)
         columns = {name: column.take(places) for name, column in columns.items()}
@@ -76,6 +76,6 @@ def flagged_batch(
     return pa.RecordBatch.from_pydict({**columns, **dict(zip(HIDDEN, hidden, strict=True))})
 
 
-def malformed(place: str, why: str, record: str) -> ValueError:
+def malformed(place: str, reason: str, record: str) -> ValueError:
     """Return the exception with which a task reports a bad record."""
-    return reported(MalformedRecord(MISFIT.format(place=place, why=why, record=record[:SHOWN_RECORD_CHARACTERS])))
+    return reported(MalformedRecord(MISFIT.format(place=place, why=reason, record=record[:SHOWN_RECORD_CHARACTERS])))

@@ -114,7 +114,7 @@ class Chunk:
         if kept.all():
             return self
         places = np.cumsum(kept) - 1
-        bad = {int(places[number]): why for number, why in self.bad.items() if kept[number]}
+        bad = {int(places[number]): reason for number, reason in self.bad.items() if kept[number]}
         return replace(self, starts=self.starts[kept], ends=self.ends[kept], lines=self.lines[kept], bad=bad)
 
 
@@ -262,17 +262,17 @@ class _Splitter:
         while place < len(data):
             is_comment = bool(grammar.comment) and data.startswith(grammar.comment, place)
             if is_comment:
-                why, end = None, self._end_of_line(data, place)
+                reason, end = None, self._end_of_line(data, place)
             elif too_long and place == 0:
-                why, end = _TOO_LONG, self._end_of_line(data, place)
+                reason, end = _TOO_LONG, self._end_of_line(data, place)
             else:
-                why, end = self._end_of_record(data, place, final=final)
+                reason, end = self._end_of_record(data, place, final=final)
             following = grammar.newline.match(data, end)
             if not final and (following is None or (following.group() == b"\r" and following.end() == len(data))):
                 break  # the record may go on, or a line feed may follow
             if not is_comment:
-                if why is not None:
-                    bad[len(spans)] = why
+                if reason is not None:
+                    bad[len(spans)] = reason
                 spans.append((place, end, self._line))
             reached = following.end() if following else len(data)
             self._line += len(grammar.newline.findall(data, place, reached))
