@@ -23,7 +23,7 @@ import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from benchmarks.pipelines import VERSION, ordinary
 from jobs.pipelines.word_count import words

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import types as T  # noqa: N812
+    from pyspark.sql import types as T
     from pyspark.sql.connect.client.core import RpcDeadlines
 
 # Of Airflow, only the name of a task instance is used: `tidegate.airflow_policy`, which imports nothing of ours, sets it.

@@ -23,7 +23,7 @@ def refusal(kind: type[TidegateError], message: str, **values: "Column") -> "Col
 
     `message` is a template of `str.format`; its placeholders are the values, as text. NULL is the empty text.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+    from pyspark.sql import functions as F  # noqa: PLC0415 - declaring a pipeline must not load pyspark
 
     texts = {"error": F.lit(kind.__name__), "message": F.lit(message)} | values
     report = F.struct(*(F.coalesce(text.cast("string"), F.lit("")).alias(name) for name, text in texts.items()))

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from jobs.aggregates import Part
 from jobs.compute import arrays, state_columns, windows

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from jobs.aggregates import Aggregate
 from jobs.compute.aggregate import aggregate

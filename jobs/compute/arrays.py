@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.aggregates import Part
 from jobs.compute import sketches

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from jobs.compute import quarantine, staging
 from jobs.compute.aggregate import aggregate, counter_of

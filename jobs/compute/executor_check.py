@@ -7,7 +7,7 @@ from importlib.metadata import version
 import grpc
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.compute.spark_errors import is_away, raised_in_python
 from state_store.errors import ExecutorsUnprepared

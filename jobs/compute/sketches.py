@@ -8,7 +8,7 @@ Spark's own sketches (HyperLogLog, theta, KLL) are bytes that depend on the orde
 from decimal import Decimal
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.aggregates import Part
 from jobs.sketches import RANKS, WORD_BITS, length_of, size_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.compute import sink
 from jobs.compute.executors import conninfo_of_tasks

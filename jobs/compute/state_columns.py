@@ -5,8 +5,8 @@ text in Spark, in upper or lower case.
 """
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
-from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from jobs.sources.column_types import quoted
 from jobs.task_errors import refusal

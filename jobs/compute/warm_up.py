@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.compute.session import spark_session
 from jobs.compute.spark_errors import meaning_of

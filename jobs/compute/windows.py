@@ -5,7 +5,7 @@ becomes such a number, and a timestamp again, without a shift.
 """
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.aggregates import Part
 from jobs.compute import state_columns

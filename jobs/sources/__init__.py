@@ -149,7 +149,7 @@ class Emitter(Protocol):
         Called instead of `emit_batch` when the pipeline quarantines bad records. A source whose records cannot be
         malformed keeps this default; its rows then have no origin.
         """
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812 - declaring a pipeline must not load pyspark
+        from pyspark.sql import functions as F  # noqa: PLC0415 - declaring a pipeline must not load pyspark
 
         nothing = F.lit(None).cast("string")
         return self.emit_batch(attempt, metadata).withColumns({ORIGIN: nothing, REFUSAL: nothing, PAYLOAD: nothing})
@@ -179,7 +179,7 @@ class Emitter(Protocol):
 
         A source whose records cannot be malformed keeps this default: it has put none into quarantine.
         """
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         row = F.from_json(F.col(PAYLOAD), self.row_schema())
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)

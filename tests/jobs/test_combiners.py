@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from jobs import (
     ApproxDistinct,

@@ -4,7 +4,7 @@ import codecs
 from importlib.metadata import version
 
 import pyarrow as pa
-from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T
 from pyspark.sql.connect.client.core import RpcDeadlines
 
 from jobs import library_internals

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from jobs.compute.session import spark_session

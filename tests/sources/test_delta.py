@@ -214,7 +214,7 @@ def test_changes_make_a_copy_of_the_table(table: Table) -> None:
     source = replace(table.source, changes=True, max_files=1)
 
     def versions(rows: Any) -> Any:
-        from pyspark.sql import functions as F  # noqa: PLC0415, N812
+        from pyspark.sql import functions as F  # noqa: PLC0415
 
         gone = F.col("_change_type").isin("delete", "update_preimage")
         return rows.withColumns({"gone": gone, "version": F.col("_commit_version"), "is_there": F.when(gone, 0).otherwise(1)})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
 from jobs.engine.local_run import run_pipeline

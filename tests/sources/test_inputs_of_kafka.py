@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
 from jobs.engine.local_run import run_pipeline

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T
 
 from jobs.sources import Emitter, InputFacts
 from jobs.sources.column_types import columns_of

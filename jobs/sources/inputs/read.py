@@ -14,7 +14,7 @@ from state_store.source_files import INPUTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql import types as T  # noqa: N812
+    from pyspark.sql import types as T
 
     from jobs.sources.inputs.source import Inputs
     from state_store.attempts import Attempt

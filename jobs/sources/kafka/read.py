@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
 from jobs.sources.column_types import columns_of

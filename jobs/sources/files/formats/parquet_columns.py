@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
-from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from jobs.sources.files.objects import Place, for_arrow

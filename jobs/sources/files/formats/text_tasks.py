@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import types as T  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from jobs.sources import HIDDEN

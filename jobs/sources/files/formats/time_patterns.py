@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import Column
-from pyspark.sql import functions as F  # noqa: N812 - the name that PySpark's users know
+from pyspark.sql import functions as F
 
 from jobs.sources.files.formats.text_tasks import LocalTimes
 from jobs.sources.files.options import PATTERNS, letters_of
