@@ -183,7 +183,7 @@ def _payload(records: DataFrame) -> Column:
 class _WaitingReader:
     """Reads one Spark task's share of the raw records, or of those kept by their columns, for `DataFrame.mapInArrow`.
 
-    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
+    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
     """
 
     conninfo: dict[str, Any]

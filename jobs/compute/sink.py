@@ -68,7 +68,7 @@ class StagingSink:
     `digest` is the statement that computes the digest of a task's staged rows. The columns `counter`, the number of rows that
     each partial was made of, and HASH are summed up into the answer, if present; ROWS and HASH themselves are not staged.
 
-    It is a class because it is pickled by name: for a function within a function, Spark looks through all imported modules.
+    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
     """
 
     conninfo: dict[str, Any]

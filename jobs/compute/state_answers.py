@@ -133,7 +133,7 @@ def _aliases(schema: T.StructType, state: "QueriedState", columns: Mapping[str, 
 class Lookup:
     """Finds the rows of keys in a Spark task, for `pyspark.sql.functions.arrow_udf`.
 
-    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
+    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
     """
 
     conninfo: dict[str, Any]

@@ -112,7 +112,7 @@ def parts_of(metadata: SourceMetadata) -> list[KeyRange]:
 class PartsReader:
     """Reads parts in Spark's tasks, by their numbers, for `DataFrame.mapInArrow`.
 
-    It is a class because that is pickled by name: for a function within a function, Spark looks through all imported modules.
+    It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
     """
 
     conninfo: dict[str, Any]

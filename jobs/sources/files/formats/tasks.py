@@ -27,7 +27,7 @@ MISFIT = (
 class TaskReader(ABC):
     """Reads the parts of a batch's files, divided among tasks.
 
-    Spark's tasks call a reader with their numbers, through `DataFrame.mapInArrow`. It is a class, to be pickled by name.
+    Spark's tasks call a reader with their numbers, through `DataFrame.mapInArrow`. It is a class, which Spark pickles by name.
     """
 
     tasks: Sequence[Sequence[Any]]
