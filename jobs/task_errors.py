@@ -1,4 +1,4 @@
-"""Errors of ours that Spark's tasks and expressions raise. Spark passes on only a text: it has class and message, after MARK."""
+"""Errors of ours that Spark's tasks and expressions raise: Spark passes on only text, with class and message after MARK."""
 
 import json
 from typing import TYPE_CHECKING, Any
