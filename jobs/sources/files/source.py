@@ -375,7 +375,7 @@ class Files(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "FileReader":
         """Return a reader of the files that the metadata names."""
-        from jobs.sources.files.formats import READERS  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+        from jobs.sources.files.readers import READERS  # noqa: PLC0415 - declaring a pipeline must not load pyspark
 
         return READERS[self.format](spark, self, settings.home, PartitionColumns(self.partitions, zone_of(self.options)))
 
