@@ -176,11 +176,11 @@ def _our_modules() -> Mapping[str, bytes]:
     They are read once, because this process, too, keeps the code that it has imported.
     """
     files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
-    found = {file.relative_to(ROOT).as_posix(): file for file in files}
+    by_path = {file.relative_to(ROOT).as_posix(): file for file in files}
     if (own := project.own("pipelines")) is not None:
-        found = {path: file for path, file in found.items() if file.parent != PIPELINES or file.name == "__init__.py"}
-        found |= {f"jobs/pipelines/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
-    return {path: file.read_bytes() for path, file in found.items()}
+        by_path = {path: file for path, file in by_path.items() if file.parent != PIPELINES or file.name == "__init__.py"}
+        by_path |= {f"jobs/pipelines/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
+    return {path: file.read_bytes() for path, file in by_path.items()}
 
 
 def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:

@@ -50,8 +50,8 @@ class RecordsReader(TaskReader):
         if isinstance(self.parser, CsvParser):
             grammar = self.parser.grammar_of(part.names or ["one"])
         for chunk in chunks(text_of(part.path, self.encoding, part.start, part.end, within=part.within), grammar, part.line):
-            if len(found := chunk.only(chunk.lines > part.header_line)):
-                yield self._batch(part, found)
+            if len(records := chunk.only(chunk.lines > part.header_line)):
+                yield self._batch(part, records)
 
     def _batch(self, part: FileRange, chunk: Chunk) -> pa.RecordBatch:
         columns, bad = self.parser.parse(chunk, part.names)
@@ -150,10 +150,10 @@ def record_of(payload: str) -> tuple[bytes, list[str] | None]:
     """
     if not payload.startswith(f'{{"{WRAPPED}"'):
         return payload.encode(), None
-    found = json.loads(payload)
-    if found[WRAPPED] is None:
-        raise MalformedRecord(f"it was too long to be kept: only the beginning of its {found['bytes']} bytes is here")
-    return found[WRAPPED].encode(), found["columns"]
+    wrapped = json.loads(payload)
+    if wrapped[WRAPPED] is None:
+        raise MalformedRecord(f"it was too long to be kept: only the beginning of its {wrapped['bytes']} bytes is here")
+    return wrapped[WRAPPED].encode(), wrapped["columns"]
 
 
 def _file_of(origin: str | None) -> str:
