@@ -21,13 +21,12 @@ from sqlalchemy import Connection
 
 from migrations import prerequisites
 from state_store import operations, partitions, project, revisions, schema, state_tables, tables
-from state_store.database import CONNECTION_CHECK_INTERVAL, Database, set_local
+from state_store.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged, SchemaOutOfDate
 from state_store.settings import Settings
 from state_store.witness import Witness
 
-LOCK_TIMEOUT = "5s"
 # Alembic does not look at the default schema, which would be one of Tidegate's if the owner's search path begins with it.
 SEARCH_PATH = "public"
 EXAMPLES = ("daily", "word_count")  # states of the pipelines in jobs/pipelines
@@ -254,7 +253,7 @@ def connected(settings: Settings) -> Iterator[Connection]:
     ):
         # A policy that would hide rows from the owner, and so from a copy of a table, is an error.
         limits = {
-            "lock_timeout": LOCK_TIMEOUT,
+            "lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s",
             "row_security": "off",
             "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
             "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,

@@ -23,6 +23,8 @@ from state_store.settings import Settings
 MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
 # How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
+# How long a transaction that changes tables of states waits for their readers. While it waits, everyone else waits for it.
+DDL_LOCK_TIMEOUT_SECONDS = 5
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 

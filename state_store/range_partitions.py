@@ -20,8 +20,9 @@ from state_store.database import set_local
 from state_store.declaration import Ranges, StateSpec
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 
-# More new ranges in one batch are a mistake rather than a history. Each takes some five entries of Postgres' table of locks.
-MOST_NEW_RANGES = 400
+# A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
+# in one batch are a mistake rather than a history.
+MOST_AT_ONCE = 400
 _LEAST = {"integer": -(2**31), "bigint": -(2**63)}
 _SHOWN = 5
 _LONGEST_NAME = 63  # of Postgres
@@ -76,15 +77,15 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
     r = tables.state_range.c
     is_there = sa.exists().where(r.state == state.name, r.partition == needed.c.partition)
     missing = connection.execute(
-        sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_NEW_RANGES + 1)
+        sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_AT_ONCE + 1)
     ).all()
     if any(new.partition is None for new in missing):
         raise BadKey(
             f"State {state.name}: column {state.ranges.column}, by which its rows are divided, is NULL or infinite in a row."
         )
-    if len(missing) > MOST_NEW_RANGES:
+    if len(missing) > MOST_AT_ONCE:
         raise Overflow(
-            f"State {state.name}: by column {state.ranges.column}, the batch has rows in more than {MOST_NEW_RANGES} new "
+            f"State {state.name}: by column {state.ranges.column}, the batch has rows in more than {MOST_AT_ONCE} new "
             f"ranges, from {missing[0].lower} to {missing[-1].lower} and on. If these are no mistakes, use smaller batches, or "
             "longer ranges."
         )

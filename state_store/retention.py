@@ -6,16 +6,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
-from state_store.database import set_local
+from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
 from state_store.witness import Witness
-
-# While it waits for a reader, everyone else waits for it.
-LOCK_TIMEOUT = "5s"
-# One transaction removes no more partitions: each takes some five entries of Postgres' table of locks.
-MOST_AT_ONCE = 400
 
 
 class Pruned(NamedTuple):
@@ -109,7 +104,7 @@ def prune_ranges(
 ) -> PrunedRanges:
     """Remove range partitions that end at or before a value, the oldest first, up to one that a follower needs.
 
-    It removes at most MOST_AT_ONCE, and says whether there are more.
+    It removes at most `range_partitions.MOST_AT_ONCE`, and says whether there are more.
 
     Readers wait meanwhile, and it waits for them, for some seconds. A row of such a range that comes later has it made again. A
     pipeline that begins to follow the state from its beginning afterwards is refused, as for changes. Of a partition that was
@@ -118,12 +113,12 @@ def prune_ranges(
     Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
-    set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
+    set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
     attached = partitions.attached(connection, state_tables.STATE, state)
     ended = range_partitions.ended(connection, state, removal.before)
-    pruned = PrunedRanges([], None, [], are_more=len(ended) > MOST_AT_ONCE)
+    pruned = PrunedRanges([], None, [], are_more=len(ended) > range_partitions.MOST_AT_ONCE)
     last_txid = 0
-    for partition in ended[:MOST_AT_ONCE]:
+    for partition in ended[: range_partitions.MOST_AT_ONCE]:
         newest = range_partitions.newest_txid(connection, partition) if partition in attached else committed
         if partition in attached and newest > removal.up_to_txid:
             pruned = pruned._replace(needed=partition, are_more=False)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from jobs.sources.changes import removable
-from state_store import Settings, lookup, partitions, range_partitions, retention, schema, state_tables
+from state_store import Settings, lookup, partitions, range_partitions, schema, state_tables
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
@@ -198,7 +198,7 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
     """Nothing of the batch counts, and no partition is left."""
     flow = sales("date", "day", batches=2)
     before = counted(settings)
-    days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(range_partitions.MOST_NEW_RANGES + 1)]
+    days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(range_partitions.MOST_AT_ONCE + 1)]
     with pytest.raises(Overflow, match=r"more than 400 new ranges, from 2026-01-01 to 2027-02-05"):
         flow.merge(1, days)
     assert counted(settings) == before
@@ -283,7 +283,7 @@ def test_many_partitions_are_removed_by_several_transactions(sales: Callable[...
     """Together, some thousands would fill Postgres' table of locks, which all sessions share."""
     flow = sales("integer", 1)
     flow.merge(1, [(number, number) for number in range(8)])
-    with patch.object(retention, "MOST_AT_ONCE", 3):
+    with patch.object(range_partitions, "MOST_AT_ONCE", 3):
         done = [flow.prune("7") for _ in range(4)]
     assert [[name.partition("$")[2] for name in each.partitions] for each in done] == [[*"012"], [*"345"], ["6"], []]
     assert [each.are_more for each in done] == [True, True, False, False]

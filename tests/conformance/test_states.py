@@ -366,7 +366,7 @@ def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
     settings: Settings, words: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each task of the attempt reads the same snapshot; the migration gives up in seconds, and changes nothing."""
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     latest = replace(words.spec, queries=tuple(query.read for query in LATEST))
 
     def migrate() -> None:

@@ -364,7 +364,7 @@ def test_a_database_of_newer_code_is_left_alone(settings: Settings, as_role: Exe
 
 def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with closing(psycopg2.connect(**settings.conninfo())) as reader, reader.cursor() as cursor:
         cursor.execute("SELECT FROM state.daily")
         with pytest.raises(StoreUnavailable, match="migrating: a lock timeout"):

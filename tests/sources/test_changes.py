@@ -209,7 +209,7 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
     inbox: Inbox, upstream: Pipeline, follow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the redo knows each follower that may read what it takes back; other pipelines are registered meanwhile."""
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "500ms")
+    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.5)
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     other = Pipeline("other", Files("other", format="csv", schema=SCHEMA), {"others": State(aggregates={"lines": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
