@@ -43,6 +43,7 @@ _REFUSALS = [
     (["in recovery mode"], "57P03"),
 ]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
+_DUPLICATE_STATE = "42P07"
 _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
@@ -66,8 +67,8 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
         return errors.AccessRefused(
             f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
         )
-    if missing := _of_a_missing_table(error, state, message, doing):
-        return missing
+    if of_table := _of_a_table(error, state, message, doing):
+        return of_table
     if state in _OVERFLOW_STATES:
         return errors.Overflow(f"A value left its column's range while {doing}: {message}. Widen the column's type.")
     if state in _BAD_KEY_STATES:
@@ -116,13 +117,16 @@ def _of_the_server(error: BaseException | None, state: str | None, message: str,
     return None
 
 
-def _of_a_missing_table(
-    error: BaseException | None, state: str | None, message: str, doing: str
-) -> errors.TidegateError | None:
-    """Return the error if a table is missing, or the partition that a row belongs to."""
+def _of_a_table(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+    """Return the error if a table is missing, or the partition that a row belongs to, or if one is in the way."""
     if state in _MISSING_STATES and _STAGING.search(message):
         return errors.StagingLost(
             f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
+        )
+    if state == _DUPLICATE_STATE:
+        return errors.SchemaOutOfDate(
+            f"A table is in the way while {doing}: {message}. If it is a detached partition, rename it, move it to another "
+            "schema, or drop it; then try again."
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")

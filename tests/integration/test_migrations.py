@@ -705,6 +705,30 @@ def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, clone: P
     assert of_table[0] == of_table[1]
 
 
+def test_a_detached_table_in_the_way_of_new_ranges_is_named(empty: Settings, clone: Path) -> None:
+    """It has rows that were to be kept, so no migration takes it away; when it is gone from there, the migration goes on."""
+
+    def by_hand(statement: str) -> None:
+        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
+            connection.cursor().execute(f"SET LOCAL tidegate.writer = 'visits'; {statement}")
+
+    declared = clone / "jobs/pipelines/visits.py"
+    declared.write_text(VISITS)
+    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
+        assert _tidegate(clone, empty, *arguments).returncode == 0
+    by_hand("INSERT INTO state.visit VALUES (1, 0, 'a', '2026-01-31Z', 1)")
+    by_hand('CREATE TABLE state."visit$20260101" AS SELECT * FROM state.visit')
+    declared.write_text(VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("at", "month"))},'))
+    assert _tidegate(clone, empty, "migrate", "--new", "months").returncode == 0
+    before = shape(empty)
+    refused = _tidegate(clone, empty, "migrate")
+    assert refused.returncode == 1
+    assert 'A table is in the way while migrating: relation "visit$20260101" already exists.' in refused.stderr
+    assert shape(empty) == before
+    by_hand('ALTER TABLE state."visit$20260101" RENAME TO kept')
+    assert _tidegate(clone, empty, "migrate").returncode == 0
+
+
 HOURS = '''"""Views per hour."""
 
 from jobs import Count, Files, Pipeline, State, Tumbling
