@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.pipeline import Pipeline
+from state_store.declaration import followed_by
 from tidegate import remedies
 from tidegate.remedies import Verb
 
@@ -54,9 +55,13 @@ def starts_a_run(pipeline: str) -> dict[str, Any]:
 
 
 def quoted(text: str | None) -> str:
-    """Return a text in one line, cut to LONGEST_QUOTE, without the full stop at its end."""
+    """Return a text in one line without the full stop at its end; a long one is cut between two words, to end in two points."""
     line = " ".join((text or "").split())
-    return (line if len(line) <= LONGEST_QUOTE else f"{line[: LONGEST_QUOTE - 3]}...").rstrip(".")
+    if len(line) <= LONGEST_QUOTE:
+        return line.rstrip(".")
+    cut = line[: LONGEST_QUOTE - 3]
+    space = cut.rfind(" ", LONGEST_QUOTE // 2)  # a longer word, such as a path, is cut itself
+    return f"{cut[:space] if space > 0 else cut}.."
 
 
 class BatchCauses:
@@ -140,8 +145,16 @@ class BatchCauses:
         known: dict[str, Any] = {"since": batch.halted_at, "severity": "error", "error": code}
         if code in remedies.ENDS_IN_SKIP:
             known["command"] = remedies.command("skip", self._pipeline, batch.txid, "--reason", "...")
-            return self._of(batch, "HALTED", story, advice=remedies.fix_of(code), action=Action("skip", batch.txid), **known)
-        return self._of(batch, "HALTED", story, advice=f"{remedies.fix_of(code)} Then retry it.", retry=True, **known)
+            return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Action("skip", batch.txid), **known)
+        return self._of(batch, "HALTED", story, advice=f"{self._fix(batch, code)} Then retry it.", retry=True, **known)
+
+    def _fix(self, batch: "WaitingBatch", code: str | None) -> str:
+        """Return what to do about an error of a batch.
+
+        What a follower has counted, and its source has lost, each later batch lacks too: to skip this one does not help.
+        """
+        follows = self._declared is not None and bool(followed_by(self._declared.source.identity))
+        return remedies.fix_of(code, (self._pipeline, batch.txid), may_skip=not (follows and code == "SOURCE_CHANGED"))
 
     def _planned(self, batch: "WaitingBatch") -> Cause:
         busy = self._wait.row.in_work
@@ -155,14 +168,14 @@ class BatchCauses:
     def _failed(self, batch: "WaitingBatch", newest: "Try") -> Cause:
         code = remedies.code_of(newest.error)
         story = f"Txid {batch.txid} failed in attempt {newest.attempt}{self._number(batch, newest)}: {quoted(newest.error)}."
-        advice = f"{remedies.fix_of(code)} Its run tries again by itself; if that has ended, start another."
+        advice = f"{self._fix(batch, code)} Its run tries again by itself; if that has ended, start another."
         known: dict[str, Any] = {"since": _since(batch, newest), "severity": "warning", "error": code}
         return self._of(batch, "FAILED", story, advice=advice, run=True, **known)
 
     def _failed_before(self, batch: "WaitingBatch", before: "Try") -> Cause:
         code = remedies.code_of(before.error)
         story = f"Attempt {before.attempt} at txid {batch.txid} failed: {quoted(before.error)}."
-        advice = f"{remedies.fix_of(code)} It is tried again at this moment."
+        advice = f"{self._fix(batch, code)} It is tried again at this moment."
         known: dict[str, Any] = {"since": _since(batch, before), "severity": "warning", "error": code}
         return self._of(batch, "FAILED_BEFORE", story, advice=advice, **known)
 

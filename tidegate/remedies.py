@@ -10,33 +10,35 @@ from state_store.errors import TidegateError
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
-_UNKNOWN = "Read the whole error (tidegate inspect PIPELINE --txid TXID) and fix its cause."
+# Ends the advice about content and sources that need not be put right for the order to go on.
+_OR_SKIP = "; or give the batch up (tidegate skip)"
 _FIXES = {
     "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
-    "BAD_KEY": "Correct the key by the transform, or declare null_keys=True; or give the batch up (tidegate skip).",
-    "CHECK_FAILED": "Correct the data or the check, and try again (tidegate retry); or give the batch up (tidegate skip).",
+    "BAD_KEY": f"Correct the key by the transform, or declare null_keys=True{_OR_SKIP}.",
+    "CHECK_FAILED": f"Correct the data or the check, and try again (tidegate retry){_OR_SKIP}.",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), or take the change back.",
     "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
     "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors, and try again (tidegate retry).",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
-    "MALFORMED_RECORD": "Correct the schema and raise the pipeline's version; or give the batch up (tidegate skip).",
+    "MALFORMED_RECORD": f"Correct the schema and raise the pipeline's version{_OR_SKIP}.",
     "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
-    "OVERFLOW": "Correct the value by the transform; or give the batch up (tidegate skip).",
+    "OVERFLOW": f"Correct the value by the transform{_OR_SKIP}.",
+    "PIPELINE_RETIRED": "Take its file and its Dag away, or let it go on where it stood (tidegate reinstate).",
     "PARTITION_UNAVAILABLE": "Bring the partition back.",
     "RANGE_EXPIRED": "Its rows are gone at the source: lengthen the retention, and give the batch up.",
     "ROWS_LOST": "If it comes back, look for what makes the transform return other rows each time.",
     "SCHEMA_OUT_OF_DATE": "Bring the database to the code's revision (tidegate migrate).",
     "SETTINGS_INVALID": "Correct the setting (tidegate settings).",
-    "SOURCE_CHANGED": "Put the source back as it was planned; or give the batch up (tidegate skip).",
+    "SOURCE_CHANGED": f"Put the source back as it was planned{_OR_SKIP}.",
     "SOURCE_UNAVAILABLE": "Bring the source back: its server, its mount, its network.",
     "SOURCE_UNREADABLE": "Make the source readable, as it is declared.",
     "SPARK_FAILED": "Read Spark's error and its log (tidegate status names it).",
     "SPARK_UNAVAILABLE": "Start Spark (tidegate up), or wait until it answers.",
     "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
-    "TRANSFORM_FAILED": "Correct the transform and raise the pipeline's version; or give the batch up (tidegate skip).",
+    "TRANSFORM_FAILED": f"Correct the transform and raise the pipeline's version{_OR_SKIP}.",
 }
 # The command that begins the way out, where that is not to try the batch again.
 _COMMANDS = {
@@ -51,9 +53,15 @@ _COMMANDS = {
 ENDS_IN_SKIP = ("RANGE_EXPIRED",)
 
 
-def fix_of(code: str | None) -> str:
-    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out."""
-    return _FIXES.get(code or "", _UNKNOWN)
+def fix_of(code: str | None, batch: tuple[str, int] | None = None, *, may_skip: bool = True) -> str:
+    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out.
+
+    `batch` is the pipeline and the txid that it concerns. Unless it `may_skip`, giving the batch up is no way out.
+    """
+    if code in _FIXES:
+        return _FIXES[code] if may_skip else _FIXES[code].replace(_OR_SKIP, "")
+    whole = "" if batch is None else f" ({command('inspect', batch[0], '--txid', batch[1])})"
+    return f"Read the whole error{whole} and fix its cause."
 
 
 def command_of(code: str) -> str:

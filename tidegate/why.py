@@ -76,7 +76,7 @@ def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str
 
 def of_error(error: TidegateError) -> Cause:
     """Return an error that keeps the ledger from being read as a cause: then only that is known."""
-    advice, command = remedies.fix_of(error.code), remedies.command_of(error.code)
+    advice, command = remedies.fix_of(error.code, may_skip=False), remedies.command_of(error.code)
     story = f"{quoted(str(error))}."
     return Cause(error.code, story, error.txid, None, advice, command, severity="error", error=error.code)
 

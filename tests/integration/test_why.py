@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from jobs import Pipeline
+from jobs import Changes, Pipeline
 from jobs.engine.poison import OUTCOMES
 from state_store import StateStore, tables
 from state_store.attempts import Attempt, Tracked
-from state_store.errors import UnknownBatch, UnknownPipeline
+from state_store.errors import SourceChanged, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
 from state_store.witness import Mark
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally, until
 from tidegate import error_pages, remedies
 from tidegate.causes import LONGEST_QUOTE, Cause
-from tidegate.why import explain, root_causes
+from tidegate.why import explain, of_error, root_causes
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 OFTEN = replace(TALLY, on_poison="skip", tries=3)
@@ -316,6 +316,24 @@ def test_long_errors_are_cut_to_one_line(tally: Tally) -> None:
     (failed,) = causes(tally)
     assert len(failed.sentence) < LONGEST_QUOTE + 100
     assert failed.error == "MALFORMED_RECORD"
+    fail(tally, 1, "MALFORMED_RECORD: " + "character " * 100)
+    (failed,) = causes(tally)
+    assert failed.sentence.endswith("character character...")
+
+
+def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> None:
+    """A command can be copied; to skip a batch does not help a follower whose source has lost what was followed."""
+    tally.plan(1)
+    fail(tally, 1, "ZeroDivisionError: division by zero")
+    (failed,) = causes(tally)
+    assert "Read the whole error (tidegate inspect tally --txid 1) and fix its cause." in failed.advice
+    fail(tally, 1, "SOURCE_CHANGED: it is another one.")
+    (changed,) = causes(tally)
+    assert "or give the batch up (tidegate skip)" in changed.advice
+    follower = replace(TALLY, source=Changes("shop.sales"))
+    assert "skip" not in explain(tally.store, follower, 1).causes[0].advice
+    planned = of_error(SourceChanged("Changes('shop.sales'): pipeline shop has lost its commit of txid 3."))
+    assert planned.advice == "Put the source back as it was planned."
 
 
 def test_the_number_of_statements_does_not_grow(store: StateStore, register: Callable[..., None]) -> None:

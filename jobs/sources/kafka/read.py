@@ -74,11 +74,13 @@ class KafkaReader(Emitter):
         self._source = source
         self._settings = settings
         self._columns = {**COLUMNS, **HEADERS} if source.headers else COLUMNS
+        self._attempt: Attempt | None = None
         self._delivered: Observation | None = None
         self._rows: DataFrame | None = None
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return the records of the ranges, after checking that none of them has expired."""
+        self._attempt = attempt
         ranges = _ranges(metadata)
         if not ranges:
             return self._spark.createDataFrame([], self.row_schema())
@@ -232,15 +234,16 @@ class KafkaReader(Emitter):
             planned, readable = (sum(end - start for start, end in these.values()) for these in (ranges, left))
             where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
             loss = f" The batch has {planned} offsets, and {readable} of them can still be read: {where}." if left else ""
-            raise self._expired(" ".join(expired) + loss, attempt, is_partial=bool(left))
+            raise self._expired(" ".join(expired) + loss, is_partial=bool(left))
 
-    def _expired(self, message: str, attempt: "Attempt | None" = None, *, is_partial: bool = False) -> TidegateError:
+    def _expired(self, message: str, *, is_partial: bool = False) -> TidegateError:
         """Return the error for expired records; it is retryable only if an attempt may leave them out."""
         if self._source.when_expired == "continue":
             return SourceUnavailable(f"{message} The next attempt goes without them.")
-        batch = f"{attempt.pipeline} {attempt.txid}" if attempt else "PIPELINE TXID"
+        attempt = self._attempt
+        batch = f'{attempt.pipeline} {attempt.txid} --reason "..."' if attempt else ""
         all_of_it = ", with what can still be read," if is_partial else ""
-        advice = f'Give the batch up{all_of_it} by: tidegate skip {batch} --reason "..."'
+        advice = f"Give the batch up{all_of_it} by: tidegate skip {batch}".rstrip()
         if self._source.kind == "opaque":
             advice += '; or declare when_expired="continue", and all but what has expired is read'
         return RangeExpired(f"{message} {advice}.")
