@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -31,8 +31,16 @@ class Mend:
     again: bool = False
 
 
-def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: Mend) -> None:
-    """Store the corrected payload beside the original, and record the action.
+class Original(NamedTuple):
+    """A record as it was set aside: where it stood, and its payload, which is raw or its columns as JSON."""
+
+    origin: str | None
+    payload: str
+    is_raw: bool
+
+
+def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: Mend) -> Original:
+    """Store the corrected payload beside the original, record the action, and return the original.
 
     The record is locked, so of two operators at once the second one finds the first one's correction, and a replay that takes
     the record up later reads it.
@@ -44,8 +52,8 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
     check_storable(mended.payload)
     q = tables.quarantine.c
     this = (q.pipeline == pipeline, q.txid == txid, q.number == number)
-    query = sa.select(q.payload, q.is_raw, q.state, q.replayed_txid, q.mended_at, q.mended_by, q.mended_reason).where(*this)
-    record = connection.execute(query.with_for_update()).one_or_none()
+    columns = (q.origin, q.payload, q.is_raw, q.state, q.replayed_txid, q.mended_at, q.mended_by, q.mended_reason)
+    record = connection.execute(sa.select(*columns).where(*this).with_for_update()).one_or_none()
     identity: dict[str, Any] = {"pipeline": pipeline, "txid": txid}
     if record is None:
         existing_input(connection, pipeline, txid)
@@ -77,6 +85,7 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
     values = {"mended_payload": mended.payload, "mended_by": mended.owner, "mended_reason": mended.reason}
     connection.execute(sa.update(tables.quarantine).where(*this).values(**values, mended_at=sa.func.clock_timestamp()))
     write_action(connection, pipeline, txid, "mend", mended.owner, f"record {number}: {mended.reason}")
+    return Original(record.origin, record.payload, record.is_raw)
 
 
 def check_storable(payload: str) -> None:

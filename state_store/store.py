@@ -46,7 +46,7 @@ from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateS
 from state_store.errors import RangeRefused, StoreUnavailable, storable
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
-from state_store.mending import Mend
+from state_store.mending import Mend, Original
 from state_store.operations import Redo
 from state_store.search import BatchFilter, SearchResult
 from state_store.settings import Settings
@@ -508,14 +508,16 @@ class StateStore(Database):
                     return opened
                 connection.rollback()  # another planner was faster: its batch has the txid
 
-    def mend_quarantined(self, pipeline: str, txid: int, number: int, mend: Mend) -> None:
-        """Keep a corrected payload beside a record that waits in quarantine; the replay that takes it up reads that instead.
+    def mend_quarantined(self, pipeline: str, txid: int, number: int, mend: Mend) -> Original:
+        """Keep a corrected payload beside a record that waits in quarantine, and return the original.
+
+        The replay that takes the record up reads the corrected payload instead.
 
         Raises: UnknownBatch if there is no such record; RangeRefused if it may not be corrected, or not `again`; UsageError
         for a payload that cannot be stored, or is not JSON of the record's columns where the original is.
         """
         with self._write_transaction("mending a quarantined record") as connection:
-            mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
+            return mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Return the commit of a txid, looked up under the cursor's lock; None if it did not commit."""

@@ -28,7 +28,9 @@ from state_store.errors import MalformedRecord, SourceChanged
 from state_store.executor_connections import connect
 
 if TYPE_CHECKING:
+    from jobs.pipeline import Pipeline
     from state_store.attempts import Attempt
+    from state_store.mending import Original
 
 SHOWN_CHARACTERS = 200
 # Of records that a task holds at a time, besides ROWS_AT_ONCE: each may have some megabytes.
@@ -119,6 +121,18 @@ def waiting_records(
     columns = T.StructType.fromDDL(emitter.row_schema())
     assert isinstance(columns, T.StructType)
     return _rows_kept_by_columns(waiting(are_raw=False), columns).unionByName(emitter.parse_payloads(waiting(are_raw=True)))
+
+
+def describe_fault(spark: SparkSession, pipeline: "Pipeline", emitter: Emitter, record: "Original", mended: str) -> str | None:
+    """Return why a replay would set a mended record aside again; None if source and checks take it. No transform is tried."""
+    text = mended_payload(record.payload, mended) if record.is_raw else mended
+    waiting = spark.createDataFrame([(record.origin, text)], f"{ORIGIN} string, {PAYLOAD} string")
+    columns = T.StructType.fromDDL(emitter.row_schema())
+    assert isinstance(columns, T.StructType)
+    rows = emitter.parse_payloads(waiting) if record.is_raw else _rows_kept_by_columns(waiting, columns)
+    flagged = with_checks(rows, pipeline.check, list(pipeline.states.values()) if pipeline.transform is None else ())
+    found = flagged.where(F.col(REFUSAL).isNotNull()).select(REFUSAL).limit(1).collect()
+    return found[0][0] if found else None
 
 
 def _rows_kept_by_columns(records: DataFrame, columns: T.StructType) -> DataFrame:

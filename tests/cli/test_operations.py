@@ -374,7 +374,19 @@ def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
     assert raw.returncode == 0, raw.stderr
     assert f"orders 1, record {numbers[True]}, is mended" in raw.stderr
     assert 'tidegate quarantine replay orders --txid 1 --reason "..."' in raw.stderr
-    again = shops("quarantine", "mend", "orders", "1", str(numbers[True]), "--reason", "no, 8", "--payload", "Porto,8")
+    record = ("orders", "1", str(numbers[True]))
+    for payload, why in (("Porto,-7", "fails the check 'paid'"), ("Porto,VII", "column cents")):
+        bad = shops.json("quarantine", "mend", *record, "--reason", "a slip", "--payload", payload, "--again")
+        assert why in bad["still_bad"]
+    bad = shops("quarantine", "mend", *record, "--reason", "again", "--payload", "Porto,-7", "--again")
+    assert "is mended. But it is still bad, and would wait again after a replay: fails the check 'paid'." in bad.stderr
+    untried = shops(
+        *("quarantine", "mend", *record, "--reason", "it says 7", "--payload", "Porto,7", "--again"),
+        TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1",
+    )
+    assert untried.returncode == 0
+    assert "Whether it is good now could not be tried: Nothing answers at 127.0.0.1:1" in untried.stderr
+    again = shops("quarantine", "mend", *record, "--reason", "no, 8", "--payload", "Porto,8")
     assert again.returncode == USAGE
     assert "To replace that, say so: --again" in again.stderr
     mended = home / "mended.json"
@@ -386,6 +398,8 @@ def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
         "txid": 1,
         "number": numbers[False],
         "mended_by": f"{ME}, tidegate quarantine mend",
+        "still_bad": None,
+        "untried": None,
     }
 
     shown = shops("quarantine", "list", "orders").stdout
@@ -396,7 +410,7 @@ def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
     assert rows[numbers[False]]["mended_payload"] == '{"shop": "Porto", "cents": 5}'
     actions = shops.json("inspect", "orders", "--txid", "1")["actions"]
     assert [(action["action"], action["reason"]) for action in actions] == [
-        ("mend", f"record {numbers[True]}: it says 7"),
+        *(("mend", f"record {numbers[True]}: {why}") for why in ("it says 7", "a slip", "a slip", "again", "it says 7")),
         ("mend", f"record {numbers[False]}: a gift"),
     ]
 

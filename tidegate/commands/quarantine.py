@@ -1,7 +1,9 @@
 """The verbs for bad records that were set aside: list, mend and replay."""
 
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,10 @@ from tidegate import operating, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs
 from tidegate.commands.operations import operator, reason
 from tidegate.operating import require_reason
+
+if TYPE_CHECKING:
+    from jobs.pipeline import Pipeline
+    from state_store.mending import Original
 
 ROWS_FOR_PEOPLE = 20
 PAYLOAD_CHARACTERS = 60
@@ -82,26 +88,54 @@ def mend(
 ) -> None:
     """Correct one record that waits: the next replay reads the mended one. The ledger keeps the original, operator, reason.
 
-    A record that could not be read is mended as it stands in its source; one that failed a check as JSON of all its columns.
+    A record that could not be read is mended as it stands in its source; one that failed a check as JSON of all its columns. If
+    Spark answers, it is tried whether source and checks take it now.
     """
     from state_store import StateStore  # noqa: PLC0415
     from state_store.mending import Mend  # noqa: PLC0415
 
-    find_pipeline(pipeline)
+    declared, settings = find_pipeline(pipeline), Settings.load()
     why = require_reason(reason, "the till wrote seven for 7")
     if (payload is None) == (payload_from is None):
         raise UsageError("Give the mended record by one of --payload and --payload-from.")
     text = payload if payload_from is None else _content_of(payload_from)
     by = operator("quarantine mend")
-    with StateStore.connect(Settings.load()) as store:
-        store.mend_quarantined(pipeline, txid, number, Mend(text or "", by, why, again))
+    with StateStore.connect(settings) as store:
+        original = store.mend_quarantined(pipeline, txid, number, Mend(text or "", by, why, again))
+    tried = _try(settings, declared, original, text or "")
     if as_json:
-        output.print_json({"pipeline": pipeline, "txid": txid, "number": number, "mended_by": by})
+        output.print_json({"pipeline": pipeline, "txid": txid, "number": number, "mended_by": by, **asdict(tried)})
         return
-    output.say(
-        f"{pipeline} {txid}, record {number}, is mended. It counts after: "
-        f'tidegate quarantine replay {pipeline} --txid {txid} --reason "..."'
-    )
+    after = f'It counts after: tidegate quarantine replay {pipeline} --txid {txid} --reason "..."'
+    if tried.still_bad is not None:
+        after = f"But it is still bad, and would wait again after a replay: {tried.still_bad}. Mend it once more, with --again."
+    elif tried.untried is not None:
+        after += f" Whether it is good now could not be tried: {tried.untried}"
+    output.say(f"{pipeline} {txid}, record {number}, is mended. {after}")
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """Why a mended record is still bad, or why that is unknown; both None if source and checks take it."""
+
+    still_bad: str | None = None
+    untried: str | None = None
+
+
+def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended: str) -> _Tried:
+    """Try whether a replay would take the mended record; the ledger keeps it in any case."""
+    from jobs.compute import quarantine as records  # noqa: PLC0415 - loads pyspark, which other verbs do without
+    from jobs.compute.executors import modules_of, packages_of  # noqa: PLC0415
+    from jobs.compute.session import spark_session  # noqa: PLC0415
+
+    try:
+        modules, packages = modules_of(pipeline), packages_of(pipeline)
+        with spark_session(settings, pipeline.name, modules=modules, packages=packages) as spark:
+            return _Tried(
+                still_bad=records.describe_fault(spark, pipeline, pipeline.source.emitter(spark, settings), original, mended)
+            )
+    except Exception as error:  # noqa: BLE001 - whatever Spark, or an author's source, raises: the mended record is kept
+        return _Tried(untried=str(error).partition("\n")[0])
 
 
 @quarantine.command()
