@@ -2,14 +2,19 @@
 
 import json
 import re
+from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 
 from jobs.pipelines import flights
-from state_store import StateStore
+from state_store import Settings, StateStore, range_partitions
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
+from state_store.errors import PermanentError
+from tests.cli import shop
 from tests.cli.conftest import CommandLine, write_file, write_flights
+from tidegate.commands import operations
 from tidegate.commands.operations import operator
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
@@ -325,6 +330,27 @@ def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: Comman
     again = shops("prune", "orders", "sale", "--before", "2000", "--yes")
     assert (again.returncode, "There is nothing to remove" in again.stderr) == (0, True)
     assert [row["cents"] for row in shops.json("inspect", "orders", "--state", "sale")] == [3100]
+
+
+def test_a_prune_that_fails_midway_says_what_is_removed(
+    shops: CommandLine,
+    as_owner: Callable[[sa.Executable], object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    """Earlier transactions stay: the next prune goes on after them."""
+    write_file(shops.settings.home, "orders/1.csv", "shop,cents", *(f"Lisbon,{thousands}500" for thousands in range(5)))
+    assert shops.json("run", "orders")["committed"] == [1]
+    as_owner(sa.text('CREATE VIEW state.shown AS SELECT * FROM state."sale$3000"'))
+    monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
+    monkeypatch.setattr(operations, "find_pipeline", lambda _: shop.ORDERS)
+    with pytest.raises(PermanentError, match="cannot drop table"):
+        operations.prune.main(["orders", "sale", "--before", "5000", "--yes"], standalone_mode=False)
+    assert "sale$0, sale$1000 removed. Then it failed." in capsys.readouterr().err
+    as_owner(sa.text("DROP VIEW state.shown"))
+    done = shops.json("prune", "orders", "sale", "--before", "5000", "--yes")
+    assert done["partitions"] == ["sale$2000", "sale$3000", "sale$4000"]
 
 
 # quarantine

@@ -31,4 +31,5 @@ pipeline_name = click.argument(
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of tables.")
 log_json = click.option("--log-json", is_flag=True, help="Show the engine's log as JSON lines, for programs.")
+yes = click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done, with exit code 2.")
 verbose = click.option("--verbose", "-v", is_flag=True, help="Show the engine's log.")

@@ -10,11 +10,11 @@ import click
 
 from jobs.registry import find_pipeline
 from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import UsageError
+from state_store.errors import TidegateError, UsageError
 from state_store.project import account_name
 from state_store.settings import Settings
 from tidegate import completion, operating, output, tracing
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose
+from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose, yes
 from tidegate.operating import require_reason
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ REASON_HELP = "Why; the ledger keeps it."
 
 reason = click.option("--reason", required=True, help=REASON_HELP)
 reason_if_any = click.option("--reason", default=NO_REASON, help=REASON_HELP)
-yes = click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done.")
 
 
 @click.command()
@@ -238,7 +237,15 @@ class _Pruning:
         removed: list[str] = []
         kept: list[str] = []
         while True:
-            done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
+            try:
+                done = store.prune_ranges(self.pipeline, self.state, removal, operator("prune"), self.why)
+            except TidegateError:
+                if removed:  # by earlier transactions
+                    done_to = "detached" if removal.detaches else "removed"
+                    output.say(
+                        f"{_names(removed) or f'{removed[0]} to {removed[-1]}'} {done_to}.{_listed(kept)} Then it failed."
+                    )
+                raise
             removed += done.partitions
             kept += done.kept
             if not (done.are_more and removal.is_confirmed):

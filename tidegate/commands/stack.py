@@ -9,7 +9,7 @@ import click
 from state_store.errors import UsageError
 from state_store.settings import Settings
 from tidegate import output, status_report
-from tidegate.commands import AT_LEAST_ONE, INTERRUPTED, as_json
+from tidegate.commands import AT_LEAST_ONE, INTERRUPTED, as_json, yes
 
 
 @click.command()
@@ -57,7 +57,7 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
 
 @click.command()
 @click.option("--delete-data", is_flag=True, help="Delete the stack's ledger, states and logs too.")
-@click.option("--yes", is_flag=True, help="Confirm --delete-data.")
+@click.option("--yes", is_flag=True, help="Confirm --delete-data; without this, exit code 2.")
 @as_json
 def down(delete_data: bool, yes: bool, as_json: bool) -> None:
     """Stop the stack; data stays in .tidegate. Safe to repeat."""
@@ -92,7 +92,7 @@ def backup(file: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), help="What `tidegate backup` wrote.")
-@click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done.")
+@yes
 @as_json
 def restore(file: Path, yes: bool, as_json: bool) -> None:
     """Replace the embedded stack's ledger and states by a backup; the old ones are kept under another name."""
