@@ -24,6 +24,7 @@ from state_store import (
     mending,
     merges,
     operations,
+    overview,
     quarantine,
     retention,
     revisions,
@@ -571,6 +572,20 @@ class StateStore(Database):
             marked = waits.marks(connection, list(requested), self.witness)
         with self._snapshot("reading what is waited for") as connection:
             return waits.read(connection, requested, marked, self.witness)
+
+    def losses(self) -> dict[str, str]:
+        """Return for each pipeline that is halted here, because this database lacks commits or may lack some, a sentence."""
+        with self._transaction("reading which pipelines there are") as connection:
+            pipelines = overview.pipeline_names(connection)
+        return {name: loss for name, wait in self.waits(dict.fromkeys(pipelines)).items() if (loss := wait.loss)}
+
+    def check_history(self, pipeline: str) -> None:
+        """Refuse to go on in a database that lacks commits of the pipeline, or may.
+
+        Raises: HoleDetected, SchemaOutOfDate if it is not registered, PipelineRetired.
+        """
+        with self._transaction("reading the cursor") as connection:
+            cursors.check_history(connection, pipeline, self.witness)
 
     def batch_statuses(self, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100) -> list[BatchStatus]:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""

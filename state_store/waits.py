@@ -102,6 +102,18 @@ class Wait:
     is_restored: bool
     is_standby: bool
 
+    @property
+    def loss(self) -> str | None:
+        """Return in a sentence why the pipeline is halted in this database: it lacks commits, or may; None if it has all."""
+        name, committed, last_commit = self.row.pipeline, self.cursor.txid, self.row.last_commit
+        if self.lost is not None:
+            return f"This database lacks commits of {name}: {self.lost.rstrip('.')}."
+        if self.is_restored:
+            return f"This database was restored, promoted or copied: commits of {name} after txid {committed} may be lost."
+        if last_commit != committed:
+            return f"The cursor of {name} is at txid {committed}, but the ledger committed {last_commit}."
+        return None
+
 
 @dataclass(frozen=True)
 class Marks:

@@ -159,8 +159,8 @@ def _home(here: Surroundings) -> Iterator[str]:
 def _ledger(here: Surroundings) -> Iterator[str]:
     from state_store import StateStore  # noqa: PLC0415 - not every component has a database
 
-    StateStore.connect(here.settings).close()
-    yield from ()
+    with StateStore.connect(here.settings) as store:
+        yield from (f"{loss} See: tidegate error HOLE_DETECTED" for loss in store.losses().values())
 
 
 def _reader(here: Surroundings) -> Iterator[str]:

@@ -45,9 +45,10 @@ def require_reason(reason: str, example: str = "the server is back") -> str:
 def retry(store: "StateStore", pipeline: str, txid: int | None, owner: str, reason: str) -> Done:
     """Let halted or given-up batches, or this one, be tried again. If none is, the txids are those that wait for a run.
 
-    Raises: PipelinePaused, UnknownBatch.
+    Raises: PipelinePaused, HoleDetected, UnknownBatch.
     """
     store.check_not_paused(pipeline)
+    store.check_history(pipeline)
     if txid is not None and (status := status_of(store, pipeline, txid)).phase in FINAL_PHASES:
         return Done(f"{pipeline} {txid} has {ended(status)}: nothing to retry.")
     if lifted := store.retry(pipeline, txid, owner, reason):

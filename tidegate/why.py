@@ -217,7 +217,7 @@ def _undeclared(declared: _Declared) -> Iterator[Cause]:
 
 def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
     """Yield what keeps every batch of the pipeline from being processed or committed."""
-    name, committed = wait.row.pipeline, wait.cursor.txid
+    name = wait.row.pipeline
     if declared.reason is not None:
         yield cause(
             "NOT_LOADED",
@@ -230,14 +230,8 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
         yield _error("DECLARATION_CHANGED", f"The declaration of {name} is not the registered one.")
     if wait.is_standby:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
-    if wait.lost is not None:
-        yield _error("HOLE_DETECTED", f"This database lacks commits of {name}: {quoted(wait.lost)}.")
-    elif wait.is_restored:
-        story = f"This database was restored, promoted or copied: commits of {name} after txid {committed} may be lost."
-        yield _error("HOLE_DETECTED", story)
-    elif wait.row.last_commit != committed:
-        story = f"The cursor of {name} is at txid {committed}, but the ledger committed {wait.row.last_commit}."
-        yield _error("HOLE_DETECTED", story)
+    if wait.loss is not None:
+        yield _error("HOLE_DETECTED", wait.loss)
 
 
 def _committed(wait: "Wait", batch: "WaitingBatch") -> Cause:

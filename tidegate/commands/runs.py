@@ -254,10 +254,11 @@ def through_airflow(
 
 
 def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) -> tuple[int, int]:
-    """Return the last committed and last opened txid; refuse a range that the run would refuse."""
+    """Return the last committed and last opened txid; refuse what the run would refuse: a range, a database without commits."""
     from jobs.engine.ranges import check_range  # noqa: PLC0415
 
     store.check_not_paused(pipeline)
+    store.check_history(pipeline)
     committed, newest = store.committed(pipeline), store.last_opened(pipeline)
     opened = newest.txid if newest else 0
     check_range(pipeline, committed, parameters.get("from_txid"), parameters.get("to_txid"))
