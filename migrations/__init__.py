@@ -23,7 +23,7 @@ from migrations import prerequisites
 from state_store import operations, partitions, project, revisions, schema, state_tables, tables
 from state_store.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
 from state_store.declaration import PipelineSpec
-from state_store.errors import DeclarationChanged, SchemaOutOfDate
+from state_store.errors import DeclarationChanged, PipelineRetired, SchemaOutOfDate
 from state_store.settings import Settings
 from state_store.witness import Witness
 
@@ -35,16 +35,17 @@ EXAMPLES = ("daily", "word_count")  # states of the pipelines in jobs/pipelines
 def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, list[str]]:
     """Migrate the database to the newest revision and register the pipelines; return the revision and what is new.
 
-    Runs as the owner role. Safe to repeat; a crash leaves the database as it was.
+    Retired pipelines are left out (`retired`). Runs as the owner role. Safe to repeat; a crash leaves the database as it was.
 
     Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; DeclarationChanged,
     AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection:
-        if missing := _upgrade(connection, specs):
-            raise SchemaOutOfDate(" ".join(missing.values()))
+        done = _upgrade(connection, specs)
+        if done.missing:
+            raise SchemaOutOfDate(" ".join(done.missing.values()))
         revisions.note_ledger(connection, revisions.ledger_revision())
-        changed = [spec.name for spec in schema.in_order(connection, specs) if schema.register(connection, spec)]
+        changed = [spec.name for spec in schema.in_order(connection, done.specs) if schema.register(connection, spec)]
     return revisions.head_revision(), changed
 
 
@@ -63,29 +64,54 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
         return operations.accept_epoch(connection, Witness(settings), owner)
 
 
+def retired(settings: Settings, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each of these pipelines that was retired.
+
+    Raises: AccessRefused, StoreUnavailable.
+    """
+    with connected(settings) as connection:
+        return schema.retired(connection, specs)
+
+
 def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Upgrade without the pipelines that cannot be registered; return a sentence for each of them that says why.
+    """Upgrade without the pipelines that were retired or cannot be registered; return a sentence for each that says why.
 
     Raises: AccessRefused, StoreUnavailable; SchemaOutOfDate if the ledger itself is not what this code needs.
     """
     with connected(settings) as connection:
-        broken = _upgrade(connection, specs)
+        done = _upgrade(connection, specs)
+        broken = done.retired | done.missing
         revisions.note_ledger(connection, revisions.ledger_revision())
-        for spec in schema.in_order(connection, specs):
+        for spec in schema.in_order(connection, done.specs):
             if spec.name not in broken:
                 try:
                     with connection.begin_nested():
                         schema.register(connection, spec)
-                except DeclarationChanged as changed:
-                    broken[spec.name] = str(changed)
+                except (DeclarationChanged, PipelineRetired) as refused:
+                    broken[spec.name] = str(refused)
     return broken
 
 
-def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Run the migrations; return a sentence for each pipeline with a state that they do not make or another pipeline has."""
+class _Upgraded(NamedTuple):
+    """The pipelines in service, and a sentence for each other one, and for each whose states the migrations do not make."""
+
+    specs: Sequence[PipelineSpec]
+    retired: dict[str, str]
+    missing: dict[str, str]
+
+
+def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> _Upgraded:
+    """Run the migrations; look which pipelines are retired, and which have a state that none makes or another pipeline has."""
     prerequisites.check(connection)
     revisions.lock_revision(connection)
     revisions.check_not_newer(connection)
+    left_out = schema.retired(connection, specs)
+    in_service = [spec for spec in specs if spec.name not in left_out]
+    return _Upgraded(in_service, left_out, _migrate(connection, in_service))
+
+
+def _migrate(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Run the migrations; return a sentence for each pipeline with a state that they do not make or another pipeline has."""
     shared = _shared(specs)
     specs = [spec for spec in specs if spec.name not in shared]
     partitions.check_complete(connection, state_tables.STATE, specs)
@@ -166,11 +192,13 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
     Raises: SchemaOutOfDate if two pipelines declare a state of the same name, or a table lacks a partition; AccessRefused,
     StoreUnavailable.
     """
-    if shared := _shared(specs):
-        raise SchemaOutOfDate(" ".join(shared.values()))
     with connected(settings) as connection:
         revisions.lock_revision(connection)
         revisions.check_not_newer(connection)
+        left_out = schema.retired(connection, specs)
+        specs = [spec for spec in specs if spec.name not in left_out]
+        if shared := _shared(specs):
+            raise SchemaOutOfDate(" ".join(shared.values()))
         partitions.check_complete(connection, state_tables.STATE, specs)
         if (own := project.own("migrations")) is not None:
             own.mkdir(exist_ok=True)

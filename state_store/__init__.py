@@ -1,6 +1,6 @@
 """The exactly-once protocol: Postgres alone decides whether a batch counts: whether its rows are in the states.
 
-I1 to I22 are the rules of docs/protocol.md. A txid is a batch's number, an attempt a try at it, a partial its result for one
+I1 to I23 are the rules of docs/protocol.md. A txid is a batch's number, an attempt a try at it, a partial its result for one
 key; the cursor is the pipeline's row with the last committed txid.
 
     plan     open_batches   txids and frozen metadata, write-once, before anything is read (I6)
@@ -43,7 +43,7 @@ The modules, by what they are about:
 
     a batch's life   store, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns, operations
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine, mending, retention
-    declarations     declaration, columns, window_spec, schema
+    declarations     declaration, columns, window_spec, schema, retirement
     tables           tables, state_tables, partitions, hash_partitions, range_partitions, history_views, revisions
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput

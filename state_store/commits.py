@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from state_store import attempts, merges, quarantine, source_files, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, BatchInput, existing_input
-from state_store.cursors import Cursor, lock_cursor
+from state_store.cursors import Cursor, check_in_service, lock_cursor
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
     AttemptNotSealed,
@@ -81,9 +81,10 @@ def commit_batch(
     DeclarationInvalid, CheckFailed, GuardMismatch, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises; the driver's
     errors. After any error, nothing of the batch is visible.
     """
-    cursor = lock_cursor(connection, spec.name, witness)
+    cursor = lock_cursor(connection, spec.name, witness, may_be_retired=True)
     if txid <= cursor.txid:
         return already_committed(connection, spec.name, txid, cursor.txid)
+    check_in_service(connection, spec.name)
     check_no_hole(connection, spec.name, cursor.txid)
     if txid != cursor.txid + 1:
         raise CommitOutOfOrder(

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from state_store import revisions, tables
-from state_store.errors import HoleDetected, SchemaOutOfDate, StoreUnavailable
+from state_store.errors import HoleDetected, PipelineRetired, SchemaOutOfDate, StoreUnavailable
 from state_store.witness import Mark, Witness
 
 _ledger = getattr(sa.func, tables.LEDGER)
@@ -37,21 +37,39 @@ class Cursor(NamedTuple):
 CURSOR = [tables.cursor.c[name] for name in Cursor._fields]
 
 
-def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True) -> Cursor:
+class Retired(NamedTuple):
+    """That a pipeline was retired: when, by which operator and why; all None if it was not."""
+
+    at: datetime | None
+    by: str | None
+    reason: str | None
+
+
+RETIRED = [tables.pipeline.c[f"retired_{name}"] for name in Retired._fields]
+
+
+def lock_cursor(
+    connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True, may_be_retired: bool = False
+) -> Cursor:
     """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
 
-    Without `wait`, a cursor that another transaction has locked is an error at once.
+    Without `wait`, a cursor that another transaction has locked is an error at once. With `may_be_retired`, the caller looks
+    for a commit of the past before it checks that the pipeline is in service.
 
     Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), or if the ledger was
-    migrated since this process connected; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied
-    database, or in one that is older than its witness.
+    migrated since this process connected; PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted
+    or copied database, or in one that is older than its witness.
     """
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
     if row is None:
         raise unregistered(pipeline)
     cursor = Cursor(*row)
-    if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
+    of_pipeline = tables.pipeline.c.pipeline == pipeline  # read once the cursor is locked: it may have been retired meanwhile
+    is_standby, *retired = connection.execute(sa.select(sa.func.pg_is_in_recovery(), *RETIRED).where(of_pipeline)).one()
+    if not may_be_retired:
+        check_not_retired(pipeline, Retired(*retired))
+    if is_standby:
         raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
     revisions.check_known(connection)
     _check_history(connection, cursor, witness)
@@ -61,12 +79,15 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, wait
 def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
     """Refuse to plan or process in a database where no commit would be accepted.
 
-    Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered.
+    Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
     """
-    row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
+    c, p = tables.cursor.c, tables.pipeline.c
+    known = sa.join(tables.cursor, tables.pipeline, c.pipeline == p.pipeline)
+    row = connection.execute(sa.select(*CURSOR, *RETIRED).select_from(known).where(c.pipeline == pipeline)).one_or_none()
     if row is None:
         raise unregistered(pipeline)
-    _check_history(connection, Cursor(*row), witness)
+    check_not_retired(pipeline, Retired(*row[len(CURSOR) :]))
+    _check_history(connection, Cursor(*row[: len(CURSOR)]), witness)
 
 
 def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> None:
@@ -195,6 +216,30 @@ def committed(connection: Connection, pipeline: str) -> int:
     if txid is None:
         raise unregistered(pipeline)
     return txid
+
+
+def check_in_service(connection: Connection, pipeline: str) -> None:
+    """Refuse a pipeline that is not registered, or was retired.
+
+    Raises: SchemaOutOfDate, PipelineRetired.
+    """
+    row = connection.execute(sa.select(*RETIRED).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
+    if row is None:
+        raise unregistered(pipeline)
+    check_not_retired(pipeline, Retired(*row))
+
+
+def check_not_retired(pipeline: str, retired: Retired) -> None:
+    """Refuse to go on with a pipeline that was retired.
+
+    Raises: PipelineRetired.
+    """
+    if retired.at is not None:
+        raise PipelineRetired(
+            f"{pipeline} was retired by {retired.by} on {retired.at:%Y-%m-%d %H:%M} UTC: {(retired.reason or '').rstrip('.')}. "
+            f"No batch of it counts any more. To go on where it stood: tidegate reinstate {pipeline}",
+            pipeline=pipeline,
+        )
 
 
 def unregistered(pipeline: str) -> SchemaOutOfDate:

@@ -443,6 +443,11 @@ class PipelineSpec:
         return any(query.as_of == "previous txid" for query in self.queries)
 
     @property
+    def read_pipelines(self) -> set[str]:
+        """Return the names of other pipelines whose states the source follows, or the transform reads."""
+        return (followed_by(self.source_identity) | {query.pipeline for query in self.queries}) - {self.name}
+
+    @property
     def tables(self) -> tuple[str, ...]:
         """Return the names of the pipeline's tables and views in schema ``state``, without hash partitions."""
         of_states = (name for s in self.readable for name in dict.fromkeys((s.name, s.table_name)))

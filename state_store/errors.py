@@ -19,6 +19,7 @@
         UsageError                the request itself is wrong (exit code 2)
           UnknownPipeline
           UnknownBatch
+          PipelineRetired         an operator has retired the pipeline: no batch of it counts any more
           RangeRefused            txids (batches' numbers) that are upside down, would leave a gap, or cannot be changed
         SettingsInvalid           a setting cannot be used
         AccessRefused             Postgres refuses the user, the password or the database
@@ -201,6 +202,10 @@ class UnknownPipeline(UsageError):
 
 class UnknownBatch(UsageError):
     """The pipeline has no batch with this txid."""
+
+
+class PipelineRetired(UsageError):
+    """An operator has retired the pipeline: no batch of it counts any more (I23)."""
 
 
 class RangeRefused(UsageError):

@@ -57,7 +57,7 @@ class PipelineMeasures:
 
 @dataclass(frozen=True)
 class Measures:
-    """All pipelines in the order of their names, and the number of tables in staging."""
+    """All pipelines in service in the order of their names, and the number of tables in staging."""
 
     pipelines: list[PipelineMeasures]
     staging_tables: int
@@ -66,7 +66,9 @@ class Measures:
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
     """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
     set_local(connection, BY_KEYS)
-    all_cursors = [Cursor(*row) for row in connection.execute(sa.select(*CURSOR).order_by(tables.cursor.c.pipeline))]
+    c = tables.cursor.c
+    in_service = sa.select(*CURSOR).join(tables.pipeline, _in_service(c.pipeline)).order_by(c.pipeline)
+    all_cursors = [Cursor(*row) for row in connection.execute(in_service)]
     totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in all_cursors])
     now = {row.pipeline: row for row in connection.execute(_present())}
     phases, errors = _waiting(connection)
@@ -97,6 +99,12 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
             )
         )
     return Measures(pipelines, connection.scalar(_staging_tables()) or 0)
+
+
+def _in_service(pipeline: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that joins a pipeline that is not retired."""
+    p = tables.pipeline.c
+    return sa.and_(p.pipeline == pipeline, p.retired_at.is_(None))
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
@@ -142,7 +150,7 @@ def _present() -> sa.Select[Any]:
             of_staging.c.bytes.label("staged_bytes"),
         )
         .select_from(tables.cursor)
-        .join(tables.pipeline, p.pipeline == k.pipeline)
+        .join(tables.pipeline, _in_service(k.pipeline))
         .join(of_staging, sa.true())
     )
 
@@ -169,6 +177,7 @@ def _waiting(connection: Connection) -> tuple[dict[str, dict[str, int]], dict[st
     statement = (
         sa.select(k.pipeline, open_batches.c.phase, error, sa.func.count())
         .select_from(tables.cursor)
+        .join(tables.pipeline, _in_service(k.pipeline))
         .join(open_batches, sa.true())
         .group_by(k.pipeline, open_batches.c.phase, sa.literal_column("error"))
     )

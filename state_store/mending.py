@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from state_store import tables
 from state_store.batches import existing_input
+from state_store.cursors import check_in_service
 from state_store.errors import RangeRefused, UnknownBatch, UsageError, storable
 from state_store.operations import write_action
 
@@ -45,10 +46,11 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
     The record is locked, so of two operators at once the second one finds the first one's correction, and a replay that takes
     the record up later reads it.
 
-    Raises: UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a replay has taken it
-    up, or it has a correction and `again` is not set; UsageError if the payload cannot be stored, or is not JSON of the
-    record's columns where the original is.
+    Raises: PipelineRetired; UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a
+    replay has taken it up, or it has a correction and `again` is not set; UsageError if the payload cannot be stored, or is not
+    JSON of the record's columns where the original is.
     """
+    check_in_service(connection, pipeline)
     check_storable(mended.payload)
     q = tables.quarantine.c
     this = (q.pipeline == pipeline, q.txid == txid, q.number == number)

@@ -33,6 +33,7 @@ def resume(connection: Connection, pipeline: str, owner: str, reason: str) -> bo
 
 
 def _set_paused(connection: Connection, pipeline: str, action: Literal["pause", "resume"], owner: str, reason: str) -> bool:
+    cursors.check_in_service(connection, pipeline)
     p = tables.pipeline.c
     paused = {"paused_at": sa.func.now(), "paused_by": owner, "paused_reason": reason}
     change = sa.update(tables.pipeline).where(p.pipeline == pipeline)
@@ -43,20 +44,19 @@ def _set_paused(connection: Connection, pipeline: str, action: Literal["pause", 
     changed = connection.execute(change).rowcount
     if changed:
         write_action(connection, pipeline, None, action, owner, reason)
-    else:
-        cursors.committed(connection, pipeline)  # fails if it is not registered
     return bool(changed)
 
 
 def check_not_paused(connection: Connection, pipeline: str) -> None:
     """Refuse to go on if the pipeline is paused.
 
-    Raises: PipelinePaused, SchemaOutOfDate if it is not registered.
+    Raises: PipelinePaused; SchemaOutOfDate if it is not registered; PipelineRetired.
     """
     p = tables.pipeline.c
-    row = connection.execute(sa.select(p.paused_at, p.paused_by, p.paused_reason).where(p.pipeline == pipeline)).one_or_none()
-    if row is None:
+    paused = sa.select(p.paused_at, p.paused_by, p.paused_reason, *cursors.RETIRED).where(p.pipeline == pipeline)
+    if (row := connection.execute(paused).one_or_none()) is None:
         raise cursors.unregistered(pipeline)
+    cursors.check_not_retired(pipeline, cursors.Retired(*row[3:]))
     if row.paused_at is not None:
         raise PipelinePaused(
             f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: "
@@ -70,7 +70,10 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
     """Let a batch be tried again, or, without a txid, all that were halted or given up; record that, and return the txids.
 
     A committed batch is left out, so the list may be empty. Repeating the call changes nothing but the record.
+
+    Raises: SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
     """
+    cursors.check_in_service(connection, pipeline)
     reopened = batches.reopen(connection, pipeline, txid)
     for each in reopened:
         write_action(connection, pipeline, each, "retry", owner, reason)
@@ -175,8 +178,8 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
     p = tables.pipeline.c
     streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
     source = p.declaration["source_identity"].astext
-    registered = connection.execute(sa.select(p.pipeline, source).order_by(p.pipeline)).all()
-    followers = [(name, part) for name, identity in registered for part in parts_of(identity).values() if part in streams]
+    in_service = connection.execute(sa.select(p.pipeline, source).where(p.retired_at.is_(None)).order_by(p.pipeline)).all()
+    followers = [(name, part) for name, identity in in_service for part in parts_of(identity).values() if part in streams]
     if unknown := sorted(set(without) - {name for name, _ in followers}):
         raise UsageError(f"Pipeline {unknown[0]} follows no state of {spec.name}.")
     for name, followed in ((name, followed) for name, followed in followers if name not in without):
@@ -222,9 +225,10 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
     """
-    cursor = cursors.lock_cursor(connection, spec.name, witness)
+    cursor = cursors.lock_cursor(connection, spec.name, witness, may_be_retired=True)
     if txid <= cursor.txid:
         return commits.already_committed(connection, spec.name, txid, cursor.txid)
+    cursors.check_in_service(connection, spec.name)
     commits.check_no_hole(connection, spec.name, cursor.txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
     attempt = attempts.newest(connection, batch)

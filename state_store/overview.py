@@ -12,7 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from state_store import cursors, tables
+from state_store.cursors import Retired
 from state_store.declaration import PipelineSpec, spec_of
 from state_store.errors import UnknownPipeline
 from state_store.history import Lag, batches_view, lags
@@ -48,12 +49,13 @@ def moment(connection: Connection) -> datetime:
 
 
 def pipeline_names(connection: Connection) -> list[str]:
-    """Return the names of all registered pipelines, in order."""
-    return list(connection.scalars(sa.select(tables.pipeline.c.pipeline).order_by(tables.pipeline.c.pipeline)))
+    """Return the names of all pipelines in service, in order: those that are registered and not retired."""
+    p = tables.pipeline.c
+    return list(connection.scalars(sa.select(p.pipeline).where(p.retired_at.is_(None)).order_by(p.pipeline)))
 
 
 def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
-    """Return how far the registered ones of these pipelines are, in the order of their names."""
+    """Return how far those of these pipelines are that are in service, in the order of their names."""
     p = tables.pipeline.c
     registered = lags().add_columns(p.source_kind, p.in_flight.label("window"), p.registered_at, p.declaration)
     rows = connection.execute(registered.where(_requested()), {"pipelines": list(pipelines)}).mappings().all()
@@ -64,23 +66,34 @@ def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]
 def progress_of(connection: Connection, pipeline: str) -> Progress:
     """Return how far a pipeline is.
 
-    Raises: UnknownPipeline if it is not registered.
+    Raises: UnknownPipeline if it is not registered, PipelineRetired.
     """
     rows = progress(connection, [pipeline])
     if not rows:
+        cursors.check_not_retired(pipeline, retired(connection, pipeline))
         raise _unknown(pipeline)
     return rows[0]
 
 
-def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
-    """Return a pipeline as it was registered.
+def retired(connection: Connection, pipeline: str) -> Retired:
+    """Return when, by which operator and why a pipeline was retired, if it was."""
+    row = connection.execute(sa.select(*cursors.RETIRED).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
+    return Retired(*row) if row else Retired(None, None, None)
 
-    Raises: UnknownPipeline if it is not registered.
+
+def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
+    """Return a pipeline as it was registered. The states of a retired one can be read until they are dropped.
+
+    Raises: UnknownPipeline if it is not registered; PipelineRetired if its states were dropped.
     """
-    p = tables.pipeline.c
-    declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
-    if declaration is None:
+    p, s = tables.pipeline.c, tables.state_table.c
+    is_dropped = sa.exists().where(s.pipeline == p.pipeline, s.dropped_at.is_not(None)).correlate(tables.pipeline)
+    row = connection.execute(sa.select(p.declaration, is_dropped, *cursors.RETIRED).where(p.pipeline == pipeline)).one_or_none()
+    if row is None:
         raise _unknown(pipeline)
+    declaration, has_dropped, *when = row
+    if has_dropped:
+        cursors.check_not_retired(pipeline, Retired(*when))
     return spec_of(declaration)
 
 

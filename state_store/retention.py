@@ -53,11 +53,14 @@ class Follower(NamedTuple):
 
 
 def followers(connection: Connection, pipeline: str, state: str) -> list[Follower]:
-    """Return the inputs of registered pipelines that follow a state."""
+    """Return the inputs of pipelines that follow a state; those of retired ones do not count."""
     p, k = tables.pipeline.c, tables.cursor.c
     identity = p.declaration["source_identity"].astext
     registered = connection.execute(
-        sa.select(p.pipeline, k.txid, identity).join(tables.cursor, k.pipeline == p.pipeline).order_by(p.pipeline)
+        sa.select(p.pipeline, k.txid, identity)
+        .join(tables.cursor, k.pipeline == p.pipeline)
+        .where(p.retired_at.is_(None))
+        .order_by(p.pipeline)
     )
     followed = followed_as(pipeline, state)
     return [

@@ -10,9 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, history_views, partitions, state_tables, tables
+from state_store import batches, cursors, history_views, partitions, revisions, state_tables, tables
+from state_store.cursors import Retired
 from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
-from state_store.errors import DeclarationChanged
+from state_store.errors import DeclarationChanged, PipelineRetired
+
+# The first revision of the ledger in which pipelines are retired.
+RETIRED_SINCE = "0029"
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
@@ -22,10 +26,13 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     batches, and a changed aggregate would change the meaning of existing values. The source may change if `version` is raised
     to confirm it: committed batches are not read again.
 
-    Raises: DeclarationChanged, also if another pipeline owns a state.
+    Raises: DeclarationChanged, also if another pipeline owns a state, or a new one has rows already; PipelineRetired, also if
+    one whose states it reads is.
     """
     p = tables.pipeline.c
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
+    if known:
+        cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))
     _check_owned(connection, spec, known.declaration if known else None)
     grant_queried(connection, spec)
     _grant_removal(connection, spec)
@@ -33,9 +40,11 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
         _put_views(connection, spec, is_changed=False)
         return False
 
+    check_sources(connection, spec)
     _await_redo(connection, spec)
-    if known:
-        _check_change(connection, known, spec)
+    committed = _check_change(connection, known, spec) if known else 0
+    if not committed:
+        _check_empty(connection, spec)
     row = {
         "pipeline": spec.name,
         "source_kind": spec.source_kind,
@@ -54,13 +63,13 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     return True
 
 
-def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> None:
-    """Refuse a declaration by which what has committed, or is planned, would have another meaning.
+def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:
+    """Refuse a declaration by which what has committed, or is planned, would have another meaning; return what has committed.
 
     Raises: DeclarationChanged, MetadataCorrupt.
     """
     c = tables.cursor.c
-    committed = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update())
+    committed: int = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update()) or 0
     declaration = json.loads(json.dumps(spec.declaration))
     changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
     if committed and changed - {"version", "source_identity", "queries"}:
@@ -78,6 +87,38 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
             f"{known.declaration['version']}.",
             pipeline=spec.name,
         )
+    return committed
+
+
+def check_sources(connection: Connection, spec: PipelineSpec) -> None:
+    """Refuse a pipeline that reads the states of a retired one, which never change again.
+
+    Raises: PipelineRetired.
+    """
+    p = tables.pipeline.c
+    read = sa.select(p.pipeline).where(p.pipeline.in_(spec.read_pipelines), p.retired_at.is_not(None)).order_by(p.pipeline)
+    if gone := list(connection.scalars(read)):
+        raise PipelineRetired(
+            f"{spec.name} follows or reads states of {' and '.join(gone)}, and {gone[0]} was retired: its states never change "
+            f"again. Declare {spec.name} without them; or first run: tidegate reinstate {gone[0]}",
+            pipeline=gone[0],
+        )
+
+
+def _check_empty(connection: Connection, spec: PipelineSpec) -> None:
+    """Refuse tables with rows before the pipeline's first commit: they would count as if its batches had brought them.
+
+    Raises: DeclarationChanged.
+    """
+    for name in (table for state in spec.readable for table in (state.table_name, state.records) if table):
+        table = sa.table(name, schema=state_tables.STATE)
+        exists = connection.scalar(sa.select(sa.func.to_regclass(f"{state_tables.STATE}.{name}"))) is not None
+        if exists and connection.scalar(sa.select(sa.exists().select_from(table))):
+            raise DeclarationChanged(
+                f"Table state.{name} has rows, and no batch of pipeline {spec.name} has committed: they are not its own, and "
+                "it would count on top of them. Give the state another name; or empty the table, if its rows are not needed.",
+                pipeline=spec.name,
+            )
 
 
 def _await_redo(connection: Connection, spec: PipelineSpec) -> None:
@@ -85,6 +126,22 @@ def _await_redo(connection: Connection, spec: PipelineSpec) -> None:
     c = tables.cursor.c
     followed = sa.select(c.txid).where(c.pipeline.in_(followed_by(spec.source_identity) - {spec.name})).order_by(c.pipeline)
     connection.execute(followed.with_for_update(read=True))
+
+
+def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each of these pipelines that was retired; the ledger may be of an older revision."""
+    p = tables.pipeline.c
+    if (revisions.current_revision(connection) or "") < RETIRED_SINCE:
+        return {}
+    statement = sa.select(p.pipeline, *cursors.RETIRED).where(p.pipeline.in_([spec.name for spec in specs]))
+    sentences = {}
+    for name, *when in connection.execute(statement.where(p.retired_at.is_not(None)).order_by(p.pipeline)):
+        at, by, reason = Retired(*when)
+        sentences[name] = (
+            f"Pipeline {name} is declared, and left out: {by} retired it on {at:%Y-%m-%d} ({reason}). Take its file away, give "
+            f"a new pipeline another name, or let it go on where it stood: tidegate reinstate {name}"
+        )
+    return sentences
 
 
 def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
@@ -124,11 +181,14 @@ def _check_owned(connection: Connection, spec: PipelineSpec, before: Mapping[str
     Raises: DeclarationChanged.
     """
     kept = {state["name"] for state in before["states"]} - set(spec.tables) if before else set()
+    p = tables.pipeline.c
     for state, owner in _owners(connection, [spec]):
         if owner != spec.name and state not in kept:
+            when = connection.scalar(sa.select(p.retired_at).where(p.pipeline == owner))
+            why = "a state has one writer" if when is None else "that was retired, and the names of its states stay taken"
             raise DeclarationChanged(
-                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: a state has one writer. "
-                "Rename one of them.",
+                f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: {why}. "
+                f"{'Rename one of them.' if when is None else 'Give it another name.'}",
                 pipeline=spec.name,
             )
 

@@ -15,6 +15,8 @@ SELECT b.pipeline, b.txid,
        coalesce(c.attempt, b.attempt) AS attempt,
        a.source_rows, c.key_count, b.opened_at, a.started_at, a.sealed_at, c.committed_at, a.owner,
        CASE WHEN c.txid IS NOT NULL THEN NULL
+            WHEN EXISTS (SELECT FROM tidegate.pipeline p WHERE p.pipeline = b.pipeline AND p.retired_at IS NOT NULL)
+            THEN 'nothing: its pipeline was retired'
             WHEN b.skip_reason IS NOT NULL THEN 'its turn to be skipped: ' || b.skip_reason
             WHEN b.halted_at IS NOT NULL THEN b.halted_reason
             WHEN a.failed_at IS NOT NULL THEN a.error
@@ -31,7 +33,7 @@ LEFT JOIN tidegate.commit c ON c.pipeline = b.pipeline AND c.txid = b.txid
 LEFT JOIN tidegate.attempt a
        ON a.pipeline = b.pipeline AND a.txid = b.txid AND a.attempt = coalesce(c.attempt, b.attempt);
 
--- Progress of each pipeline.
+-- Progress of each pipeline that is not retired.
 
 CREATE VIEW tidegate.lag AS
 SELECT k.pipeline, k.txid AS committed, coalesce(o.txid, 0) AS opened, coalesce(o.txid, 0) - k.txid AS pending,
@@ -39,6 +41,7 @@ SELECT k.pipeline, k.txid AS committed, coalesce(o.txid, 0) AS opened, coalesce(
        (SELECT 'txid ' || n.txid || ': ' || n.waits_for FROM tidegate.batches n
          WHERE n.pipeline = k.pipeline AND n.txid = k.txid + 1) AS waits_for
 FROM tidegate.cursor k
+JOIN tidegate.pipeline p ON p.pipeline = k.pipeline AND p.retired_at IS NULL
 LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
 LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
 

@@ -166,24 +166,28 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
     """
     a, c = tables.attempt.c, tables.commit.c
     oldest = sa.func.now() - timedelta(hours=retention_hours)
-    old = connection.execute(
+    old = (
         sa.select(a.txid, a.attempt)
         .join(tables.commit, tables.same_batch(tables.attempt, tables.commit))
-        .where(
-            a.pipeline == spec.name,
-            a.dropped_at.is_(None),
-            c.committed_at < oldest,
-            a.started_at < oldest,  # the attempt of a redo starts after the batch has committed
-        )
-        .order_by(a.txid, a.attempt)
-        .limit(limit)
-        .with_for_update(of=tables.attempt, skip_locked=True)
-    ).all()
-    return sum(_drop(connection, spec, txid, number) for txid, number in old)
+        .where(c.committed_at < oldest, a.started_at < oldest)  # the attempt of a redo starts after the batch has committed
+    )
+    return _drop_some(connection, spec, old, limit)
+
+
+def drop_all(connection: Connection, spec: PipelineSpec, limit: int) -> int:
+    """Drop the staging of attempts whatever their batches are, at most `limit`; return their number."""
+    return _drop_some(connection, spec, sa.select(tables.attempt.c.txid, tables.attempt.c.attempt), limit)
+
+
+def _drop_some(connection: Connection, spec: PipelineSpec, attempts: sa.Select[Any], limit: int) -> int:
+    a = tables.attempt.c
+    kept = attempts.where(a.pipeline == spec.name, a.dropped_at.is_(None)).order_by(a.txid, a.attempt).limit(limit)
+    found = connection.execute(kept.with_for_update(of=tables.attempt, skip_locked=True)).all()
+    return sum(_drop(connection, spec, txid, number) for txid, number in found)
 
 
 def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) -> bool:
-    """Drop an attempt's staging; return False if a late reader or writer holds a table: the next plan tries again."""
+    """Drop an attempt's staging; return False if a late reader or writer holds a table: it is left for the next time."""
     a = tables.attempt.c
     # The bad records too: an earlier declaration may have set some aside.
     everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))

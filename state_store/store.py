@@ -27,6 +27,7 @@ from state_store import (
     overview,
     quarantine,
     retention,
+    retirement,
     revisions,
     search,
     source_files,
@@ -484,10 +485,40 @@ class StateStore(Database):
         with self._write_transaction("resuming a pipeline") as connection:
             return operations.resume(connection, pipeline, owner, storable(reason))
 
+    def retire(self, pipeline: str, request: retirement.Request) -> retirement.Retirement:
+        """Retire a pipeline: from the commit of this on, no plan, attempt or commit of it goes on. As the owner only.
+
+        With `drops_states`, its tables are dropped, a limited number at a time: call it again while there are more.
+
+        Raises: UnknownPipeline if it is not registered; AttemptNotSealed while an attempt is alive; UsageError if another
+        pipeline reads its states, or something else depends on a table that is to be dropped.
+        """
+        with self._write_transaction(f"retiring {pipeline}") as connection:
+            return retirement.retire(connection, pipeline, replace(request, reason=storable(request.reason)))
+
+    def reinstate(self, pipeline: str, owner: str, reason: str) -> bool:
+        """Let a retired pipeline go on where it stood. As the owner of the tables only. False if it was not retired.
+
+        Raises: UnknownPipeline if it is not registered; RangeRefused if its states were dropped; PipelineRetired if one whose
+        states it reads is retired.
+        """
+        with self._write_transaction(f"reinstating {pipeline}") as connection:
+            return retirement.reinstate(connection, pipeline, owner, storable(reason))
+
+    def retired_pipelines(self) -> list[retirement.RetiredPipeline]:
+        """Return the retired pipelines, in the order of their names."""
+        with self._transaction("reading which pipelines are retired") as connection:
+            return retirement.retired_pipelines(connection)
+
+    def drop_staging_of_retired(self, pipeline: str) -> int:
+        """Drop some staging of a retired pipeline; return the number of its attempts. Call it until there is none."""
+        with self._write_transaction(f"dropping the staging of {pipeline}", lock_timeout_seconds=1) as connection:
+            return retirement.drop_staging(connection, pipeline, STAGING_DROPS_PER_PLAN)
+
     def check_not_paused(self, pipeline: str) -> None:
         """Refuse to go on if the pipeline is paused.
 
-        Raises: PipelinePaused, with operator, time and reason.
+        Raises: PipelinePaused, with operator, time and reason; PipelineRetired.
         """
         with self._transaction("reading the pipeline") as connection:
             operations.check_not_paused(connection, pipeline)
@@ -525,7 +556,7 @@ class StateStore(Database):
         for tries_left in reversed(range(RESOLVE_TRIES)):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
-                    cursors.lock_cursor(connection, pipeline, self.witness)
+                    cursors.lock_cursor(connection, pipeline, self.witness, may_be_retired=True)
                     return commits.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:

@@ -63,8 +63,12 @@ pipeline = Table(
     _when("paused_at", "since when no new run starts"),
     Column("paused_by", Text),
     Column("paused_reason", Text),
+    _when("retired_at", "since when no batch of it counts any more"),
+    Column("retired_by", Text),
+    Column("retired_reason", Text),
     CheckConstraint("source_kind IN ('transactional', 'opaque', 'non-transactional')", name="source_kind"),
     CheckConstraint("num_nulls(paused_at, paused_by, paused_reason) IN (0, 3)", name="paused"),
+    CheckConstraint("num_nulls(retired_at, retired_by, retired_reason) IN (0, 3)", name="retired"),
     comment="The registered pipelines.",
 )
 
@@ -74,6 +78,7 @@ state_table = Table(
     Column("state", Text, primary_key=True, comment="name of the table in schema state"),
     Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False, comment="its only writer"),
     Column("pruned_txid", BigInteger, nullable=False, server_default="0", comment="of changes: those up to here were removed"),
+    _when("dropped_at", "since when it is dropped, as its pipeline is retired"),
     comment="Which pipeline owns which state table: one writer each.",
 )
 
@@ -310,7 +315,8 @@ operator_action = Table(
     Column("reason", Text, nullable=False),
     _now("acted_at", "when"),
     CheckConstraint(
-        "action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend', 'prune')", name="action"
+        "action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend', 'prune', 'retire', 'reinstate')",
+        name="action",
     ),
     comment="What people did by hand, and why.",
 )

@@ -52,6 +52,7 @@ class Processing:
     is_in_work: bool
 
 
+RETIRED = "the pipeline was retired"
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
@@ -60,7 +61,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
 
     A turn opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later
     if more batches are being processed that could be merged with it. It is halted while the batch itself, or an earlier one,
-    waits for a person; a batch that was given up halts nothing.
+    waits for a person, or once the pipeline is retired; a batch that was given up halts nothing.
     """
     if not waiting:
         return {}
@@ -71,7 +72,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
 
 def _turns() -> sa.Select[Any]:
     """Return the statement for any number of (pipeline, txid), given as two arrays."""
-    b, c, a = tables.batch.c, tables.cursor.c, tables.attempt.c
+    b, c, a, p = tables.batch.c, tables.cursor.c, tables.attempt.c, tables.pipeline.c
     requested = (
         sa.func.unnest(
             sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text)),
@@ -98,8 +99,11 @@ def _turns() -> sa.Select[Any]:
     opens = sa.or_(c.txid >= requested.c.txid, sa.and_(c.txid == requested.c.txid - 1, sa.or_(ended, given_up)))
     done = sa.and_(c.txid >= requested.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
     begins = in_window(requested.c.txid)
-    answer = sa.select(requested.c.pipeline, requested.c.txid, opens, halted, given_up, done, begins)
-    return answer.join(tables.cursor, c.pipeline == requested.c.pipeline)
+    is_retired = sa.and_(p.retired_at.is_not(None), c.txid < requested.c.txid)
+    stopped = sa.case((is_retired, sa.literal_column(f"'{RETIRED}'")), else_=halted)
+    answer = sa.select(requested.c.pipeline, requested.c.txid, opens, stopped, given_up, done, begins)
+    of_pipeline = sa.and_(c.pipeline == requested.c.pipeline, p.pipeline == c.pipeline)
+    return answer.join(sa.join(tables.cursor, tables.pipeline, p.pipeline == c.pipeline), of_pipeline)
 
 
 def _waits_to_merge_together() -> sa.ColumnElement[bool]:

@@ -74,6 +74,9 @@ class RegisteredPipeline(NamedTuple):
     paused_at: datetime | None
     paused_by: str | None
     paused_reason: str | None
+    retired_at: datetime | None
+    retired_by: str | None
+    retired_reason: str | None
     opened: int
     last_commit: int
     committed_at: datetime | None
@@ -196,7 +199,7 @@ def _pipelines() -> sa.Select[Any]:
     )
     return (
         sa.select(
-            *(p[name] for name in RegisteredPipeline._fields[:6]),
+            *(p[name] for name in RegisteredPipeline._fields[:9]),
             sa.func.coalesce(opened, 0),
             sa.func.coalesce(last_commit, 0),
             k.committed_at,

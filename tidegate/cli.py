@@ -47,6 +47,8 @@ VERBS = {
     "prune": "operations",
     "pause": "operations",
     "resume": "operations",
+    "retire": "retiring",
+    "reinstate": "retiring",
     "demo": "demo",
     "quarantine": "quarantine",
     "error": "explaining",

@@ -1,7 +1,7 @@
 """The status of stack and pipelines, of one moment: as tables, as lines, and as JSON."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,6 +11,7 @@ from tidegate import output
 
 if TYPE_CHECKING:
     from state_store.history import Lag
+    from state_store.retirement import RetiredPipeline
     from tidegate.stack import ComponentStatus
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
@@ -20,9 +21,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at the status has found; `trouble` is why the ledger could not be asked."""
+    """What one look at the status has found; `trouble` is why the ledger could not be asked.
+
+    `losses` says of which pipelines this database lacks commits, or may, so that they are halted.
+    """
 
     lags: "list[Lag]" = field(default_factory=list)
+    retired: "list[RetiredPipeline]" = field(default_factory=list)
+    losses: dict[str, str] = field(default_factory=dict)
     components: "list[ComponentStatus]" = field(default_factory=list)
     advice: str | None = None
     page: str | None = None
@@ -32,6 +38,8 @@ class Look:
         """Return what is found for programs."""
         return {
             "pipelines": [asdict(lag) for lag in self.lags],
+            "retired": [each._asdict() for each in self.retired],
+            "losses": self.losses,
             "components": [asdict(component) for component in self.components],
             "advice": self.advice,
             "page": self.page,
@@ -43,7 +51,7 @@ class Look:
         for lag in self.lags:
             parts = [f"committed {lag.committed} of {lag.opened}"]
             parts += [f"{lag.quarantined} in quarantine"] if lag.quarantined else []
-            waits = _waits(lag)
+            waits = _waits(lag, self.losses)
             found[f"pipeline {lag.pipeline}"] = f"{lag.pipeline}: {', '.join(parts)}{f'; waits for {waits}' if waits else ''}"
         if self.advice:
             found["advice"] = self.advice
@@ -88,15 +96,16 @@ def look(settings: Settings) -> Look:
     request = Background(lambda: stack.status(settings))  # Airflow takes as long to answer as SQLAlchemy to load
     from state_store import StateStore  # noqa: PLC0415
 
-    lags, trouble = [], None
+    lags, retired, losses, trouble = [], [], {}, None
     try:
         with StateStore.connect(settings) as store:
-            lags = store.lag()
+            lags, retired, losses = store.lag(), store.retired_pipelines(), store.losses()
     except TidegateError as error:
         trouble = error
     components = request.result()
     has_page = any(component.name == "airflow-api-server" and component.state == "up" for component in components)
-    return Look(lags, components, stack.advice(settings), page_address(settings) if has_page else None, trouble)
+    page = page_address(settings) if has_page else None
+    return Look(lags, retired, losses, components, stack.advice(settings), page, trouble)
 
 
 def page_address(settings: Settings) -> str:
@@ -104,7 +113,7 @@ def page_address(settings: Settings) -> str:
     return settings.airflow_url.rstrip("/") + PAGE_PATH
 
 
-def pipelines_table(lags: "list[Lag]") -> tuple[str, list[str], list[list[Any]]]:
+def pipelines_table(lags: "list[Lag]", losses: Mapping[str, str]) -> tuple[str, list[str], list[list[Any]]]:
     """Return title, columns and rows."""
     names = ["pipeline", "committed", "opened", "pending", "quarantined"]
     columns = [*names, "lag", "rows/s", "committed_at", "waits_for"]
@@ -114,7 +123,7 @@ def pipelines_table(lags: "list[Lag]") -> tuple[str, list[str], list[list[Any]]]
             None if lag.lag_seconds is None else duration(lag.lag_seconds),
             None if lag.rows_per_second is None else round(lag.rows_per_second),
             lag.committed_at,
-            _waits(lag),
+            _waits(lag, losses),
         ]
         for lag in lags
     ]
@@ -130,8 +139,13 @@ def components_table(components: "list[ComponentStatus]") -> tuple[str, list[str
 def show(found: Look, notes: list[str]) -> None:
     """Print tables of the pipelines, unless the ledger could not be asked, and of the stack."""
     if found.trouble is None:
-        output.print_table(*pipelines_table(found.lags))
+        output.print_table(*pipelines_table(found.lags, found.losses))
         output.out().print()
+        for loss in found.losses.values():
+            output.say(f"{loss} It is halted until a person decides: tidegate error HOLE_DETECTED")
+        if found.retired:
+            names = [each.pipeline for each in found.retired]
+            output.say(f"Retired: {', '.join(names)}. When and why: tidegate why {names[0]}")
         for note in notes:
             output.say(note)
     if found.components:
@@ -158,6 +172,7 @@ def _state(component: "ComponentStatus") -> str:
     return STATES[component.state] + (f": {component.reason}" if component.reason else "")
 
 
-def _waits(lag: "Lag") -> str:
+def _waits(lag: "Lag", losses: Mapping[str, str]) -> str:
+    halted = "a person, as commits may be missing" if lag.pipeline in losses else None
     paused = f"paused by {lag.paused_by}: {lag.paused_reason}" if lag.paused_at else None
-    return "; then ".join(reason.rstrip(".") for reason in (paused, lag.waits_for) if reason)
+    return "; then ".join(reason.rstrip(".") for reason in (halted, paused, lag.waits_for) if reason)

@@ -75,7 +75,7 @@ def picture(found: Look, width: int) -> "RenderableType":
     if found.trouble:
         parts.append(Text(output.visible(str(found.trouble)), style="bold"))
     for title, columns, rows in (
-        status_report.pipelines_table(found.lags),
+        status_report.pipelines_table(found.lags, found.losses),
         status_report.components_table(found.components),
     ):
         if rows:

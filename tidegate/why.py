@@ -126,6 +126,9 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     if requested is not None and requested.txid <= wait.cursor.txid:
         yield _committed(wait, requested)
         return
+    if wait.row.retired_at is not None:
+        yield _retired(wait)
+        return
     batches = BatchCauses(wait, declared.pipeline)
     if requested is not None and first is not None and requested.txid > first.txid:
         yield from batches.of_later(requested)
@@ -201,6 +204,19 @@ def _paused(wait: "Wait") -> Iterator[Cause]:
             action=Action("resume"),
             error="PIPELINE_PAUSED",
         )
+
+
+def _retired(wait: "Wait") -> Cause:
+    row = wait.row
+    return cause(
+        "RETIRED",
+        f"{row.pipeline} was retired by {row.retired_by}: {quoted(row.retired_reason)}. No batch of it counts any more.",
+        since=row.retired_at,
+        severity="ok",
+        advice="Nothing. To let it go on where it stood, reinstate it.",
+        command=remedies.command("reinstate", row.pipeline),
+        error="PIPELINE_RETIRED",
+    )
 
 
 def _undeclared(declared: _Declared) -> Iterator[Cause]:

@@ -10,10 +10,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Tracked
+from state_store.retirement import Request
 from tests.conftest import COMMAND
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
@@ -391,6 +393,29 @@ def test_what_checks_found_and_set_aside_is_shown(server: Server, admin: Visitor
     batch = admin.json(f"/pipelines/clicks/batches/{txid}")
     assert (batch["quarantined"], batch["set_aside"]) == (after["total"], after["set_aside"])
     assert batch["checks"] == [{"name": "few", "found": None}, {"name": "usual", "found": "half as many rows as usual"}]
+
+
+def test_a_retired_pipeline_is_in_no_list(server: Server, admin: Visitor) -> None:
+    """Neither of the page nor of its metrics; its address says why, its states can still be read, and it comes back."""
+    token = {"Authorization": f"Bearer {server.settings.metrics_token_file.read_text()}"}
+
+    def listed() -> tuple[bool, bool]:
+        scraped = httpx.get(f"{server.url}/tidegate/metrics", headers=token, timeout=60).text
+        return ORPHAN.name in [each["name"] for each in admin.json("/pipelines")["pipelines"]], f'"{ORPHAN.name}"' in scraped
+
+    assert listed() == (True, True)
+    with StateStore.connect(server.settings, user=server.settings.pg_owner) as owner:
+        owner.retire(ORPHAN.name, Request("anna", "nobody needs it"))
+        try:
+            assert listed() == (False, False)
+            gone = admin.get(f"/api/pipelines/{ORPHAN.name}")
+            assert (gone.status_code, gone.json()["code"]) == (410, "PIPELINE_RETIRED")
+            assert "orphan was retired by anna on " in gone.json()["message"]
+            assert admin.act(ORPHAN.name, "pause").status_code == 410
+            assert admin.json(f"/pipelines/{ORPHAN.name}/states/per_orphan/rows")["rows"] == []
+        finally:
+            owner.reinstate(ORPHAN.name, "anna", "the test is over")
+    assert listed() == (True, True)
 
 
 def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: Visitor) -> None:

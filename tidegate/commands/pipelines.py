@@ -218,14 +218,15 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
 
     loaded = Settings.load()
     revision, changed = migrations.upgrade(loaded, specs)
+    left_out = migrations.retired(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
     if advice := stack.advice(loaded):
         output.say(advice)
     if as_json:
-        output.print_json({"revision": revision, "changed": changed, "accepted": accepted})
+        output.print_json({"revision": revision, "changed": changed, "retired": left_out, "accepted": accepted})
         return
     output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for name, outcome in accepted.items():
-        output.say(f"{name} {outcome}.")
+    for sentence in (*left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
+        output.say(sentence)
     if accept_epoch and not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from state_store.errors import (
     AccessRefused,
     PipelinePaused,
+    PipelineRetired,
     RangeRefused,
     RetryableError,
     SchemaOutOfDate,
@@ -133,6 +134,8 @@ def _failed(request: Request, error: Exception) -> Response:
 def _status(error: TidegateError) -> int:
     if isinstance(error, UnknownPipeline | UnknownBatch):
         return 404
+    if isinstance(error, PipelineRetired):
+        return 410
     if isinstance(error, UsageError) and not isinstance(error, RangeRefused):
         return 422
     unusable = isinstance(error, RetryableError | SchemaOutOfDate | AccessRefused | SettingsInvalid)

@@ -117,7 +117,7 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
             f"reading state {state}", states=[state], timeout_seconds=DOWNLOAD_STATEMENT_SECONDS
         )
         connection = opened.enter_context(snapshot)
-        spec = _state(overview.progress_of(connection, pipeline).spec.state(state), pipeline, state)
+        spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
         rows = state_rows.all_rows(connection, spec)
         first = next(rows, None)  # what fails at once is an answer of its own
     except BaseException:

@@ -1,0 +1,605 @@
+"""A retired pipeline never counts again under its name; what it was is kept, and may be reinstated where it stood."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+import migrations
+from jobs import (
+    Changes,
+    Count,
+    FixedBatches,
+    History,
+    Inputs,
+    Pipeline,
+    PostgresTable,
+    Ranges,
+    Rows,
+    State,
+    StateQuery,
+    Sum,
+)
+from state_store import Settings, StateStore, attempts, lookup, range_partitions, retirement, schema, state_tables
+from state_store.attempts import Attempt
+from state_store.declaration import PipelineSpec
+from state_store.errors import (
+    AttemptFenced,
+    AttemptNotSealed,
+    DeclarationChanged,
+    PipelineRetired,
+    RangeRefused,
+    StagingLost,
+    StoreUnavailable,
+    UnknownPipeline,
+    UsageError,
+)
+from state_store.ledger_reader import LedgerReader
+from state_store.measures import measures
+from state_store.retirement import Request, Retirement
+from state_store.state_rows import StateReader
+from state_store.totals import Settled
+from state_store.witness import Witness
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conftest import Server, copied
+from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate.why import explain
+
+ROW, DAY = [("a", 1, 5, 5, 5)], [("2013-01-01", 1)]
+SPEC = TALLY.spec
+REQUEST = Request("anna, tidegate retire", "replaced by tally_by_hour")
+
+
+@pytest.fixture
+def owner(settings: Settings) -> Iterator[StateStore]:
+    """A store as the role that owns the tables."""
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        yield store
+
+
+@pytest.fixture
+def busy(tally: Tally) -> Tally:
+    """Tally with a commit, a sealed batch and a planned one."""
+    tally.plan(3)
+    tally.process(1, ROW, DAY)
+    tally.commit(1)
+    tally.process(2, ROW, DAY)
+    return tally
+
+
+def retire(store: StateStore, pipeline: str = "tally", **changes: object) -> Retirement:
+    """Retire a pipeline, with all transactions that this takes."""
+    while True:
+        done = store.retire(pipeline, replace(REQUEST, **changes))
+        if not done.are_more:
+            return done
+
+
+def drop_all_staging(store: StateStore) -> int:
+    """Drop the staging of tally."""
+    dropped = 0
+    while some := store.drop_staging_of_retired("tally"):
+        dropped += some
+    return dropped
+
+
+def staging_tables(as_role: Execute) -> list[tuple]:
+    """Return the tables in schema staging."""
+    return as_role("tidegate", "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'")
+
+
+# what is refused afterwards
+
+
+def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, settings: Settings) -> None:
+    """Plan, attempt, commit and every verb name who retired it, when and why; nothing is written."""
+    done = retire(owner)
+    assert (done.already, done.committed, done.uncommitted, done.states) == (False, 1, 2, ["per_day", "per_shop"])
+    before, store = contents(settings), busy.store
+    steps: list[Callable[[], object]] = [
+        lambda: busy.plan(run_id="next"),
+        lambda: busy.start(3),
+        lambda: busy.commit(2),
+        lambda: store.commit_ready(SPEC, "test"),
+        lambda: store.skip_batch(SPEC, 2, "test", "x"),
+        lambda: store.replay_quarantined(SPEC, "test", "x"),
+        lambda: store.retry("tally", None, "test", "x"),
+        lambda: store.pause("tally", "test", "x"),
+        lambda: store.resume("tally", "test", "x"),
+        lambda: store.check_not_paused("tally"),
+    ]
+    for step in steps:
+        with pytest.raises(PipelineRetired, match=r"tally was retired by anna, tidegate retire on .* UTC: replaced by"):
+            step()
+    assert busy.commit(1).already_committed
+    assert contents(settings) == before
+    again = retire(owner, owner="ben", reason="twice")
+    assert (again.already, again.retired) == (True, done.retired)
+    assert contents(settings) == before
+
+
+def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore, as_role: Execute) -> None:
+    """Its attempt has ended for the ledger, also after the pipeline was reinstated: nothing of it counts."""
+    late = busy.start(3)
+    staged = [busy.stage(late, "per_shop", ROW)]
+    silent_for(as_role, attempts.LONGEST_SILENCE_SECONDS + 1)
+    retire(owner)
+    for _ in range(2):
+        assert not busy.store.keep_alive(late)
+        with pytest.raises(AttemptFenced, match=r"tally 3:1 was recorded as failed: ATTEMPT_FENCED: the pipeline was retired"):
+            busy.store.seal(late, staged, attempts.Tracked(1))
+        owner.reinstate("tally", "anna", "still in use")
+    assert busy.commit(2).key_count == 2
+    busy.process(3, ROW)
+    assert busy.commit(3).attempt == 2
+    assert busy.state() == [("a", 3, 15, 5, 5, 3)]
+
+
+def silent_for(as_role: Execute, seconds: int) -> None:
+    """Let all attempts have sent their last heartbeat so long ago."""
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = now() - make_interval(secs => %s)", [seconds])
+
+
+def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, settings: Settings, as_role: Execute) -> None:
+    """The message names the attempt. A process that died does not hold it up for longer than its silence."""
+    busy.start(3)
+    before = contents(settings)
+    with pytest.raises(AttemptNotSealed, match=r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"):
+        retire(owner)
+    assert contents(settings) == before
+    silent_for(as_role, attempts.LONGEST_SILENCE_SECONDS + 1)
+    assert retire(owner).uncommitted == 2
+
+
+def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, owner: StateStore, register: Callable) -> None:
+    """It is an attempt at a batch that has committed."""
+    opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
+    register(opaque)
+    tally = Tally(store, opaque.spec)
+    tally.plan()
+    tally.process(1, ROW, DAY)
+    tally.commit(1)
+    tally.start(1, mode="redo")
+    with pytest.raises(AttemptNotSealed, match="attempt 2 at txid 1"):
+        retire(owner)
+
+
+def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, settings: Settings) -> None:
+    """The commit that has the cursor counts; the one that comes later is refused."""
+    busy.process(3, ROW, DAY)
+    with busy.store.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE"))
+        outcome: list[object] = []
+        retiring = threading.Thread(target=lambda: outcome.append(retire(owner)))
+        retiring.start()
+        until(lambda: waiting_for_locks(settings) == 1)
+        committing = threading.Thread(target=lambda: outcome.append(raised(lambda: busy.commit(2))))
+        committing.start()
+        until(lambda: waiting_for_locks(settings) == 2)
+    retiring.join()
+    committing.join()
+    assert [type(each) for each in outcome] == [Retirement, PipelineRetired]
+    assert busy.store.committed("tally") == 1
+
+
+def raised(call: Callable[[], object]) -> object:
+    """Return what a call raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+
+
+def ask(settings: Settings, query: str) -> list[tuple]:
+    """Return the answer to a query, as an administrator."""
+    with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetchall()
+
+
+def waiting_for_locks(settings: Settings) -> int:
+    """Return how many sessions of this database wait for a lock."""
+    return len(ask(settings, "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"))
+
+
+def test_an_attempt_that_begins_meanwhile_is_refused(
+    busy: Tally, owner: StateStore, settings: Settings, as_role: Execute
+) -> None:
+    """It waits for the batch, which the retirement has locked; so no staging is made that nothing would drop."""
+    outcome: list[object] = []
+    beginning = threading.Thread(target=lambda: outcome.append(raised(lambda: busy.start(3))))
+    seen: list[str] = []
+
+    def start_when_decided(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE tidegate.pipeline SET retired_at"):
+            seen.append(statement)
+            beginning.start()
+            until(lambda: waiting_for_locks(settings) == 1)
+
+    sa.event.listen(owner.engine, "before_cursor_execute", start_when_decided)
+    retire(owner)
+    beginning.join()
+    assert (len(seen), [type(each) for each in outcome]) == (1, [PipelineRetired])
+    assert drop_all_staging(busy.store) == 2
+    assert staging_tables(as_role) == []
+
+
+# who else needs it
+
+
+FOLLOWERS = {
+    "follows": lambda: Changes("shop.sales"),
+    "follows by an input": lambda: Inputs({"sales": Changes("shop.sales"), "more": FixedBatches([], {"a": "int"})}),
+}
+
+
+@pytest.fixture
+def shop(settings: Settings, register: Callable, store: StateStore) -> Tally:
+    """Pipeline shop, with rows that others follow, divided by ranges, a history and a state by key."""
+    declared = Pipeline(
+        "shop",
+        FixedBatches([], {"a": "int"}),
+        states={
+            "sales": Rows({"a": "integer"}, range_partitions=Ranges("a", 10)),
+            "sums": State({"a": "integer"}, {"n": Count()}, hash_partitions=3),
+            "names": History(key={"a": "integer"}, columns={"b": "integer"}, order_by={"at": "timestamptz"}),
+        },
+    )
+    register(declared)
+    return Tally(store, declared.spec)
+
+
+def commit_sales(shop: Tally, values: list[int]) -> None:
+    """Commit a batch with these sales."""
+    (txid,) = shop.plan(run_id=f"run {values}")
+    attempt = shop.start(txid)
+    staged = [
+        shop.stage(attempt, "sales", enumerate(values)),
+        shop.stage(attempt, "sums", [(value, 1) for value in set(values)]),
+        shop.stage(attempt, "names", [(value, "2026-01-01", 1) for value in set(values)]),
+    ]
+    shop.store.seal(attempt, staged, attempts.Tracked(len(values)))
+    shop.commit(txid)
+
+
+@pytest.mark.parametrize("how", FOLLOWERS)
+def test_a_followed_pipeline_is_not_retired(
+    shop: Tally, owner: StateStore, settings: Settings, register: Callable, how: str
+) -> None:
+    """It is refused by the follower's name, until that is retired; then none can be registered or reinstated any more."""
+    follower = Pipeline("totals", FOLLOWERS[how](), states={"total": State({}, {"n": Count()})}, transform=lambda rows: rows)
+    register(follower)
+    before = contents(settings)
+    with pytest.raises(UsageError, match=r"shop cannot be retired: totals follows or reads its states\. First retire totals"):
+        retire(owner, "shop")
+    assert contents(settings) == before
+    retire(owner, "totals")
+    retire(owner, "shop")
+    with pytest.raises(PipelineRetired, match=r"totals follows or reads states of shop, and shop was retired"):
+        owner.reinstate("totals", "anna", "back")
+    another = replace(follower.spec, name="others", states=(replace(follower.spec.states[0], name="other"),))
+    with pytest.raises(PipelineRetired, match=r"others follows or reads states of shop"):
+        register_spec(settings, another)
+    assert owner.reinstate("shop", "anna", "back")
+    assert owner.reinstate("totals", "anna", "back")
+
+
+def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
+    """Register a spec."""
+    with migrations.connected(settings) as connection:
+        return schema.register(connection, spec)
+
+
+def test_a_pipeline_whose_state_a_transform_reads_is_not_retired(shop: Tally, owner: StateStore, register: Callable) -> None:
+    """Its author decides what it reads instead."""
+    reader = Pipeline(
+        "reader",
+        FixedBatches([], {"a": "int"}),
+        states={"seen": State({"a": "integer"}, {"n": Sum("a")}, kind="non-transactional")},
+        transform=lambda rows: rows,
+        queries=[StateQuery("shop.sums", as_of="latest")],
+        guarantee="at_least_once",
+    )
+    register(reader)
+    with pytest.raises(UsageError, match="shop cannot be retired: reader follows or reads its states"):
+        retire(owner, "shop")
+
+
+def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStore, register: Callable) -> None:
+    """What it followed may be pruned and redone without it; reinstated, it is a follower again."""
+    register(Pipeline("totals", Changes("shop.sales"), states={"total": State({}, {"n": Count()})}))
+    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
+    with pytest.raises(RangeRefused, match="pipeline totals follows its state sales"):
+        shop.store.check_not_followed(shop.spec, 1)
+    retire(owner, "totals")
+    assert shop.store.followers("shop", "sales") == []
+    shop.store.check_not_followed(shop.spec, 1)
+    owner.reinstate("totals", "anna", "back")
+    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
+
+
+def test_a_source_that_names_a_table_of_a_state_is_shown(tally: Tally, owner: StateStore, register: Callable) -> None:
+    """Whether it is the same table cannot be known for sure: that is no reason to refuse, but to tell."""
+    days = PostgresTable(table='state."per_day"', key="sold", schema={"sold": "bigint"}, key_is_drawn=True)
+    register(Pipeline("other", days, states={"other_days": State({}, {"n": Count()})}))
+    assert retire(owner).mentioned_by == ["other"]
+
+
+# what stays
+
+
+def test_nothing_lists_a_retired_pipeline(busy: Tally, owner: StateStore, settings: Settings) -> None:
+    """Not status, page, metrics or the view of lag; its batches and why it is retired can still be looked up."""
+    retire(owner)
+    assert busy.store.lag() == []
+    with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
+        assert measures(connection, Settled(), Witness(settings)).pipelines == []
+    (retired,) = busy.store.retired_pipelines()
+    assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
+    waits = {status.txid: status.waits_for for status in busy.store.batch_statuses("tally")}
+    assert waits == {1: None, 2: "nothing: its pipeline was retired", 3: "nothing: its pipeline was retired"}
+    for txid in (None, 3):
+        (cause,) = explain(busy.store, TALLY, txid).causes
+        assert (cause.code, cause.severity, cause.command) == ("RETIRED", "ok", "tidegate reinstate tally")
+        assert "tally was retired by anna, tidegate retire: replaced by tally_by_hour." in cause.sentence
+    assert [cause.code for cause in explain(busy.store, TALLY, 1).causes] == ["COMMITTED"]
+    actions = busy.store.batch_history("tally", 3).actions
+    assert [(action["action"], action["reason"]) for action in actions] == [("retire", "replaced by tally_by_hour")]
+
+
+def test_tasks_that_wait_learn_that_it_is_retired(busy: Tally, owner: StateStore) -> None:
+    """Their turn never comes; batches that have committed are done."""
+    retire(owner)
+    turns = busy.store.turns([("tally", 1), ("tally", 2), ("tally", 3)])
+    halted = [turns["tally", txid].halted for txid in (1, 2, 3)]
+    assert halted == [None, "the pipeline was retired", "the pipeline was retired"]
+
+
+def test_readers_keep_the_states(busy: Tally, owner: StateStore, settings: Settings) -> None:
+    """By SQL, `tidegate get` and programs, with the txid of the last commit; no one may write them."""
+    retire(owner)
+    found = {"shop": "a", "sold": 1, "cents": 5, "least": 5, "most": 5, "txid": 1}
+    assert lookup.get(settings, SPEC.states[0], [("a",)]) == [found]
+    with StateReader.open(settings, "tally", "per_shop") as reader:
+        assert (reader.get_many([("a",)]).txid, reader.get_many([("a",)]).rows) == (1, [found])
+
+
+def test_its_name_and_those_of_its_states_stay_taken(busy: Tally, owner: StateStore, settings: Settings) -> None:
+    """A new pipeline of the same name, or with a state of the same name, would count on top of what is there."""
+    retire(owner)
+    with pytest.raises(PipelineRetired, match="tally was retired"):
+        register_spec(settings, SPEC)
+    with pytest.raises(PipelineRetired, match="tally was retired"):
+        register_spec(settings, replace(SPEC, version=2))
+    with pytest.raises(DeclarationChanged, match=r"State per_day of pipeline other belongs to pipeline tally: that was"):
+        register_spec(settings, replace(SPEC, name="other", states=SPEC.states[1:]))
+
+
+def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(
+    busy: Tally, settings: Settings, as_role: Execute
+) -> None:
+    """As after a person has deleted a pipeline from the ledger: the same name would count on top of them from txid 1 on."""
+    ledger = ("seal", "commit", "run_batch", "cursor", "state_table", "attempt", "batch", "operator_action", "pipeline")
+    as_role("tidegate_owner", "; ".join(f"DELETE FROM tidegate.{name}" for name in ledger))
+    with pytest.raises(DeclarationChanged, match=r"Table state\.per_(shop|day) has rows, and no batch of pipeline tally"):
+        register_spec(settings, SPEC)
+    as_role("tidegate_owner", "DROP TABLE state.per_shop, state.per_day")
+    with migrations.connected(settings) as connection:
+        state_tables.metadata_of((SPEC,)).create_all(connection)
+    assert register_spec(settings, SPEC)
+
+
+def test_migrations_leave_retired_pipelines_out(settings: Settings, owner: StateStore) -> None:
+    """Also those that are still declared; the others are registered."""
+    from jobs.registry import all_pipelines  # noqa: PLC0415
+
+    specs = [pipeline.spec for pipeline in all_pipelines()]
+    names = [spec.name for spec in specs]
+    assert migrations.upgrade(settings, specs)[1] == names
+    retire(owner, "flights", drops_states=True)
+    changed = [replace(spec, version=2) for spec in specs]
+    assert migrations.upgrade(settings, changed)[1] == [name for name in names if name != "flights"]
+    assert list(migrations.retired(settings, specs)) == ["flights"]
+    (sentence,) = migrations.upgrade_all_but_broken(settings, specs).values()
+    assert sentence.startswith("Pipeline flights is declared, and left out: anna, tidegate retire retired it on ")
+    assert migrations.new_revision(settings, specs, "nothing is missing") is None
+
+
+# reinstating
+
+
+def test_a_reinstated_pipeline_goes_on_where_it_stood(busy: Tally, owner: StateStore, as_role: Execute) -> None:
+    """The state equals that of a pipeline that was never retired; staging that was dropped is made again."""
+    assert not owner.reinstate("tally", "anna", "never retired")
+    retire(owner)
+    assert drop_all_staging(busy.store) == 2
+    assert staging_tables(as_role) == []
+    assert owner.reinstate("tally", "anna", "still in use")
+    assert drop_all_staging(busy.store) == 0
+    with pytest.raises(StagingLost, match="its table is gone"):
+        busy.commit(2)
+    busy.process(2, ROW, DAY, mode="restage")
+    busy.commit(2)
+    busy.process(3, ROW, DAY)
+    busy.commit(3)
+    assert busy.state() == [("a", 3, 15, 5, 5, 3)]
+    assert [lag.pipeline for lag in busy.store.lag()] == ["tally"]
+    actions = [action["action"] for action in busy.store.batch_history("tally", 3).actions]
+    assert actions == ["retire", "reinstate"]
+
+
+def test_a_database_from_before_brings_the_pipeline_back(
+    busy: Tally, owner: StateStore, settings: Settings, server: Server
+) -> None:
+    """It stands where it stood then, and is retired again without any acceptance: that loses nothing."""
+    owner.engine.dispose()
+    busy.store.engine.dispose()
+    before = replace(settings, pg_database=server.create_database(settings.pg_database))
+    try:
+        retire(owner)
+        with StateStore.connect(before, user=before.pg_owner) as restored:
+            assert [lag.pipeline for lag in restored.lag()] == ["tally"]
+            assert retire(restored).committed == 1
+            assert restored.lag() == []
+    finally:
+        server.drop_database(before.pg_database)
+
+
+def test_what_is_not_registered_is_not_retired(settings: Settings, owner: StateStore) -> None:
+    """Nothing is written."""
+    before = contents(settings)
+    for call in (lambda: retire(owner, "tally"), lambda: owner.reinstate("tally", "anna", "x")):
+        with pytest.raises(UnknownPipeline, match="Pipeline tally is not registered in this database"):
+            call()
+    assert contents(settings) == before
+
+
+# dropping its states
+
+
+STATE_RELATIONS = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p', 'v')"
+
+
+@pytest.mark.parametrize("at_once", [400, 2])
+def test_states_are_dropped_with_all_their_parts(
+    shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Views, partitions by hash and range, in as many transactions as they take; the ledger stays, and the names are taken."""
+    commit_sales(shop, [1, 11, 21])
+    monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", at_once)
+    looked = owner.retire("shop", replace(REQUEST, drops_states=True, is_confirmed=False))
+    assert sorted(looked.dropped) == ["names", "names_versions", "sales", "sums"]
+    assert (looked.retired.at, looked.are_more) == (None, False)
+    assert [lag.pipeline for lag in shop.store.lag()] == ["shop"]
+
+    dropped: list[str] = []
+    while True:
+        done = owner.retire("shop", replace(REQUEST, drops_states=True))
+        dropped += done.dropped
+        if not done.are_more:
+            break
+        with pytest.raises(RangeRefused, match="its states were dropped"):
+            owner.reinstate("shop", "anna", "back")
+    assert sorted(dropped) == ["names", "names_versions", "sales", "sums"]
+    assert [name for (name,) in as_role("postgres", STATE_RELATIONS) if name.partition("$")[0] in dropped] == []
+    assert as_role("postgres", "SELECT FROM tidegate.state_range") == []
+    assert retire(owner, "shop", drops_states=True).dropped == []
+    assert [status.phase for status in shop.store.batch_statuses("shop")] == ["committed"]
+    with pytest.raises(RangeRefused, match=r"shop cannot be reinstated: its states were dropped \(names, names_versions"):
+        owner.reinstate("shop", "anna", "back")
+    with (
+        StateReader.open(shop.store.settings, "shop", "sums") as reader,
+        pytest.raises(PipelineRetired, match="shop was retired"),
+    ):
+        reader.get_many([(1,)])
+
+
+def test_states_of_a_retired_pipeline_can_be_dropped_later(busy: Tally, owner: StateStore, as_role: Execute) -> None:
+    """The ledger records both."""
+    retire(owner)
+    done = retire(owner, drops_states=True, owner="ben", reason="nobody reads them")
+    assert (done.already, done.dropped, done.retired.by) == (True, ["per_day", "per_shop"], "anna, tidegate retire")
+    actions = as_role("postgres", "SELECT action, owner, reason FROM tidegate.operator_action ORDER BY number")
+    assert actions == [
+        ("retire", "anna, tidegate retire", "replaced by tally_by_hour"),
+        ("retire", "ben", "its states are dropped: nobody reads them"),
+    ]
+
+
+def test_what_depends_on_a_state_keeps_it(busy: Tally, owner: StateStore, settings: Settings, as_role: Execute) -> None:
+    """A view of somebody's is named, and nothing is done: not even retired."""
+    as_role("tidegate_owner", "CREATE SCHEMA reports; CREATE VIEW reports.shops AS SELECT shop FROM state.per_shop")
+    before = contents(settings)
+    with pytest.raises(UsageError, match=r"state\.per_shop cannot be dropped: view reports\.shops depends on table"):
+        retire(owner, drops_states=True)
+    assert contents(settings) == before
+    as_role("tidegate_owner", "DROP VIEW reports.shops")
+    assert retire(owner, drops_states=True).dropped == ["per_day", "per_shop"]
+
+
+def test_a_reader_delays_the_drop_by_seconds_only(
+    busy: Tally, owner: StateStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits, everyone waits for it; it gives up, and nothing is done."""
+    monkeypatch.setattr(retirement, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
+    before = contents(settings)
+    with busy.store.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM state.per_shop"))
+        with pytest.raises(StoreUnavailable, match="a lock timeout"):
+            retire(owner, drops_states=True)
+    assert contents(settings) == before
+
+
+# crashes and roles
+
+
+RETIRED = "SELECT pipeline, retired_by, retired_reason FROM tidegate.pipeline"
+ACTIONS = "SELECT owner, reason FROM tidegate.operator_action WHERE action = 'retire' ORDER BY number"
+STAGED = (
+    "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace "
+    "UNION ALL SELECT txid::text FROM tidegate.attempt WHERE dropped_at IS NULL"
+)
+
+
+def test_a_crash_at_any_statement_leaves_it_retired_or_not(busy: Tally, settings: Settings, server: Server) -> None:
+    """Whatever is left, the same command again leads to what it does without a crash."""
+
+    def run(of: Settings) -> None:
+        with StateStore.connect(of, user=of.pg_owner) as store:
+            retire(store, drops_states=True)
+        with StateStore.connect(of) as store:
+            drop_all_staging(store)
+
+    def outcome(of: Settings) -> list[list[tuple]]:
+        return [ask(of, query) for query in (RETIRED, ACTIONS, STAGED, f"{STATE_RELATIONS} AND relname LIKE 'per_%'")]
+
+    busy.store.engine.dispose()
+    with copied(server, settings) as clean:
+        run(clean)
+        expected = outcome(clean)
+    assert [len(rows) for rows in expected] == [1, 2, 0, 0]
+    at, seen = 0, []
+    while True:
+        at += 1
+        faults = FaultPlan(at)
+        with copied(server, settings) as copy:
+            before = contents(copy)
+            try:
+                with faults.armed():
+                    run(copy)
+            except Crash as crash:
+                seen.append(str(crash))
+                with StateStore.connect(copy) as store:
+                    is_retired = bool(store.retired_pipelines())
+                assert is_retired or contents(copy) == before, f"half done after a crash at {crash}"
+                run(copy)
+                assert outcome(copy) == expected, f"crashed at point {at}: {crash}"
+            else:
+                break
+    for step in ("UPDATE tidegate.pipeline SET retired_at", "DROP TABLE IF EXISTS staging.", "DROP TABLE state."):
+        assert any(step in point for point in seen), f"no crash was injected at {step}"
+
+
+def test_only_the_owner_retires(busy: Tally, settings: Settings) -> None:
+    """The role that plans and commits can neither retire a pipeline nor take one back into service."""
+    before = contents(settings)
+    for step in (lambda: retire(busy.store), lambda: busy.store.reinstate("tally", "x", "x")):
+        with pytest.raises(Exception, match="permission denied"):
+            step()
+    assert contents(settings) == before
+
+
+def test_an_attempt_in_the_ledger_of_a_retired_pipeline_is_no_attempt_any_more(busy: Tally, owner: StateStore) -> None:
+    """Such as that of a process that was killed: its batch shows that it has failed."""
+    attempt = busy.start(3)
+    assert isinstance(attempt, Attempt)
+    with owner.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE tidegate.attempt SET seen_at = now() - interval '1 hour'"))
+    retire(owner)
+    statuses = {status.txid: status.phase for status in busy.store.batch_statuses("tally")}
+    assert statuses == {1: "committed", 2: "processed", 3: "failed"}
