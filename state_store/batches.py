@@ -306,12 +306,17 @@ def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]
 
 
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Halt the batch, so that nothing retries it by itself, unless it has committed or was given up meanwhile."""
-    b = tables.batch.c
+    """Halt the batch, so that nothing retries it by itself.
+
+    Not if it has committed or was given up meanwhile, nor if its pipeline was retired: nothing tries it then, and reinstated,
+    the batch is as it was.
+    """
+    b, p = tables.batch.c, tables.pipeline.c
     _lock(connection, pipeline, b.txid == txid)
+    is_retired = sa.exists().where(p.pipeline == pipeline, p.retired_at.is_not(None))
     connection.execute(
         sa.update(tables.batch)
-        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
+        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None), ~is_retired)
         .values(halted_at=sa.func.now(), halted_reason=reason)
     )
 

@@ -271,15 +271,16 @@ def replay_quarantined(
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
-    """Let pipelines that are halted in a restored, promoted, copied or older database go on.
+    """Let pipelines that are halted in a restored, promoted, copied or older database go on, but for retired ones.
 
     Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
     shows lost commits by files outside Postgres, has no mark of that yet.
     """
     epoch = cursors.current_epoch(connection)
-    c = tables.cursor.c
+    c, p = tables.cursor.c, tables.pipeline.c
     accepted = {}
-    locked = connection.execute(sa.select(*cursors.CURSOR).order_by(c.pipeline).with_for_update()).all()
+    in_service = sa.select(*cursors.CURSOR).join(tables.pipeline, p.pipeline == c.pipeline).where(p.retired_at.is_(None))
+    locked = connection.execute(in_service.order_by(c.pipeline).with_for_update(of=tables.cursor)).all()
     for cursor in map(cursors.Cursor._make, locked):
         lost = cursors.describe_loss(connection, cursor, witness)
         if lost is None and cursor.epoch == str(epoch):

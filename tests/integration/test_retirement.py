@@ -32,6 +32,7 @@ from state_store.errors import (
     AttemptFenced,
     AttemptNotSealed,
     DeclarationChanged,
+    HoleDetected,
     PipelineRetired,
     RangeRefused,
     StagingLost,
@@ -117,6 +118,8 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
         with pytest.raises(PipelineRetired, match=r"tally was retired by anna, tidegate retire on .* UTC: replaced by"):
             step()
     assert busy.commit(1).already_committed
+    assert contents(settings) == before
+    store.halt_batch("tally", 3, "PIPELINE_RETIRED: as its task says, when it has failed")
     assert contents(settings) == before
     again = retire(owner, owner="ben", reason="twice")
     assert (again.already, again.retired) == (True, done.retired)
@@ -446,6 +449,11 @@ def test_a_database_from_before_brings_the_pipeline_back(
             assert [lag.pipeline for lag in restored.lag()] == ["tally"]
             assert retire(restored).committed == 1
             assert restored.lag() == []
+            assert migrations.accept_epoch(before, "anna") == {}
+            restored.reinstate("tally", "anna", "still in use")
+            with pytest.raises(HoleDetected):
+                Tally(restored).plan(run_id="next")
+            assert list(migrations.accept_epoch(before, "anna")) == ["tally"]
     finally:
         server.drop_database(before.pg_database)
 

@@ -38,10 +38,12 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
         done = _retired(store, pipeline, request)
     if not yes and (not done.already or done.dropped):
         raise UsageError(f"{_outlook(pipeline, done, drops=drop_states)} Add --yes to do it.")
-    staged = 0
-    with StateStore.connect(settings) as store:
-        while dropped := store.drop_staging_of_retired(pipeline):
-            staged += dropped
+    try:
+        with StateStore.connect(settings) as store:
+            staged = sum(iter(lambda: store.drop_staging_of_retired(pipeline), 0))
+    except TidegateError:
+        output.say(f"{pipeline} is retired, and has staging left. The same command again drops it.")
+        raise
     if as_json:
         output.print_json(_facts(pipeline, done, staged))
     else:
