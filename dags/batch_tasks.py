@@ -31,7 +31,7 @@ from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry
 from state_store.beginning import Mode
 from state_store.commits import Commit
-from state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError
+from state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -83,11 +83,17 @@ def naming_the_page() -> Iterator[None]:
 def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
     """Return the txids that this run covers; with none, the whole run is skipped."""
     from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
-    from jobs.registry import find_pipeline  # noqa: PLC0415
 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
         raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
-    declared = find_pipeline(pipeline_name)
+    given = {name: params[name] for name in PARAMS}
+    try:
+        # By its name, so that the plan loads it: a module that cannot be loaded here is an error of the plan.
+        with about(pipeline_name), Worker.open(Settings.load(), pipeline_name, owner=run_id) as worker:
+            txids = worker.plan(run_id, **given)
+            declared = worker.pipeline
+    except PipelinePaused as paused:
+        raise AirflowSkipException(str(paused)) from paused
     if declared.concurrency != concurrency:
         logger.warning(
             "The pipeline declares concurrency=%d, its Dag processes %d batches at once.", declared.concurrency, concurrency
@@ -97,12 +103,6 @@ def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run
             "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
             *(declared.tries, tries, declared.tries - 1),
         )
-    given = {name: params[name] for name in PARAMS}
-    try:
-        with about(pipeline_name), Worker.open(Settings.load(), declared, owner=run_id) as worker:
-            txids = worker.plan(run_id, **given)
-    except PipelinePaused as paused:
-        raise AirflowSkipException(str(paused)) from paused
     if not txids:
         raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
     with about(pipeline_name):
@@ -124,12 +124,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
     ti, error = context["ti"], context.get("exception")
     if isinstance(error, WaitedInVain):
         return
-    if isinstance(error, TidegateError):
-        reason = f"{error.code}: {error}"
-    elif error:
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        reason = f"its task was killed in try {ti.try_number}."
+    reason = describe(error) if error else f"its task was killed in try {ti.try_number}."
     with Worker.open(Settings.load(), ti.dag_id, owner=str(_try(ti)), listeners=metrics_listeners()) as worker:
         txid = worker.store.run_txids(ti.dag_id, ti.run_id)[ti.map_index]
         worker.report_exhausted(txid, reason)

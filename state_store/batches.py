@@ -59,6 +59,22 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
     )
 
 
+def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
+    """Refuse to open batches after the last possible txid, or one whose metadata is too large.
+
+    Raises: RangeRefused.
+    """
+    if last + len(metadata) > MAX_TXID:
+        raise RangeRefused(f"{pipeline} has used up its txids.", pipeline=pipeline, txid=last)
+    for content in metadata:
+        if len(content) > MAX_METADATA_BYTES:
+            raise RangeRefused(
+                f"{pipeline}: the metadata of one batch takes {len(content)} bytes, the limit is {MAX_METADATA_BYTES}. "
+                "Make the source's batches smaller.",
+                pipeline=pipeline,
+            )
+
+
 @dataclass(frozen=True)
 class BatchInput:
     """The current metadata of a batch: of the committed attempt, else of the newest attempt, else as planned.

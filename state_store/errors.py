@@ -80,6 +80,12 @@ def code_and_fault(error: str) -> tuple[str, Fault]:
     return (OTHER, Fault.UNKNOWN) if fault is None else (code, fault)
 
 
+def describe(error: BaseException) -> str:
+    """Return an error as the ledger keeps it: its code, or its class, and its message."""
+    code = error.code if isinstance(error, TidegateError) else type(error).__name__
+    return f"{code}: {error}"
+
+
 def storable(text: str) -> str:
     """Return a message that Postgres can store: it may quote a record's NUL, or a name that is not UTF-8."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")

@@ -60,6 +60,7 @@ class Lag:
 
     `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
     source rows of its newest commits, divided by the time that these took together; None before the first commit.
+    `failed_plans` have failed since one succeeded, the newest with `plan_error`.
     """
 
     pipeline: str
@@ -74,6 +75,9 @@ class Lag:
     paused_reason: str | None
     lag_seconds: float | None
     rows_per_second: float | None
+    failed_plans: int
+    plans_failing_since: datetime | None
+    plan_error: str | None
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,16 @@ def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[
 
 def lags() -> sa.Select[Any]:
     """Return a query whose columns are the fields of `Lag`, in the order of the pipelines' names."""
-    p, q = tables.pipeline.c, tables.quarantine.c
+    p, q, plan = tables.pipeline.c, tables.quarantine.c, tables.plan.c
     waiting = sa.select(sa.func.count()).where(q.pipeline == lag_view.c.pipeline, quarantine.waits()).scalar_subquery()
     return (
         sa.select(*lag_view.c, waiting.label("quarantined"), p.paused_at, p.paused_by, p.paused_reason)
         .add_columns(_age_of_oldest().label("lag_seconds"), _speed().label("rows_per_second"))
+        .add_columns(sa.func.coalesce(plan.failed, 0).label("failed_plans"))
+        .add_columns(plan.failing_since.label("plans_failing_since"), plan.error.label("plan_error"))
         .select_from(lag_view)
         .join(tables.pipeline, p.pipeline == lag_view.c.pipeline)
+        .outerjoin(tables.plan, plan.pipeline == p.pipeline)
         .order_by(lag_view.c.pipeline)
     )
 

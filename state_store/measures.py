@@ -36,6 +36,7 @@ class PipelineMeasures:
     `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; those beyond are taken for planned.
     `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code.
     `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.
+    `failed_plans` have failed since one succeeded, at `planned_at`; `plan_error` is the first word of the newest error.
     `is_whole` is whether the database contains all known commits. `totals` is None until this process has read all batches.
     """
 
@@ -49,6 +50,9 @@ class PipelineMeasures:
     staged_attempts: int
     staged_bytes: int
     acks_due: int
+    planned_at: datetime | None
+    failed_plans: int
+    plan_error: str
     is_whole: bool
     phases: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -90,6 +94,9 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 staged_attempts=row.staged_attempts,
                 staged_bytes=int(row.staged_bytes or 0),
                 acks_due=row.acks_due,
+                planned_at=row.planned_at,
+                failed_plans=row.failed_plans,
+                plan_error=row.plan_error,
                 is_whole=row.last_commit == cursor.txid
                 and cursors.is_same_database(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),
@@ -120,6 +127,7 @@ def _present() -> sa.Select[Any]:
     p, k, b, c, a, q = (
         table.c for table in (tables.pipeline, tables.cursor, tables.batch, tables.commit, tables.attempt, tables.quarantine)
     )
+    plan = tables.plan.c
     newest = sa.select(b.txid).where(b.pipeline == k.pipeline).order_by(b.txid.desc()).limit(1)
     last = sa.select(c.txid).where(c.pipeline == k.pipeline).order_by(c.txid.desc()).limit(1)
     committed_at = sa.select(c.committed_at).where(c.pipeline == k.pipeline, c.txid == k.txid)
@@ -146,11 +154,15 @@ def _present() -> sa.Select[Any]:
             oldest.scalar_subquery().label("lag_seconds"),
             _count(records).label("quarantined"),
             _count(acks).label("acks_due"),
+            plan.succeeded_at.label("planned_at"),
+            sa.func.coalesce(plan.failed, 0).label("failed_plans"),
+            sa.func.split_part(sa.func.coalesce(plan.error, ""), ":", 1).label("plan_error"),
             of_staging.c.attempts.label("staged_attempts"),
             of_staging.c.bytes.label("staged_bytes"),
         )
         .select_from(tables.cursor)
         .join(tables.pipeline, _in_service(k.pipeline))
+        .outerjoin(tables.plan, plan.pipeline == k.pipeline)
         .join(of_staging, sa.true())
     )
 

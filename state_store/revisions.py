@@ -120,6 +120,15 @@ def check_revision(connection: Connection) -> None:
     )
 
 
+def refusal(connection: Connection) -> str | None:
+    """Return why no step of a batch begins in this database by the code that is installed here; None if nothing is wrong."""
+    try:
+        check_revision(connection)
+    except SchemaOutOfDate as error:
+        return str(error)
+    return None
+
+
 def check_ledger(connection: Connection) -> None:
     """Refuse a database whose ledger is older or newer than this process needs; its tables of states are not compared.
 

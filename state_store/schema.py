@@ -20,7 +20,7 @@ RETIRED_SINCE = "0029"
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
-    """Register a pipeline, its states and its cursor; return whether the declaration is new.
+    """Register a pipeline, its states, its cursor and its plans' row; return whether the declaration is new.
 
     Part of `tidegate migrate`. Once a batch has committed, states may not change: an added state would miss the earlier
     batches, and a changed aggregate would change the meaning of existing values. The source may change if `version` is raised
@@ -59,6 +59,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     _own(connection, spec)
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
+    connection.execute(insert(tables.plan).values(pipeline=spec.name).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
     return True
 

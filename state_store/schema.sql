@@ -305,6 +305,7 @@ GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source
     quarantined_rows, transformed_rows, transformed_hash, transformed_hash_sum, staged_bytes, spark_application, spark_tag,
     dropped_at) ON tidegate.attempt TO tidegate;
 GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
+GRANT UPDATE (succeeded, succeeded_at, failed, failing_since, failed_at, failed_run, error) ON tidegate.plan TO tidegate;
 GRANT UPDATE (txid, watermark, previous_watermark, removed_until) ON tidegate.watermark TO tidegate;
 GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;

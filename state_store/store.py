@@ -25,6 +25,7 @@ from state_store import (
     merges,
     operations,
     overview,
+    plans,
     quarantine,
     retention,
     retirement,
@@ -45,7 +46,7 @@ from state_store.commits import Commit
 from state_store.copy_in import CsvReader
 from state_store.database import Database, hold_open
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from state_store.errors import RangeRefused, StoreUnavailable, storable
+from state_store.errors import StoreUnavailable, storable
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend, Original
@@ -95,6 +96,21 @@ class StateStore(Database):
         return store
 
     # plan
+
+    def begin_plan(self, pipeline: str, run_id: str) -> plans.Beginning:
+        """Return where a plan begins. A run that has planned before goes on in a paused pipeline.
+
+        Raises: PipelinePaused; SchemaOutOfDate if the pipeline is not registered.
+        """
+        with self._transaction("beginning a plan") as connection:
+            if not batches.run_txids(connection, pipeline, run_id):
+                operations.check_not_paused(connection, pipeline)
+            return plans.Beginning(cursors.committed(connection, pipeline), plans.succeeded(connection, pipeline))
+
+    def fail_plan(self, pipeline: str, began: plans.Beginning, run_id: str, error: str) -> bool:
+        """Record why a plan failed, for people, until another succeeds; False, unrecorded, if one has since it began."""
+        with self._write_transaction("recording that a plan has failed") as connection:
+            return plans.note_failure(connection, pipeline, began, run_id, storable(error))
 
     def last_opened(self, pipeline: str) -> BatchInput | None:
         """Return the newest opened batch with its current metadata; None before the first.
@@ -150,13 +166,14 @@ class StateStore(Database):
         run_id: str,
         pending: Sequence[int],
         after: BatchInput | None,
-        metadata: Sequence[bytes],
+        metadata: Sequence[bytes] | None,
         *,
         awaits_ack: bool = True,
     ) -> list[int] | None:
         """Freeze the metadata of the batches after `after`, and assign them and the `pending` batches to the run.
 
-        `awaits_ack` is whether the source has to learn of each commit (`note_ack`).
+        Without `metadata`, the source was not asked, so plans that failed may still fail. `awaits_ack` is whether the source
+        has to learn of each commit (`note_ack`).
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first: then
         nothing is written, and the caller plans again. All or nothing (I6).
@@ -164,33 +181,27 @@ class StateStore(Database):
         Raises: PipelinePaused; RangeRefused without a batch `after`, near the last possible txid, or for too large metadata;
         HoleDetected; SchemaOutOfDate; DeclarationChanged if new batches come from another declaration than the registered one.
         """
-        last = after.txid if after else 0
-        if last + len(metadata) > batches.MAX_TXID:
-            raise RangeRefused(f"{spec.name} has used up its txids.", pipeline=spec.name, txid=last)
-        for content in metadata:
-            if len(content) > batches.MAX_METADATA_BYTES:
-                raise RangeRefused(
-                    f"{spec.name}: the metadata of one batch takes {len(content)} bytes, the limit is "
-                    f"{batches.MAX_METADATA_BYTES}. Make the source's batches smaller.",
-                    pipeline=spec.name,
-                )
+        last, new = after.txid if after else 0, metadata or ()
+        batches.check_limits(spec.name, last, new)
         with self._write_transaction("opening batches") as connection:
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
             operations.check_not_paused(connection, spec.name)
             cursors.check_history(connection, spec.name, self.witness)
-            if metadata:  # what another declaration has planned would count even if that is never registered
+            if new:  # what another declaration has planned would count even if that is never registered
                 commits.check_declaration(connection, spec)
             batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it
-            if metadata and not batches.insert_batches(connection, spec.name, after, metadata, run_id, awaits_ack=awaits_ack):
+            if new and not batches.insert_batches(connection, spec.name, after, new, run_id, awaits_ack=awaits_ack):
                 connection.rollback()
                 return None
-            txids = [*pending, *range(last + 1, last + 1 + len(metadata))]
+            txids = [*pending, *range(last + 1, last + 1 + len(new))]
             if txids and not batches.assign_to_run(connection, spec.name, run_id, txids):
                 connection.rollback()
                 return None
+            if metadata is not None:
+                plans.note_success(connection, spec.name, only_that=not txids)
             return txids
 
     def drop_old_staging(self, spec: PipelineSpec) -> int:

@@ -117,6 +117,30 @@ cursor = Table(
     comment="One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.",
 )
 
+plan = Table(
+    "plan",
+    ledger,
+    Column("pipeline", ForeignKey(pipeline.c.pipeline), primary_key=True),
+    Column(
+        "succeeded",
+        BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="plans that have found out what is new",
+    ),
+    _when("succeeded_at", "when the last of them ended"),
+    Column("failed", Integer, nullable=False, server_default="0", comment="plans that have failed since"),
+    _when("failing_since", "when the first of these failed"),
+    _when("failed_at", "when the last of these failed"),
+    Column("failed_run", Text, comment="its run"),
+    Column("error", Text, comment="why it failed: code and message"),
+    CheckConstraint(
+        "failed >= 0 AND num_nulls(failing_since, failed_at, failed_run, error) = CASE failed WHEN 0 THEN 4 ELSE 0 END",
+        name="failed",
+    ),
+    comment="How the plans of each pipeline end: one row per pipeline.",
+)
+
 batch = Table(
     "batch",
     ledger,

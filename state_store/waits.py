@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from state_store import attempts, quarantine, tables
+from state_store import attempts, quarantine, revisions, tables
 from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
 from state_store.errors import HoleDetected
 from state_store.turns import turns
@@ -65,7 +65,8 @@ class RegisteredPipeline(NamedTuple):
 
     `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
     source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
-    still sends heartbeats.
+    still sends heartbeats. `failed_plans` have failed since one succeeded, the newest in `failed_run` with `plan_error`, cut
+    to ERROR_CHARACTERS.
     """
 
     pipeline: str
@@ -83,6 +84,10 @@ class RegisteredPipeline(NamedTuple):
     quarantined: int
     acks_due: int
     in_work: int | None
+    failed_plans: int
+    plans_failing_since: datetime | None
+    failed_run: str | None
+    plan_error: str | None
     now: datetime
     queries: Sequence[Mapping[str, str]] | None
 
@@ -93,7 +98,8 @@ class Wait:
 
     `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
     first batch may commit now: a sealed one waits a little for others to be merged with it. `lost` says which commits this
-    database lacks; `is_restored` whether it is another incarnation than the one that the cursor was made in.
+    database lacks; `is_restored` whether it is another incarnation than the one that the cursor was made in. `refusal` is why
+    its revision keeps every step from beginning.
     """
 
     row: RegisteredPipeline
@@ -104,6 +110,7 @@ class Wait:
     lost: str | None
     is_restored: bool
     is_standby: bool
+    refusal: str | None
 
     @property
     def loss(self) -> str | None:
@@ -156,6 +163,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
     marked = _marked(connection, marks.known.values())
     is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
     epoch = None if is_standby else current_epoch(connection)
+    refusal = revisions.refusal(connection)
 
     def lost(cursor: Cursor) -> str | None:
         name = cursor.pipeline
@@ -172,6 +180,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
             lost=lost(cursor),
             is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
             is_standby=is_standby,
+            refusal=refusal,
         )
         for name, (row, cursor) in pipelines.items()
     }
@@ -180,7 +189,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
 def _pipelines() -> sa.Select[Any]:
     """Return the statement for the rows of any number of pipelines."""
     p, c, k, b, a = (table.c for table in (tables.pipeline, tables.cursor, tables.commit, tables.batch, tables.attempt))
-    q = tables.quarantine.c
+    q, plan = tables.quarantine.c, tables.plan.c
 
     def counted(waiting: sa.Select[Any]) -> sa.ScalarSelect[int]:
         return sa.select(sa.func.count()).select_from(waiting.limit(MOST_COUNTED).subquery()).scalar_subquery()
@@ -206,12 +215,19 @@ def _pipelines() -> sa.Select[Any]:
             counted(quarantined),
             counted(acks),
             in_work,
+            *(
+                sa.func.coalesce(plan.failed, 0),
+                plan.failing_since,
+                plan.failed_run,
+                sa.func.left(plan.error, ERROR_CHARACTERS),
+            ),
             sa.func.now(),
             p.declaration["queries"],
             *CURSOR,
         )
         .select_from(tables.pipeline)
         .join(tables.cursor, c.pipeline == p.pipeline)
+        .outerjoin(tables.plan, plan.pipeline == p.pipeline)
         .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.cursor))
         .where(p.pipeline == sa.any_(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text))))
     )

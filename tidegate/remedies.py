@@ -40,6 +40,13 @@ _FIXES = {
     "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
     "TRANSFORM_FAILED": f"Correct the transform and raise the pipeline's version{_OR_SKIP}.",
 }
+_UNKNOWN_OF_PLAN = "Read the whole error (tidegate status --json) and fix its cause."
+# Of plans, which have no batch that could be given up.
+_FIXES_OF_PLANS = {
+    "MALFORMED_RECORD": "Correct the rows at the source, or the pipeline's declaration.",
+    "RANGE_EXPIRED": "Put back what is gone at the source, or declare where to go on (tidegate error RANGE_EXPIRED).",
+    "SOURCE_CHANGED": "Put the source back as it was, or declare what it is now (tidegate error SOURCE_CHANGED).",
+}
 # The command that begins the way out, where that is not to try the batch again.
 _COMMANDS = {
     "ACCESS_REFUSED": "tidegate settings",
@@ -62,6 +69,11 @@ def fix_of(code: str | None, batch: tuple[str, int] | None = None, *, may_skip: 
         return _FIXES[code] if may_skip else _FIXES[code].replace(_OR_SKIP, "")
     whole = "" if batch is None else f" ({command('inspect', batch[0], '--txid', batch[1])})"
     return f"Read the whole error{whole} and fix its cause."
+
+
+def fix_of_plan(code: str | None) -> str:
+    """Return what to do about an error of this code that made a plan fail, as a sentence."""
+    return _FIXES_OF_PLANS.get(code or "") or _FIXES.get(code or "", _UNKNOWN_OF_PLAN)
 
 
 def command_of(code: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from state_store.errors import TidegateError
 from state_store.settings import Settings
 from tidegate import output
+from tidegate.causes import quoted
 
 if TYPE_CHECKING:
     from state_store.history import Lag
@@ -51,7 +52,7 @@ class Look:
         for lag in self.lags:
             parts = [f"committed {lag.committed} of {lag.opened}"]
             parts += [f"{lag.quarantined} in quarantine"] if lag.quarantined else []
-            waits = _waits(lag, self.losses)
+            waits = waits_for(lag, self.losses)
             found[f"pipeline {lag.pipeline}"] = f"{lag.pipeline}: {', '.join(parts)}{f'; waits for {waits}' if waits else ''}"
         if self.advice:
             found["advice"] = self.advice
@@ -123,7 +124,7 @@ def pipelines_table(lags: "list[Lag]", losses: Mapping[str, str]) -> tuple[str, 
             None if lag.lag_seconds is None else duration(lag.lag_seconds),
             None if lag.rows_per_second is None else round(lag.rows_per_second),
             lag.committed_at,
-            _waits(lag, losses),
+            waits_for(lag, losses),
         ]
         for lag in lags
     ]
@@ -172,7 +173,9 @@ def _state(component: "ComponentStatus") -> str:
     return STATES[component.state] + (f": {component.reason}" if component.reason else "")
 
 
-def _waits(lag: "Lag", losses: Mapping[str, str]) -> str:
+def waits_for(lag: "Lag", losses: Mapping[str, str]) -> str:
+    """Return what a pipeline waits for, in one line; nothing if it waits for nothing. `losses` are by pipeline."""
     halted = "a person, as commits may be missing" if lag.pipeline in losses else None
     paused = f"paused by {lag.paused_by}: {lag.paused_reason}" if lag.paused_at else None
-    return "; then ".join(reason.rstrip(".") for reason in (halted, paused, lag.waits_for) if reason)
+    planned = f"a plan that succeeds: {quoted(lag.plan_error)}" if lag.plan_error else None
+    return "; then ".join(reason.rstrip(".") for reason in (halted, paused, planned, lag.waits_for) if reason)

@@ -3,14 +3,14 @@
 The facts are the ledger's, as of one moment; tries and policy are the declared pipeline's. Airflow is not asked.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jobs import registry
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline, pipeline_names, unknown
-from state_store.errors import TidegateError, UnknownBatch, UnknownPipeline
+from state_store.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
 from tidegate import remedies, source_report
 from tidegate.causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
 
@@ -47,9 +47,9 @@ def explain(
 ) -> Why:
     """Return why a txid has not committed, or what the pipeline waits for as a whole.
 
-    A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first. With the
-    store `ask_source`, the source of an idle pipeline is asked, for some seconds at most, what it holds back and what a plan
-    would refuse: the ledger knows nothing of a plan that failed.
+    A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first, one whose
+    plans fail PLAN_FAILED. With the store `ask_source`, the source of a pipeline without open batches is asked, for some
+    seconds at most, what it holds back and what a plan would refuse now.
 
     Raises: UnknownPipeline if the pipeline is neither declared nor registered; UnknownBatch; StoreUnavailable.
     """
@@ -71,7 +71,12 @@ def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str
     names = pipeline_names()  # one search for all of them
     declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
     found = ledger.waits(dict.fromkeys(declared))
-    return {name: list(_causes(wait, declared[name]))[-1] for name, wait in found.items()}
+    return {name: _root(list(_causes(wait, declared[name]))) for name, wait in found.items()}
+
+
+def _root(causes: Sequence[Cause]) -> Cause:
+    """Return the last cause that needs attention; if none does, the last one."""
+    return next((cause for cause in reversed(causes) if cause.severity in ("warning", "error")), causes[-1])
 
 
 def of_error(error: TidegateError) -> Cause:
@@ -133,21 +138,28 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     if requested is not None and first is not None and requested.txid > first.txid:
         yield from batches.of_later(requested)
     if first is None:
-        if of_source is not None and of_source.severity == "error":
-            yield of_source  # there may be much to do, which a plan refuses to begin
-            yield from _needs_attention(wait)
-        else:
-            yield from _idle(wait)
-            yield from _needs_attention(wait)
-            yield from [of_source] if of_source else []
+        yield from _without_batches(wait, of_source)
         yield from _paused(wait)
     else:
         chain = list(batches.of_first(first))
         yield from chain
+        yield from _failing_plans(wait)
         if chain[-1].code not in _PASSES:
             yield from _undeclared(declared)
             yield from _paused(wait)
     yield from _blocked(wait, declared)
+
+
+def _without_batches(wait: "Wait", of_source: Cause | None) -> Iterator[Cause]:
+    """Yield why no batch is open: if plans fail, there may be much to do, which none has begun."""
+    is_refused = of_source is not None and of_source.severity == "error"
+    failing = list(_failing_plans(wait))
+    if of_source is not None and is_refused and of_source.error not in {known.error for known in failing}:
+        failing.append(of_source)
+    yield from failing or _idle(wait)
+    yield from _needs_attention(wait)
+    if of_source is not None and not is_refused:
+        yield of_source
 
 
 def _idle(wait: "Wait") -> Iterator[Cause]:
@@ -155,6 +167,24 @@ def _idle(wait: "Wait") -> Iterator[Cause]:
     done = f"All batches up to txid {row.opened} have committed." if row.opened else "No batch was opened yet."
     trigger = remedies.command("trigger", name, "--wait")
     yield cause("IDLE", f"Nothing to do. {done}", since=row.committed_at, severity="ok", command=trigger)
+
+
+def _failing_plans(wait: "Wait") -> Iterator[Cause]:
+    row, name = wait.row, wait.row.pipeline
+    if not row.failed_plans:
+        return
+    code, is_away = remedies.code_of(row.plan_error), code_and_fault(row.plan_error or "")[1] is Fault.SERVER
+    times = f" {row.failed_plans} times" if row.failed_plans > 1 else ""
+    goes_on = "A run tries again by itself; if that has ended, start another." if is_away else "Then start a run."
+    yield cause(
+        "PLAN_FAILED",
+        f"Planning has failed{times} ({quoted(row.failed_run)}): {quoted(row.plan_error)}.",
+        since=row.plans_failing_since,
+        severity="warning" if is_away else "error",
+        advice=f"{remedies.fix_of_plan(code)} {goes_on}",
+        error=code,
+        **starts_a_run(name),
+    )
 
 
 def _needs_attention(wait: "Wait") -> Iterator[Cause]:
@@ -182,7 +212,7 @@ def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
         if (late := source_report.held_back(pipeline, store.settings)) is None:
             source_report.check_plan(pipeline, store)
     except TidegateError as error:
-        return replace(of_error(error), command=remedies.command("error", error.code))
+        return replace(of_error(error), advice=remedies.fix_of_plan(error.code), command=remedies.command("error", error.code))
     except Exception as error:  # noqa: BLE001 - an author's source may raise anything; that is the cause then
         story = f"The source cannot be asked: {type(error).__name__}: {quoted(str(error))}."
         return cause(
@@ -244,6 +274,8 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
         )
     elif declared.pipeline is not None and declared.pipeline.spec.fingerprint != wait.row.fingerprint:
         yield _error("DECLARATION_CHANGED", f"The declaration of {name} is not the registered one.")
+    if wait.refusal is not None:
+        yield _error("SCHEMA_OUT_OF_DATE", f"{quoted(wait.refusal)}.")
     if wait.is_standby:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
     if wait.loss is not None:

@@ -2,17 +2,21 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jobs.engine.acks import give_overdue_acks
+from jobs.engine.listeners import harmless
 from jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
 from jobs.pipeline import Pipeline
+from jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
 from jobs.sources import Coordinator
 from state_store import StateStore
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import ReplanNeeded
 from state_store.declaration import SourceMetadata
-from state_store.errors import SourceUnavailable
+from state_store.errors import PipelinePaused, SourceUnavailable, describe
+from state_store.plans import Beginning
 from state_store.source_files import TakenFile
 
 logger = logging.getLogger(__name__)
@@ -20,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def plan_batches(
     store: StateStore,
-    pipeline: Pipeline,
+    given: Pipeline | str,
     *,
     run_id: str,
     from_txid: int | None = None,
@@ -32,21 +36,45 @@ def plan_batches(
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
     txids, so a repeated plan opens no batch. If another run opens batches at the same moment, this one plans again after them.
-    Before, the source learns of commits that it has yet to acknowledge; afterwards, some outdated staging is dropped.
+    Before, the source learns of commits that it has yet to acknowledge, and some outdated staging is dropped.
+
+    The ledger shows a plan that fails to people until another succeeds (`state_store.plans`), unless the process dies first;
+    one that is refused because of its name, the pause or its range has not begun.
 
     Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate;
-    DeclarationChanged if there is something new, and the declaration is not the registered one; the source's errors.
+    DeclarationChanged if there is something new, and the declaration is not the registered one; the source's errors; those of
+    `find_pipeline` for a name.
     """
-    if not store.run_txids(pipeline.name, run_id):  # a run that has already planned goes on in a paused pipeline
-        store.check_not_paused(pipeline.name)
-    check_range(pipeline.name, store.committed(pipeline.name), from_txid, to_txid, max_batches)
-    give_overdue_acks(store, pipeline)
-    limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
-    while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
-        logger.info("%s: another run planned at the same moment; planning again", pipeline.name)
-    if dropped := store.drop_old_staging(pipeline.spec):
-        logger.info("%s: dropped the staging of %d old attempts", pipeline.name, dropped)
-    return txids
+    name = given if isinstance(given, str) else given.name
+    if isinstance(given, str) and not has_pipeline(given):
+        raise unknown(given, pipeline_names())
+    began = store.begin_plan(name, run_id)
+    check_range(name, began.committed, from_txid, to_txid, max_batches)
+    with _recorded(store, name, began, run_id):
+        pipeline = find_pipeline(given)
+        give_overdue_acks(store, pipeline)
+        if dropped := store.drop_old_staging(pipeline.spec):
+            logger.info("%s: dropped the staging of %d old attempts", name, dropped)
+        limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
+        while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
+            logger.info("%s: another run planned at the same moment; planning again", name)
+        return txids
+
+
+@contextmanager
+def _recorded(store: StateStore, pipeline: str, began: Beginning, run_id: str) -> Iterator[None]:
+    """Record an error of the block as that of a failed plan, before it goes on; also one of a time limit, such as Airflow's.
+
+    Not a pause, which is no failure, nor that a person interrupts this process.
+    """
+    try:
+        yield
+    except (PipelinePaused, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        with harmless(pipeline, "that its plan has failed is not in the ledger."):
+            store.fail_plan(pipeline, began, run_id, describe(error))
+        raise
 
 
 def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeeded) -> SourceMetadata:
@@ -115,9 +143,9 @@ def _plan_once(
     last, position = (after.txid, position_of(after.metadata)) if after else (0, None)
     last_requested = last + limit if to_txid is None else to_txid
     pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_requested]
-    metadata: list[bytes] = []
+    metadata: list[bytes] | None = None
     if len(pending) < limit and last < last_requested:
-        coordinator = _coordinator(store, pipeline)
+        coordinator, metadata = _coordinator(store, pipeline), []
         for txid in range(last + 1, min(last_requested, last + limit - len(pending)) + 1):
             if not coordinator.is_ready(txid):
                 break

@@ -20,7 +20,7 @@ from state_store.attempts import AirflowTry, Attempt
 from state_store.batches import encode_metadata
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
-from state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, TidegateError, UsageError
+from state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
 
 logger = logging.getLogger(__name__)
 
@@ -165,12 +165,6 @@ class Processor:
         ) from error
 
 
-def describe(error: Exception) -> str:
-    """Return an error in one line for the ledger: its code, or its class, and its message."""
-    code = error.code if isinstance(error, TidegateError) else type(error).__name__
-    return f"{code}: {error}"
-
-
 @contextmanager
 def halting(store: StateStore, pipeline: str, txid: int) -> Iterator[None]:
     """Halt the batch if the block raises a permanent error, but no UsageError: no task retries it by itself."""
@@ -179,5 +173,5 @@ def halting(store: StateStore, pipeline: str, txid: int) -> Iterator[None]:
     except UsageError:
         raise
     except PermanentError as error:
-        store.halt_batch(pipeline, txid, f"{error.code}: {error}")
+        store.halt_batch(pipeline, txid, describe(error))
         raise

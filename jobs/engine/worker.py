@@ -22,7 +22,7 @@ from jobs.engine.committing import Committer
 from jobs.engine.listeners import Listener
 from jobs.engine.log_fields import about
 from jobs.engine.planning import plan_batches
-from jobs.engine.processing import POLICY, Processed, Processor, describe
+from jobs.engine.processing import POLICY, Processed, Processor
 from jobs.engine.spans import Spans
 from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline
@@ -30,7 +30,7 @@ from state_store import StateStore
 from state_store.attempts import AirflowTry
 from state_store.beginning import Mode
 from state_store.commits import Commit
-from state_store.errors import AttemptFenced
+from state_store.errors import AttemptFenced, describe
 from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -99,13 +99,13 @@ class Worker:
     def plan(
         self, run_id: str, *, from_txid: int | None = None, to_txid: int | None = None, max_batches: int | None = None
     ) -> list[int]:
-        """Return the txids that a run covers; freeze the metadata of new batches.
+        """Return the txids that a run covers; freeze the metadata of new batches. If that fails, the ledger says so.
 
         Raises: the errors of `plan_batches`.
         """
         started_at = datetime.now(UTC)
         txids = plan_batches(
-            self.store, self.pipeline, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
+            self.store, self.declared, run_id=run_id, from_txid=from_txid, to_txid=to_txid, max_batches=max_batches
         )
         for listener in self.listeners:
             listener.on_plan(self.name, started_at, txids)

@@ -39,10 +39,10 @@ class FaultPlan:
     points: list[str] = field(default_factory=list)
 
     def reach(self, name: str) -> None:
-        """Pass one more point, or die."""
+        """Pass one more point, or die; after its death, a process reaches none."""
         self.points.append(name)
-        if len(self.points) == self.at:
-            raise Crash(name)
+        if self.at is not None and len(self.points) >= self.at:
+            raise Crash(self.points[self.at - 1])
 
     @contextmanager
     def armed(self) -> Iterator[None]:

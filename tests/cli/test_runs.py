@@ -19,7 +19,7 @@ SPEC = flights.PIPELINE.spec
 class Airflow:
     """An Airflow whose run plans some batches, and is a success at once."""
 
-    planned, plan_state, paused_by = 0, "skipped", ""
+    planned, plan_state, paused_by, plan_error = 0, "skipped", "", ""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -31,13 +31,15 @@ class Airflow:
             assert len(store.open_batches(SPEC, "run", [], None, metadata)) == self.planned
             if self.paused_by:
                 store.pause(pipeline, self.paused_by, "the warehouse is moved")
+            if self.plan_error:
+                store.fail_plan(pipeline, store.begin_plan(pipeline, "another run"), "another run", self.plan_error)
         return "run"
 
     def run_state(self, _pipeline: str, _run_id: str) -> str:
-        """Return what a person has made of the run."""
-        return "success"
+        """Return what the plan, or a person, has made of the run."""
+        return "failed" if self.plan_error else "success"
 
-    def task_instances(self, _pipeline: str, _run_id: str) -> list[dict[str, str]]:
+    def task_instances(self, _pipeline: str, _run_id: str, _state: str | None = None) -> list[dict[str, str]]:
         """Return the plan."""
         return [{"task_id": "plan", "state": self.plan_state}]
 
@@ -53,6 +55,7 @@ def airflow(tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> type[Airf
     monkeypatch.setattr(Airflow, "planned", Airflow.planned)  # what a test sets is taken back
     monkeypatch.setattr(Airflow, "plan_state", Airflow.plan_state)
     monkeypatch.setattr(Airflow, "paused_by", Airflow.paused_by)
+    monkeypatch.setattr(Airflow, "plan_error", Airflow.plan_error)
     return Airflow
 
 
@@ -79,6 +82,16 @@ def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.C
     with pytest.raises(PipelinePaused, match="paused by anna"):
         _trigger()
     assert "nothing new" not in capsys.readouterr().err
+
+
+def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
+    """It does not wait for nothing."""
+    airflow.plan_error = "SOURCE_UNREADABLE: The folder is gone.\nCreate it."
+    with pytest.raises(
+        PermanentError,
+        match=r"failed in plan \(1\)\. flights waits for a plan that succeeds: SOURCE_UNREADABLE: The folder is gone\. See: ",
+    ):
+        _trigger()
 
 
 def test_a_run_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
 from airflow.sdk.execution_time.context import OutletEventAccessors
+from airflow.sdk.execution_time.timeout import timeout
 from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
 from opentelemetry import trace
@@ -284,6 +285,13 @@ def _task(map_index: int = 1, **arguments: Any) -> SimpleNamespace:
     return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **{**found, **arguments})
 
 
+def _plan(*, concurrency: int = 4, **given: int) -> list[int]:
+    """Do what the first task of a run does."""
+    params, dag = {**dict.fromkeys(batch_tasks.PARAMS), **given}, batch_dag.batch_dag("clicks")
+    run = SimpleNamespace(conf={})
+    return batch_tasks.plan(CLICKS.name, concurrency, params=params, run_id="run", dag=dag, dag_run=run)
+
+
 def _process(txid: int, **arguments: Any) -> ProcessBatch:
     limit = timedelta(hours=6)
     return ProcessBatch(task_id=PROCESS, pipeline_name=CLICKS.name, txid=txid, turn_timeout=limit, retries=5, **arguments)
@@ -367,24 +375,57 @@ def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> N
 
 def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
     """A schedule goes on meanwhile; nothing is planned, and no task fails."""
-    dag = batch_dag.batch_dag("clicks")
     clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
 
     with pytest.raises(AirflowSkipException, match=r"clicks was paused by ann on .*: the warehouse is moved\."):
-        batch_tasks.plan(
-            CLICKS.name, 4, params=dict.fromkeys(batch_tasks.PARAMS), run_id="run", dag=dag, dag_run=SimpleNamespace(conf={})
-        )
+        _plan()
 
     assert clicks.store.last_opened(CLICKS.name) is None
+    assert not caplog.records
+
+
+def test_a_plan_warns_of_a_dag_that_does_not_fit_its_pipeline(
+    clicks: Batches, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though there is nothing to do."""
+    (settings.home / "clicks").mkdir()
+
+    with pytest.raises(AirflowSkipException, match="Nothing to do"):
+        _plan(concurrency=7)
+
+    assert "declares concurrency=4, its Dag processes 7 batches at once" in caplog.text
     assert "declares tries=3, its Dag tries 6 times: give batch_dag default_args={'retries': 2}" in caplog.text
+
+
+BROKEN = {
+    "a folder that is missing": (None, "SOURCE_UNREADABLE: The source folder "),
+    "a package that is missing": (
+        "import a_package_of_this_name",
+        "ModuleNotFoundError: No module named 'a_package_of_this_name'",
+    ),
+    "no pipeline": ("PIPELINE = 1", "SETTINGS_INVALID: jobs.pipelines.clicks must define PIPELINE"),
+    "an end": ("raise SystemExit(3)", "SystemExit: 3"),
+    "no end": ("import time; time.sleep(60)", "AirflowTaskTimeout: Timeout, PID: "),
+}
+
+
+@pytest.mark.parametrize(("module", "error"), BROKEN.values(), ids=BROKEN)
+def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path, module: str | None, error: str) -> None:
+    """Whatever ends it, up to the pipeline's code that this worker cannot load, and Airflow's own time limit."""
+    if module:
+        (tmp_path / "clicks.py").write_text(module)
+    with pytest.raises(BaseException) as raised, timeout(5):  # noqa: PT011 - compared below
+        _plan()
+
+    (lag,) = clicks.store.lag([CLICKS.name])
+    assert lag.plan_error == errors.describe(raised.value)
+    assert lag.plan_error.startswith(error)
 
 
 def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
     """In its log, beside the message; a plan that is skipped names none."""
-    arguments = {"params": {**dict.fromkeys(batch_tasks.PARAMS), "from_txid": 7}, "dag": batch_dag.batch_dag("clicks")}
-
     with pytest.raises(errors.RangeRefused):
-        batch_tasks.plan(CLICKS.name, 4, run_id="run", dag_run=SimpleNamespace(conf={}), **arguments)
+        _plan(from_txid=7)
     assert "More: tidegate error RANGE_REFUSED" in caplog.text
 
     clicks.plan("run", 2)

@@ -12,12 +12,12 @@ from tests.integration.conftest import Execute, Tally, contents
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
-    *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range"),
+    *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range", "plan"),
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day", "daily", "word_count"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
-NOT_ITS_OWN = {"pipeline", "state_table", "state_range", "cursor", "alembic_version"}
+NOT_ITS_OWN = {"pipeline", "state_table", "state_range", "cursor", "plan", "alembic_version"}
 APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - NOT_ITS_OWN)}
 APPENDS["tidegate.open_commit"] = {"INSERT", "DELETE"}  # its row lives as long as the commit
 # The privileges of each role on whole tables, besides the owner's on its own.
@@ -52,6 +52,7 @@ COLUMN_UPDATES = {
         *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
         *("source_hash_sum", "transformed_hash_sum"),
     },
+    "tidegate.plan": {"succeeded", "succeeded_at", "failed", "failing_since", "failed_at", "failed_run", "error"},
     "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
     "tidegate.watermark": {"txid", "watermark", "previous_watermark", "removed_until"},
@@ -153,6 +154,9 @@ FORBIDDEN = {
         "UPDATE tidegate.alembic_version SET version_num = '0000'",
         *(f"DELETE FROM tidegate.{name}" for name in ("batch", "attempt", "seal", "commit", "cursor", "run_batch", "pipeline")),
         "TRUNCATE tidegate.commit",
+        "DELETE FROM tidegate.plan",
+        "INSERT INTO tidegate.plan (pipeline) VALUES ('tally')",
+        "UPDATE tidegate.plan SET pipeline = 'x'",
         "DELETE FROM state.per_shop",
         "TRUNCATE state.per_shop",
         "ALTER TABLE state.per_shop ADD COLUMN more int",
@@ -182,6 +186,7 @@ FORBIDDEN = {
         "CREATE TABLE staging.mine (a int)",
         "CREATE TABLE public.mine (a int)",
         "UPDATE tidegate.cursor SET txid = 9",
+        "SELECT FROM tidegate.plan",
         "INSERT INTO tidegate.seal VALUES ('tally', 1, 1, 'per_shop', 9, 9, 9, 9)",
     ],
     "tidegate_reader": [
@@ -189,6 +194,7 @@ FORBIDDEN = {
         "UPDATE state.per_shop SET sold = 9",
         "DELETE FROM state.per_shop",
         "UPDATE tidegate.cursor SET txid = 9",
+        "UPDATE tidegate.plan SET failed = 0",
         "INSERT INTO tidegate.run_batch VALUES ('tally', 'x', 0, 1)",
         "SELECT FROM tidegate.cursor FOR UPDATE",
         "SELECT FROM staging.per_shop_1_1",

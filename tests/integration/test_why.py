@@ -1,6 +1,7 @@
 """The causes of a wait, each reached by bringing a real ledger into that state."""
 
 import random
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,9 @@ import sqlalchemy as sa
 
 from jobs import Changes, Pipeline
 from jobs.engine.poison import OUTCOMES
-from state_store import StateStore, tables
+from state_store import StateStore, revisions, tables
 from state_store.attempts import Attempt, Tracked
-from state_store.errors import SourceChanged, UnknownBatch, UnknownPipeline
+from state_store.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
 from state_store.witness import Mark
 from tests import command_lines
@@ -43,7 +44,8 @@ def causes(tally: Tally, txid: int | None = None, pipeline: Pipeline = TALLY) ->
             assert cause.advice
     if txid is None:
         roots = root_causes(tally.store, [pipeline, "no such pipeline"])
-        assert {name: settled(root) for name, root in roots.items()} == {pipeline.name: settled(found[-1])}
+        urgent = [cause for cause in found if cause.severity in ("warning", "error")]
+        assert {name: settled(root) for name, root in roots.items()} == {pipeline.name: settled((urgent or found)[-1])}
     return found
 
 
@@ -238,6 +240,62 @@ def test_waiting_quarantine_is_mentioned_when_nothing_else_waits(tally: Tally, a
     assert (waiting.sentence, waiting.action.verb) == ("2 bad records wait in quarantine.", "replay")
 
 
+def fail_plan(tally: Tally, error: str, run_id: str = "run") -> None:
+    """Record a plan that has failed."""
+    assert tally.store.fail_plan("tally", tally.store.begin_plan("tally", run_id), run_id, error)
+
+
+def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner) -> None:
+    """Since the first of them, with the newest error; other things to see to are mentioned after it, and hide it nowhere."""
+    fail_plan(tally, "SOURCE_UNREADABLE: orders: the folder\nis gone.", "one\nrun")
+    (once,) = causes(tally)
+    assert (once.code, once.error, once.severity) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
+    assert once.sentence == "Planning has failed (one run): SOURCE_UNREADABLE: orders: the folder is gone."
+    assert (once.command, once.action.verb) == ("tidegate trigger tally --wait", "trigger")
+    assert once.advice == "Make the source readable, as it is declared. Then start a run."
+    fail_plan(tally, "SOURCE_UNAVAILABLE: orders: no answer.", "another")
+    (again,) = causes(tally)
+    assert again.sentence == "Planning has failed 2 times (another): SOURCE_UNAVAILABLE: orders: no answer."
+    assert (again.severity, again.since) == ("warning", once.since)
+
+    row = {"pipeline": "tally", "txid": 1, "reason": "bad", "payload": "x", "is_raw": True, "number": 1}
+    tally.plan(1)
+    tally.process(1)
+    tally.commit(1)
+    as_owner(sa.insert(tables.quarantine).values(row))
+    assert codes(tally) == ["IDLE", "ACK_OUTSTANDING", "QUARANTINED"]  # a plan has succeeded
+    fail_plan(tally, "ValueError: an author's")
+    failed, *others = causes(tally)
+    assert (failed.code, failed.error, [other.code for other in others]) == (
+        *("PLAN_FAILED", None),
+        ["ACK_OUTSTANDING", "QUARANTINED"],
+    )
+    assert failed.advice.startswith("Read the whole error (tidegate status --json)")
+    tally.store.pause("tally", "ann", "the source is moved")
+    assert codes(tally) == ["PLAN_FAILED", "ACK_OUTSTANDING", "QUARANTINED", "PAUSED"]
+
+
+def test_plans_that_fail_are_named_beside_open_batches(tally: Tally) -> None:
+    """A planned batch waits for a run, whose plan fails; one that is in work or halted is still what it is."""
+    tally.plan(2)
+    fail_plan(tally, "RANGE_EXPIRED: the log is gone.")
+    assert codes(tally) == ["PLANNED", "PLAN_FAILED"]
+    assert codes(tally, 2) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED", "PLAN_FAILED"]
+    assert "give the batch up" not in causes(tally)[-1].advice
+    tally.start(1)
+    assert codes(tally) == ["IN_WORK", "PLAN_FAILED"]
+    tally.store.halt_batch("tally", 1, "SOURCE_CHANGED: a.csv")
+    assert codes(tally) == ["HALTED", "PLAN_FAILED"]
+    assert [lag.failed_plans for lag in tally.store.lag(["tally"])] == [1]
+
+
+def test_every_error_of_a_plan_has_an_advice_that_gives_up_no_batch() -> None:
+    """There is no batch, and nothing to retry."""
+    planned = ["METADATA_CORRUPT", "MALFORMED_RECORD", "RANGE_EXPIRED", "SOURCE_CHANGED", "SOURCE_UNREADABLE", "ACCESS_REFUSED"]
+    for code in [*planned, "SOURCE_UNAVAILABLE", "PARTITION_UNAVAILABLE", "SETTINGS_INVALID", "DECLARATION_CHANGED", None]:
+        assert not re.search(r"\b(batch up|skip|retry|TXID)\b", remedies.fix_of_plan(code)), code
+
+
 def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
     """Nothing is processed or commits until it is registered; what was processed before is processed again."""
     tally.plan(1)
@@ -245,6 +303,16 @@ def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> N
     as_owner(sa.update(tables.pipeline).values(fingerprint="another"))
     stale, changed = causes(tally)
     assert (stale.code, changed.code, changed.command) == ("STALE", "DECLARATION_CHANGED", "tidegate migrate")
+
+
+def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run can plan, though the ledger is as the page needs it."""
+    monkeypatch.setattr(revisions, "head_revision", lambda: "9999")
+    idle, outdated = causes(tally)
+    assert (idle.code, outdated.code, outdated.command) == ("IDLE", "SCHEMA_OUT_OF_DATE", "tidegate migrate")
+    assert "this code needs 9999. Run: tidegate migrate." in outdated.sentence
+    with pytest.raises(SchemaOutOfDate):
+        StateStore.connect(tally.store.settings)
 
 
 def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import datetime
 
 import httpx
 import pytest
@@ -100,6 +101,29 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
     for name, txids in {"halted": [first + 2], "processed": [first + 3], "skipped": []}.items():
         found = admin.json("/pipelines/clicks/batches", phase=name)["batches"]
         assert [each["txid"] for each in found] == txids
+
+
+def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor, store: StateStore) -> None:
+    """In the list, alone, and as the command line says it."""
+
+    def shown() -> dict:
+        return next(row for row in admin.json("/pipelines")["pipelines"] if row["name"] == "orphan")
+
+    assert shown()["why"]["code"] == "IDLE"
+    error = f"SOURCE_UNREADABLE: {HOSTILE[0]} is {HOSTILE[-1]}."
+    for run_id in ("manual__1", "manual__2"):
+        assert store.fail_plan("orphan", store.begin_plan("orphan", run_id), run_id, error)
+    why = shown()["why"]
+    assert (why["code"], why["error"], why["severity"]) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
+    assert why["sentence"] == f"Planning has failed 2 times (manual__2): {error}"
+    assert why["action"] == {"verb": "trigger", "txid": None}
+    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "orphan")
+    assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(lag["plans_failing_since"])
+    assert admin.json("/pipelines/orphan")["why"] == why
+    assert [cause["code"] for cause in admin.json("/pipelines/orphan/why")["causes"]] == ["PLAN_FAILED"]
+
+    assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
+    assert shown()["why"]["code"] == "IDLE"
 
 
 def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, admin: Visitor, clicks: Batches) -> None:

@@ -15,7 +15,7 @@ from state_store import StateStore, tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import encode_metadata
 from tests.page.conftest import Server, Visitor
-from tests.page.pipelines import CLICKS
+from tests.page.pipelines import BROKEN, CLICKS
 from tidegate.page.metric_families import METRICS
 
 ODD = 'a "quoted" \\ name\nof two lines'
@@ -57,7 +57,7 @@ def scrape(server: Server) -> Iterator[Scrape]:
 
 @pytest.fixture(scope="module")
 def busy(server: Server) -> None:
-    """Pipeline clicks with committed batches, a failed and a halted one; and a pipeline of an odd name."""
+    """Pipeline clicks with committed batches, a failed and a halted one; orphan, whose plans fail; and one of an odd name."""
     with StateStore.connect(server.settings) as store:
         store.open_batches(CLICKS.spec, "run", [], None, [encode_metadata({"number": number}) for number in range(6)])
         for txid in (1, 2):
@@ -68,6 +68,8 @@ def busy(server: Server) -> None:
         store.fail_attempt(_begin(store, 4), "MALFORMED_RECORD: a.csv, line 3: x", is_poison=True)
         store.halt_batch(CLICKS.name, 4, "MALFORMED_RECORD: a.csv, line 3: x")
         store.fail_attempt(_begin(store, 5), "SomeLibrarysError: boo")
+        for _ in range(3):
+            store.fail_plan("orphan", store.begin_plan("orphan", "run"), "run", "SOURCE_UNREADABLE: The folder is gone.")
     with migrations.connected(server.settings) as connection:
         odd = {"pipeline": ODD, "source_kind": "opaque", "fingerprint": "x", "declaration": {}}
         connection.execute(sa.insert(tables.pipeline).values(odd))
@@ -157,6 +159,28 @@ def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None
     }
     assert "boo" not in found.text
     assert "SomeLibrarysError" not in found.text
+
+
+def test_plans_that_fail_are_counted_until_one_succeeds(busy: None, scrape: Scrape, store: StateStore) -> None:
+    """By the newest error's code; and when a plan last succeeded is known of each pipeline of which one has."""
+
+    def failed_plans() -> dict[tuple[str, ...], float]:
+        found = samples(scrape())
+        return {
+            tuple(dict(labels)[name] for name in ("pipeline", "code", "fault")): count
+            for (name, labels), count in found.items()
+            if name == "tidegate_failed_plans"
+        }
+
+    assert failed_plans() == {("orphan", "SOURCE_UNREADABLE", "source"): 3}
+    store.fail_plan("broken", store.begin_plan("broken", "run"), "run", "SomeLibrarysError: boo")
+    assert failed_plans()["broken", "OTHER", "unknown"] == 1
+    assert "boo" not in scrape().text
+    assert value(scrape(), "tidegate_last_plan_timestamp_seconds", pipeline="clicks") > 1_700_000_000
+    assert ("tidegate_last_plan_timestamp_seconds", frozenset({("pipeline", "broken")})) not in samples(scrape())
+    assert store.open_batches(BROKEN.spec, "run", [], None, []) == []
+    assert set(failed_plans()) == {("orphan", "SOURCE_UNREADABLE", "source")}
+    assert value(scrape(), "tidegate_last_plan_timestamp_seconds", pipeline="broken") > 1_700_000_000
 
 
 def test_every_metric_is_described_and_every_described_one_exists(busy: None, server: Server, scrape: Scrape) -> None:

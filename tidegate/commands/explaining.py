@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidegate.why import Cause, Why
 
 # Causes beside one another, rather than one because of the next.
-BESIDES = ("ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE")
+BESIDES = ("ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
 
 
 @click.command()

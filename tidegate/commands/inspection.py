@@ -20,6 +20,7 @@ from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
 from tidegate import batch_report, completion, output, source_report
+from tidegate.causes import quoted
 from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def inspect(
             _show_state(store, declared, state, limit, as_json)
         else:
             _show_ledger(store, pipeline, conditions, limit, as_json)
-            if not as_json and not given and (message := source_report.sentence(pipeline, settings)):
-                output.say(message)
+            if not as_json and not given:
+                _show_what_is_not_planned(store, pipeline)
 
 
 @click.command()
@@ -201,6 +202,19 @@ def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, A
     output.print_table(f"Batches of {pipeline}", columns, [[getattr(b, name) for name in columns] for b in batches])
     if before is not None and wanted != BatchFilter():
         output.say("There may be earlier ones: --limit N shows more, --json all of them.")
+
+
+def _show_what_is_not_planned(store: "StateStore", pipeline: str) -> None:
+    """Say that plans fail, and what the source leaves alone."""
+    (lag,) = store.lag([pipeline]) or (None,)
+    if lag is not None and lag.plan_error:
+        times = f" {lag.failed_plans} times" if lag.failed_plans > 1 else ""
+        since = f"{lag.plans_failing_since:%Y-%m-%d %H:%M:%S} UTC"
+        output.say(
+            f"{pipeline}: planning has failed{times} since {since}: {quoted(lag.plan_error)}. See: tidegate why {pipeline}"
+        )
+    if message := source_report.sentence(pipeline, store.settings):
+        output.say(message)
 
 
 def _newest(store: "StateStore", pipeline: str, wanted: "BatchFilter", limit: int) -> "tuple[list[BatchStatus], int | None]":

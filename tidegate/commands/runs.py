@@ -18,6 +18,7 @@ from state_store.settings import Settings
 from tidegate import output, progress, source_report, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
 from tidegate.progress import ranges
+from tidegate.status_report import waits_for
 
 if TYPE_CHECKING:
     from state_store import StateStore
@@ -332,11 +333,11 @@ def _check_committed(outcome: Outcome) -> None:
 
 
 def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> PermanentError:
-    (lag,) = store.lag([outcome.pipeline])
+    (lag,), losses = store.lag([outcome.pipeline]), store.losses()
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
     return PermanentError(
         f"Dag run {outcome.run_id} failed in {tasks or 'no task that Airflow names'}. "
-        f"{outcome.pipeline} waits for {(lag.waits_for or 'nothing').removesuffix('.')}. See: tidegate why {outcome.pipeline}"
+        f"{outcome.pipeline} waits for {waits_for(lag, losses) or 'nothing'}. See: tidegate why {outcome.pipeline}"
     )
 
 

@@ -64,6 +64,18 @@ METRICS = {
             "Of these, those that failed or are halted, by the error's code and where its cause lies.",
             (*_OF_PIPELINE, "phase", "code", "fault"),
         ),
+        Described(
+            "tidegate_failed_plans",
+            "gauge",
+            "Plans that have failed since one succeeded, by the newest error's code and where its cause lies; none if none.",
+            (*_OF_PIPELINE, "code", "fault"),
+        ),
+        Described(
+            "tidegate_last_plan_timestamp_seconds",
+            "gauge",
+            "When a plan last found out what is new at the source; none before the first.",
+            _OF_PIPELINE,
+        ),
         Described("tidegate_paused", "gauge", "1 while a person has paused the pipeline.", _OF_PIPELINE),
         Described("tidegate_paused_timestamp_seconds", "gauge", "When it was paused; none while it is not.", _OF_PIPELINE),
         Described(
@@ -137,6 +149,7 @@ def _add_present(made: dict[str, Any], p: PipelineMeasures) -> None:
         "tidegate_lag_txids": p.opened - p.committed,
         "tidegate_lag_seconds": p.lag_seconds,
         "tidegate_last_commit_timestamp_seconds": _timestamp(p.committed_at),
+        "tidegate_last_plan_timestamp_seconds": _timestamp(p.planned_at),
         "tidegate_paused": int(p.paused_at is not None),
         "tidegate_paused_timestamp_seconds": _timestamp(p.paused_at),
         "tidegate_hole": int(not p.is_whole),
@@ -155,6 +168,8 @@ def _add_present(made: dict[str, Any], p: PipelineMeasures) -> None:
         counted[phase, *_code_labels(word)] += count
     for labels, count in counted.items():
         made["tidegate_batch_errors"].add_metric([p.pipeline, *labels], count)
+    if p.failed_plans:
+        made["tidegate_failed_plans"].add_metric([p.pipeline, *_code_labels(p.plan_error)], p.failed_plans)
 
 
 def _add_totals(made: dict[str, Any], p: PipelineMeasures) -> None:

@@ -3,6 +3,9 @@ import { useActions } from "../actions";
 import type { Cause, Why } from "../types";
 import { Command, ErrorCode, SeverityMark, Since } from "./basics";
 
+/** Causes beside one another, rather than one because of the next; as in `tidegate why`. */
+const BESIDES = ["ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED"];
+
 /** One cause in a sentence. */
 export function CauseSentence({ cause }: { cause: Cause }) {
   return (
@@ -58,7 +61,7 @@ export function WhyChain({ pipeline, why, mayAct }: { pipeline: string; why: Why
           <SeverityMark severity={cause.severity} />
           <div>
             <p class="sentence">
-              {position > 0 && <span class="because">because </span>}
+              {position > 0 && <span class="because">{BESIDES.includes(cause.code) ? "besides" : "because"} </span>}
               <CauseSentence cause={cause} />
             </p>
             <CauseHelp pipeline={pipeline} cause={cause} mayAct={mayAct} />

@@ -1,0 +1,76 @@
+"""A plan that fails, as the command line shows it until another succeeds."""
+
+import json
+from datetime import datetime
+
+from state_store import StateStore
+from tests import command_lines
+from tests.cli.conftest import CommandLine
+
+
+def causes(tidegate: CommandLine) -> list[dict]:
+    """Return what `why` says of flights."""
+    return tidegate.json("why", "flights")["causes"]
+
+
+def test_every_verb_shows_that_plans_fail_until_one_succeeds(tidegate: CommandLine) -> None:
+    """By a folder that is missing: status, its JSON and lines, inspect and why; then by nothing any more."""
+    for _ in range(2):
+        assert tidegate("run", "flights").returncode == 1
+
+    missing = tidegate.settings.home / "data" / "flights"
+    line = f"SOURCE_UNREADABLE: The source folder {missing} does not exist."
+    (found,) = tidegate.json("status")["pipelines"]
+    assert found["failed_plans"] == 2
+    assert found["plan_error"].startswith(line)
+    assert found["waits_for"] is None
+    shown = "".join(part.strip() for part in tidegate("status").stdout.splitlines())
+    assert "a plan that succeeds: SOURCE_UNREADABLE:" in shown.replace("  ", " ")
+    inspected = tidegate("inspect", "flights").stderr
+    since = datetime.fromisoformat(found["plans_failing_since"])
+    assert f"flights: planning has failed 2 times since {since:%Y-%m-%d %H:%M:%S} UTC: {line}" in inspected
+    assert "See: tidegate why flights" in inspected
+
+    (cause,) = causes(tidegate)
+    assert (cause["code"], cause["error"], cause["severity"]) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
+    assert cause["since"] == found["plans_failing_since"]
+    assert line in cause["sentence"]
+    lines = tidegate("why", "flights").stdout.splitlines()
+    assert lines[2].startswith("  Planning has failed 2 times (run ")
+    assert lines[2].endswith(f" Since {since:%Y-%m-%d %H:%M:%S} UTC.")
+    assert "    More: tidegate error SOURCE_UNREADABLE" in lines
+    for each in lines:
+        if each.startswith("    $ "):
+            command_lines.check(each.removeprefix("    $ "))
+
+    missing.mkdir(parents=True)
+    assert [cause["code"] for cause in causes(tidegate)] == ["PLAN_FAILED"]
+    assert tidegate("run", "flights").returncode == 0
+    (found,) = tidegate.json("status")["pipelines"]
+    assert (found["failed_plans"], found["plans_failing_since"], found["plan_error"]) == (0, None, None)
+    assert [cause["code"] for cause in causes(tidegate)] == ["IDLE"]
+    assert "plan" not in tidegate("inspect", "flights").stderr.replace("planned", "")
+
+
+def test_what_fails_now_is_named_beside_what_failed_before(tidegate: CommandLine, store: StateStore) -> None:
+    """`why` asks the source itself; the same error is not named twice."""
+    for error, codes in {
+        "SOURCE_UNAVAILABLE: no answer.": ["PLAN_FAILED", "SOURCE_UNREADABLE"],
+        "SOURCE_UNREADABLE: it is not there.": ["PLAN_FAILED"],
+    }.items():
+        assert store.fail_plan("flights", store.begin_plan("flights", "run"), "run", error)
+        assert [cause["code"] for cause in causes(tidegate)] == codes
+
+
+def test_text_from_a_source_is_shown_with_every_character_visible(tidegate: CommandLine) -> None:
+    """An error may quote names; a terminal obeys none of it."""
+    folder = tidegate.settings.home / "data" / "flights"
+    folder.mkdir(parents=True)
+    (folder / "\x1b[31m.csv").symlink_to("/etc/passwd")
+    assert tidegate("run", "flights").returncode == 1
+    for verb in (("status",), ("inspect", "flights"), ("why", "flights")):
+        done = tidegate(*verb)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\\x1b[31m" in (done.stdout + done.stderr).replace("\n", "")
+    assert "\x1b" not in tidegate("status", "--json").stdout
+    assert "\x1b[31m" in json.loads(tidegate("status", "--json").stdout)["pipelines"][0]["plan_error"]

@@ -1,0 +1,427 @@
+"""A plan that fails is shown to operators until another succeeds, however it fails, beside others, and if its process dies."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+from psycopg2 import sql
+
+import migrations
+from jobs import Pipeline
+from jobs.engine.local_run import run_pipeline
+from jobs.sources import Coordinator
+from state_store import Settings, StateStore, schema, tables
+from state_store.errors import (
+    DeclarationChanged,
+    PipelinePaused,
+    RangeExpired,
+    RangeRefused,
+    SchemaOutOfDate,
+    SourceUnavailable,
+    SourceUnreadable,
+    UnknownPipeline,
+)
+from state_store.history import Lag
+from tests import steps
+from tests.acceptance.conftest import SALES, Crash, FaultPlan, write_sales
+from tests.conformance.conftest import BOTH_POSTGRES, Stream
+from tests.conftest import Server
+from tests.integration.conftest import as_role, until, waiting
+
+__all__ = ["as_role", "waiting"]  # fixtures
+
+pytestmark = BOTH_POSTGRES
+
+
+@dataclass(frozen=True)
+class Coordinated(Coordinator):
+    """A coordinator that does what a test says when it is asked for a batch."""
+
+    ask: Callable[[int], dict[str, Any] | None]
+
+    def initialize_transaction(self, txid: int, previous: Any, current: Any) -> dict[str, Any] | None:
+        """Return the metadata of a batch, or fail."""
+        del previous, current
+        return self.ask(txid)
+
+
+@dataclass(frozen=True)
+class Asked(Stream):
+    """A source that does what a test says when it is planned."""
+
+    ask: Callable[[int], dict[str, Any] | None] = field(default=lambda _: None, compare=False)
+
+    def coordinator(self, settings: Settings) -> Coordinator:
+        """Return the test's coordinator."""
+        del settings
+        return Coordinated(self.ask)
+
+
+def asking(ask: Callable[[int], dict[str, Any] | None]) -> Pipeline:
+    """Return the pipeline with another behaviour of its source; its declaration is the same."""
+    return replace(ASKED, source=Asked("transactional", ask=ask))
+
+
+ASKED = Pipeline(name="asked", source=Asked("transactional"), states=SALES.states)
+
+
+def raising(error: BaseException) -> Pipeline:
+    """Return the pipeline with a source that fails."""
+
+    def ask(_txid: int) -> None:
+        raise error
+
+    return asking(ask)
+
+
+@pytest.fixture(autouse=True)
+def asked(register: Callable[..., None]) -> Pipeline:
+    """Register the pipeline; no plan was made yet."""
+    register(ASKED)
+    return ASKED
+
+
+def status(settings: Settings, pipeline: str = "asked") -> Lag:
+    """Return what `tidegate status` shows."""
+    with StateStore.connect(settings) as store:
+        (lag,) = store.lag([pipeline])
+        return lag
+
+
+def row(settings: Settings) -> Any:
+    """Return the ledger's row of the pipeline's plans."""
+    with migrations.connected(settings) as connection:
+        return connection.execute(sa.select(tables.plan).where(tables.plan.c.pipeline == "asked")).one()
+
+
+def fail(settings: Settings, pipeline: Pipeline, run_id: str = "run", error: type[BaseException] = SourceUnreadable) -> None:
+    """Make a plan that fails."""
+    with pytest.raises(error):
+        steps.plan(settings, pipeline, run_id=run_id)
+
+
+NOT_THERE = SourceUnreadable("The folder is not there.")
+
+
+# -- which errors ------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """By a real source: a folder that is missing, then empty; then with files; then missing again."""
+    pipeline = replace(SALES, states={"per_file": SALES.states["per_shop"]}, name="files")
+    register(pipeline)
+    for number in (1, 2, 3):
+        fail(settings, pipeline, f"run {number}")
+    found = status(settings, "files")
+    assert found.failed_plans == 3
+    missing = settings.home / "sales"
+    assert (found.plan_error or "").startswith(f"SOURCE_UNREADABLE: The source folder {missing} does not exist.")
+    (settings.home / "sales").mkdir()
+    assert steps.plan(settings, pipeline, run_id="run 3") == []
+    found = status(settings, "files")
+    assert (found.failed_plans, found.plans_failing_since, found.plan_error) == (0, None, None)
+
+    write_sales(settings.home, "01")
+    assert steps.plan(settings, pipeline, run_id="run 4") == [1]
+    missing.rename(settings.home / "elsewhere")
+    fail(settings, pipeline, "run 5")
+    found = status(settings, "files")
+    assert (found.pending, found.failed_plans) == (1, 1)
+
+
+def test_the_first_of_a_row_of_failures_dates_it_and_the_newest_says_why(settings: Settings) -> None:
+    """One row per pipeline, however often its plans fail."""
+    fail(settings, raising(SourceUnavailable("It is away.")), "first", SourceUnavailable)
+    first = row(settings)
+    assert (first.failed, first.failed_run, first.error) == (1, "first", "SOURCE_UNAVAILABLE: It is away.")
+    assert first.failing_since == first.failed_at
+    fail(settings, raising(NOT_THERE), "second")
+    fail(settings, raising(NOT_THERE), "second")  # Airflow's next try
+    newest = row(settings)
+    assert (newest.failed, newest.failed_run, newest.error) == (3, "second", "SOURCE_UNREADABLE: The folder is not there.")
+    assert newest.failing_since == first.failing_since < newest.failed_at
+    assert steps.plan(settings, ASKED, run_id="third") == []
+    assert row(settings)[3:] == (0, None, None, None, None)
+    assert row(settings).succeeded == 1
+
+
+class TimedOut(BaseException):
+    """As Airflow's timeout of a task: no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (ValueError("an author's\nsource"), "ValueError: an author's\nsource"),
+        (RangeExpired("a NUL \0 and \udcff"), "RANGE_EXPIRED: a NUL \\0 and \\udcff"),
+        (ExceptionGroup("two inputs", [OSError("a"), OSError("b")]), "ExceptionGroup: two inputs (2 sub-exceptions)"),
+        (TimedOut("Timeout, PID: 1"), "TimedOut: Timeout, PID: 1"),
+        (SystemExit(3), "SystemExit: 3"),
+        (ValueError("x" * 3_000_000), f"ValueError: {'x' * 3_000_000}"),
+    ],
+    ids=["author", "unstorable", "group", "timeout", "exit", "long"],
+)
+def test_every_error_is_kept_as_those_of_attempts_are(settings: Settings, error: BaseException, kept: str) -> None:
+    """Ours by their code, others by their class; and the error itself goes on."""
+    with pytest.raises(type(error)) as raised:
+        steps.plan(settings, raising(error), run_id="run")
+    assert raised.value is error
+    assert status(settings).plan_error == kept
+
+
+def test_a_plan_that_is_refused_has_not_failed(settings: Settings) -> None:
+    """For its range, because of a pause, because of its name, or since a person stops it."""
+    before = row(settings)
+    with pytest.raises(RangeRefused):
+        steps.plan(settings, ASKED, run_id="run", from_txid=7)
+    with pytest.raises(UnknownPipeline):
+        steps.plan(settings, "askd", run_id="run")
+    fail(settings, raising(KeyboardInterrupt()), error=KeyboardInterrupt)
+    with StateStore.connect(settings) as store:
+        store.pause("asked", "ann", "for a while")
+        fail(settings, raising(NOT_THERE), error=PipelinePaused)
+        store.resume("asked", "ann", "over")
+
+        def pause(_txid: int) -> None:
+            store.pause("asked", "ann", "while a plan is at work")
+
+        fail(settings, asking(pause), error=PipelinePaused)
+    assert row(settings) == before
+
+
+def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new(settings: Settings) -> None:
+    """And a pipeline that is not registered at all has no row, nor any place where it would be shown."""
+    changed = replace(asking(lambda txid: {"n": 1} if txid == 1 else None), version=2)
+    fail(settings, changed, error=DeclarationChanged)
+    assert (status(settings).plan_error or "").startswith("DECLARATION_CHANGED: ")
+    with migrations.connected(settings) as connection:
+        schema.register(connection, changed.spec)
+    assert status(settings).failed_plans == 1  # that is for the next plan to say
+    assert steps.plan(settings, changed, run_id="run") == [1]
+    assert status(settings).failed_plans == 0
+    fail(settings, replace(ASKED, name="another"), error=SchemaOutOfDate)
+
+
+def test_metadata_that_is_too_large_fails_the_plan(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is a refusal: every later plan would be refused as well."""
+    monkeypatch.setattr("state_store.batches.MAX_METADATA_BYTES", 10)
+    fail(settings, asking(lambda _txid: {"name": "x" * 10}), error=RangeRefused)
+    assert (status(settings).plan_error or "").startswith("RANGE_REFUSED: asked: the metadata of one batch")
+
+
+def test_a_run_in_python_records_it_too(settings: Settings) -> None:
+    """`run_pipeline`, which `tidegate run` calls."""
+    with pytest.raises(SourceUnreadable):
+        run_pipeline(settings, raising(NOT_THERE), run_id="by hand")
+    assert (row(settings).failed, row(settings).failed_run) == (1, "by hand")
+
+
+# -- which plans end it ------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_has_not_asked_the_source_proves_nothing(settings: Settings) -> None:
+    """It takes up what was planned before, or repeats an answer; the source may still fail."""
+    assert steps.plan(settings, asking(lambda txid: {"n": txid} if txid <= 2 else None), run_id="one") == [1, 2]
+    failing = raising(NOT_THERE)
+    fail(settings, failing, "two")
+    assert steps.plan(settings, failing, run_id="one") == [1, 2]
+    assert steps.plan(settings, failing, run_id="three", to_txid=2) == [1, 2]
+    assert steps.plan(settings, failing, run_id="four", max_batches=2) == [1, 2]
+    assert (row(settings).failed, row(settings).succeeded) == (1, 1)
+    assert steps.plan(settings, ASKED, run_id="five") == [1, 2]
+    assert (row(settings).failed, row(settings).succeeded) == (0, 2)
+
+
+@dataclass
+class Held:
+    """A plan of which the source is asked, and answers when a test says so."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    goes_on: threading.Event = field(default_factory=threading.Event)
+
+    def fail(self, _txid: int) -> None:
+        """Wait, then fail."""
+        self.asked.set()
+        assert self.goes_on.wait(60)
+        raise NOT_THERE
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    """A held answer, which goes on at the end whatever happens."""
+    answer = Held()
+    yield answer
+    answer.goes_on.set()
+
+
+@pytest.mark.parametrize("new", [0, 2])
+def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settings, held: Held, new: int) -> None:
+    """Whether that opens batches or finds nothing new. Clocks play no part: the older one's transaction is the later one."""
+    newer = asking(lambda txid: {"n": txid} if txid <= new else None)
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(fail, settings, asking(held.fail), "older")
+        assert held.asked.wait(60)
+        assert steps.plan(settings, newer, run_id="newer") == list(range(1, new + 1))
+        held.goes_on.set()
+        older.result()
+    assert row(settings).failed == 0
+    fail(settings, raising(NOT_THERE), "later")
+    assert (row(settings).failed, row(settings).failed_run) == (1, "later")
+
+
+def test_a_success_ends_what_failed_while_it_was_at_work(settings: Settings, held: Held) -> None:
+    """The later end counts; and of two that fail side by side, both count."""
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(fail, settings, asking(held.fail), "older")
+        assert held.asked.wait(60)
+        fail(settings, raising(NOT_THERE), "newer")
+        held.goes_on.set()
+        older.result()
+    assert (row(settings).failed, row(settings).failed_run) == (2, "older")
+
+    def fail_another(txid: int) -> dict[str, Any] | None:
+        if txid == 1:
+            fail(settings, raising(NOT_THERE), "another")
+            return {"n": 1}
+        return None
+
+    assert steps.plan(settings, asking(fail_another), run_id="succeeds") == [1]
+    assert row(settings).failed == 0
+
+
+def test_plans_at_the_same_moment_agree_on_one_end(settings: Settings) -> None:
+    """Many that succeed and fail at once: no deadlock, and the count of successes is exact."""
+
+    def plan(number: int) -> None:
+        if number % 3:
+            fail(settings, raising(NOT_THERE), f"run {number}")
+        else:
+            steps.plan(settings, ASKED, run_id=f"run {number}")
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(plan, range(60)))
+    assert row(settings).succeeded == 20
+    assert row(settings).failed <= 40
+    steps.plan(settings, ASKED, run_id="last")
+    assert row(settings)[1] == 21
+    assert row(settings).failed == 0
+
+
+# -- the record itself -------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_or_nothing(settings: Settings) -> None:
+    """And the next plans fail and succeed as if nothing had been."""
+    at = 0
+    while True:
+        at += 1
+        faults = FaultPlan(at)
+        try:
+            with faults.armed(), pytest.raises(SourceUnreadable):
+                steps.plan(settings, raising(NOT_THERE), run_id="crashing")
+        except Crash:
+            assert row(settings).failed in (0, 1)
+            fail(settings, raising(NOT_THERE), "again")
+            assert row(settings).failed in (1, 2)
+            steps.plan(settings, ASKED, run_id=f"after crash {at}")
+            assert row(settings).failed == 0
+        else:
+            break
+    assert at > 10
+    assert any("UPDATE tidegate.plan" in point for point in faults.points)
+
+
+def test_a_killed_process_records_nothing_and_holds_nothing_up(settings: Settings, waiting: Callable[[], int]) -> None:
+    """Killed between its failure and the record, which waits for the row here."""
+    program = (
+        "import pickle, sys; from tests.conformance.test_plans import NOT_THERE, raising, steps; "
+        "steps.plan(pickle.load(sys.stdin.buffer), raising(NOT_THERE), run_id='killed')"
+    )
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.select(tables.plan.c.failed).where(tables.plan.c.pipeline == "asked").with_for_update())
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        pickle.dump(settings, process.stdin)
+        process.stdin.close()
+        try:
+            until(lambda: waiting() == 1)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+    until(lambda: waiting() == 0)
+    assert row(settings).failed == 0
+    fail(settings, raising(NOT_THERE), "next")
+    assert (row(settings).failed, row(settings).failed_run) == (1, "next")
+
+
+def test_the_plans_own_error_is_raised_where_it_cannot_be_recorded(
+    settings: Settings, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ledger went away with the source, or the row is held; the log says that the record is missing."""
+    name = sql.Identifier(settings.pg_database)
+
+    def away(_txid: int) -> None:
+        server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        statement = sql.SQL("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s")
+        server.execute(statement, [settings.pg_database])
+        raise NOT_THERE
+
+    try:
+        fail(settings, asking(away))
+    finally:
+        server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+    assert "that its plan has failed is not in the ledger" in caplog.text
+    assert row(settings).failed == 0
+
+    caplog.clear()
+    impatient = replace(settings, lock_timeout_seconds=1)
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.select(tables.plan.c.failed).with_for_update())
+        fail(impatient, raising(NOT_THERE))
+    assert "a lock timeout" in caplog.text
+
+
+def test_how_a_plan_ends_is_noted_without_a_wait_for_a_standby(settings: Settings, server: Server) -> None:
+    """A synchronous standby that is away holds up what is opened, and not what is only noted."""
+    names, reload = "ALTER SYSTEM {} synchronous_standby_names {}", sql.SQL("SELECT pg_reload_conf()")
+    with ThreadPoolExecutor(1) as pool:
+        server.execute(sql.SQL(names.format("SET", "= 'nobody'")))
+        server.execute(reload)
+        try:
+            pool.submit(steps.plan, settings, ASKED, run_id="one").result(60)
+            pool.submit(fail, settings, raising(NOT_THERE)).result(60)
+        finally:
+            server.execute(sql.SQL(names.format("RESET", "")))
+            server.execute(reload)
+    assert (row(settings).succeeded, row(settings).failed) == (1, 1)
+
+
+def test_a_long_migration_does_not_hold_up_a_plan(settings: Settings) -> None:
+    """It locks the pipeline's row and the cursor for as long as it makes a table again; how plans end is in another row."""
+    impatient = replace(settings, lock_timeout_seconds=1)
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.select(tables.pipeline).with_for_update())
+        connection.execute(sa.select(tables.cursor).with_for_update())
+        assert steps.plan(impatient, ASKED, run_id="one") == []
+        fail(impatient, raising(NOT_THERE))
+    assert (row(settings).succeeded, row(settings).failed) == (1, 1)
+
+
+def test_the_ledger_refuses_half_a_record(settings: Settings) -> None:
+    """A number without an error, or an error without one."""
+    for values in ({"failed": 1}, {"error": "X"}, {"failed": -1}):
+        with migrations.connected(settings) as connection, pytest.raises(sa.exc.IntegrityError) as refused:
+            connection.execute(sa.update(tables.plan).values(values))
+        assert isinstance(refused.value.orig, psycopg2.errors.CheckViolation)
