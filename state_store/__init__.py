@@ -41,7 +41,8 @@ A caller that lost the answer to a COMMIT never guesses: it asks under the lock 
 
 The modules, by what they are about:
 
-    a batch's life   store, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns, operations
+    a batch's life   store, plans, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns
+    by hand          operations
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine, mending, retention
     declarations     declaration, columns, window_spec, schema, retirement
     tables           tables, state_tables, partitions, hash_partitions, range_partitions, history_views, revisions

@@ -387,7 +387,7 @@ def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(
     busy: Tally, settings: Settings, as_role: Execute
 ) -> None:
     """As after a person has deleted a pipeline from the ledger: the same name would count on top of them from txid 1 on."""
-    ledger = ("seal", "commit", "run_batch", "cursor", "state_table", "attempt", "batch", "operator_action", "pipeline")
+    ledger = ("seal", "commit", "run_batch", "plan", "cursor", "state_table", "attempt", "batch", "operator_action", "pipeline")
     as_role("tidegate_owner", "; ".join(f"DELETE FROM tidegate.{name}" for name in ledger))
     with pytest.raises(DeclarationChanged, match=r"Table state\.per_(shop|day) has rows, and no batch of pipeline tally"):
         register_spec(settings, SPEC)
