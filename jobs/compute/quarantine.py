@@ -131,8 +131,8 @@ def describe_fault(spark: SparkSession, pipeline: "Pipeline", emitter: Emitter, 
     assert isinstance(columns, T.StructType)
     rows = emitter.parse_payloads(waiting) if record.is_raw else _rows_kept_by_columns(waiting, columns)
     flagged = with_checks(rows, pipeline.check, list(pipeline.states.values()) if pipeline.transform is None else ())
-    found = flagged.where(F.col(REFUSAL).isNotNull()).select(REFUSAL).limit(1).collect()
-    return found[0][0] if found else None
+    reasons = flagged.where(F.col(REFUSAL).isNotNull()).select(REFUSAL).limit(1).collect()
+    return reasons[0][0] if reasons else None
 
 
 def _rows_kept_by_columns(records: DataFrame, columns: T.StructType) -> DataFrame:

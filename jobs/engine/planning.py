@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 def plan_batches(
     store: StateStore,
-    given: Pipeline | str,
+    declared: Pipeline | str,
     *,
     run_id: str,
     from_txid: int | None = None,
@@ -45,13 +45,13 @@ def plan_batches(
     DeclarationChanged if there is something new, and the declaration is not the registered one; the source's errors; those of
     `find_pipeline` for a name.
     """
-    name = given if isinstance(given, str) else given.name
-    if isinstance(given, str) and not has_pipeline(given):
-        raise unknown(given, pipeline_names())
+    name = declared if isinstance(declared, str) else declared.name
+    if isinstance(declared, str) and not has_pipeline(declared):
+        raise unknown(declared, pipeline_names())
     began = store.begin_plan(name, run_id)
     check_range(name, began.committed, from_txid, to_txid, max_batches)
     with _recorded(store, name, began, run_id):
-        pipeline = find_pipeline(given)
+        pipeline = find_pipeline(declared)
         give_overdue_acks(store, pipeline)
         if dropped := store.drop_old_staging(pipeline.spec):
             logger.info("%s: dropped the staging of %d old attempts", name, dropped)

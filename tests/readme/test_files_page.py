@@ -9,7 +9,7 @@ import pytest
 
 from jobs import Files
 from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.formats import READERS
+from jobs.sources.files.options import KNOWN
 from state_store import Settings, StateStore
 from state_store.errors import MalformedRecord
 from tests.readme.test_states_page import examples
@@ -73,5 +73,5 @@ def test_the_page_names_every_argument_and_every_option() -> None:
     names = [name for row in table("What may be declared") for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(names) == sorted(field.name for field in fields(Files))
     options = {name.lower(): row[1].split(", ") for row in table("Options of text") for name in re.findall(r"`(\w+)`", row[0])}
-    for kind in ("csv", "json", "text"):
-        assert set(READERS[kind].known_options) == {name for name, formats in options.items() if kind in formats}, kind
+    for kind, known in KNOWN.items():
+        assert set(known) == {name for name, formats in options.items() if kind in formats}, kind
