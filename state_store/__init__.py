@@ -42,9 +42,9 @@ A caller that lost the answer to a COMMIT never guesses: it asks under the lock 
 The modules, by what they are about:
 
     a batch's life   store, plans, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns
-    by hand          operations
-    merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine, mending, retention
-    declarations     declaration, columns, window_spec, schema, retirement
+    by hand          operations, mending, retention, retirement
+    merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
+    declarations     declaration, columns, window_spec, registration
     tables           tables, state_tables, partitions, hash_partitions, range_partitions, history_views, revisions
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput

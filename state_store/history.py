@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import quarantine, schema, state_tables, tables
+from state_store import partitions, quarantine, state_tables, tables
 from state_store.batches import existing_input
 from state_store.columns import SNAPSHOT
 from state_store.declaration import SourceMetadata, StateSpec
@@ -223,7 +223,7 @@ def newest_actions(connection: Connection, pipeline: str, txid: int | None = Non
 
 def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield a state's rows in key order, keys and values and txid, without holding them all."""
-    table = schema.readable_table(connection, state)
+    table = partitions.readable_table(connection, state)
     columns = [column for column in table.c if column.name != SNAPSHOT]
     statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))

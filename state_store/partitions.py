@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import hash_partitions, lookup, range_partitions
+from state_store import hash_partitions, lookup, range_partitions, state_tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
@@ -105,6 +105,15 @@ def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
         refusal = hash_partitions.why_not_whole(table, [modulus for modulus in found.parts.values() if modulus])
     if refusal:
         raise refusal
+
+
+def readable_table(connection: Connection, state: StateSpec) -> Table:
+    """Return what readers of a state select from, if it has all rows.
+
+    Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
+    """
+    check_whole(connection, state_tables.STATE, state)
+    return state_tables.readable_of(state)
 
 
 def attached(connection: Connection, schema: str, state: StateSpec) -> set[str]:

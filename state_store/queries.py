@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import overview, schema, state_rows, state_tables
+from state_store import overview, partitions, state_rows, state_tables
 from state_store.columns import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
 from state_store.ledger_reader import LedgerReader
@@ -106,7 +106,7 @@ def _table(connection: Connection, query: NamedQuery, of: str) -> sa.Table:
         raise DeclarationInvalid(
             f"Query {query.name} reads {of}, and pipeline {pipeline} has no such state.", pipeline=pipeline
         )
-    return schema.readable_table(connection, state)
+    return partitions.readable_table(connection, state)
 
 
 def _value(connection: Connection, query: NamedQuery, name: str, given: str | Sequence[str]) -> Any:

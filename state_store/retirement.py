@@ -22,8 +22,8 @@ from state_store import (
     overview,
     quarantine,
     range_partitions,
+    registration,
     revisions,
-    schema,
     staging,
     state_tables,
     tables,
@@ -141,7 +141,7 @@ def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) ->
             "declare a pipeline and states of other names.",
             pipeline=pipeline,
         )
-    schema.check_sources(connection, overview.spec_of_pipeline(connection, pipeline))
+    registration.check_sources(connection, overview.spec_of_pipeline(connection, pipeline))
     values = dict.fromkeys(column.name for column in cursors.RETIRED)
     connection.execute(sa.update(tables.pipeline).where(p.pipeline == pipeline).values(values))
     write_action(connection, pipeline, None, "reinstate", owner, reason)

@@ -324,7 +324,7 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES 
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the
 -- tables by which other pipelines follow states (state_tables.GRANT_SELECT_TO_STAGER): appended rows, changes, final windows; and the states that
--- transforms read (schema.grant_queried).
+-- transforms read (registration.grant_queried).
 
 GRANT USAGE ON SCHEMA tidegate, staging, state TO tidegate_stager;
 GRANT SELECT ON tidegate.quarantine TO tidegate_stager;

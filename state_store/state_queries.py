@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import cursors, overview, partitions, schema, state_tables
+from state_store import cursors, overview, partitions, registration, state_tables
 from state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
 from state_store.declaration import PipelineSpec, StateRead, StateSpec
 from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
@@ -73,7 +73,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     for query in spec.queries:
         state = _state(connection, spec, query)
         partitions.check_whole(connection, state_tables.STATE, state)
-        if not schema.is_readable(connection, state.name, stager):
+        if not registration.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "
                 "Run: tidegate migrate",

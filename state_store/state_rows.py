@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import lookup, overview, partitions, schema, state_tables, tables
+from state_store import lookup, overview, partitions, state_tables, tables
 from state_store.columns import KeyColumn
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
@@ -180,7 +180,7 @@ def rows_after(
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
     """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
-    rows = _in_order(state, schema.readable_table(connection, state))
+    rows = _in_order(state, partitions.readable_table(connection, state))
     as_text = rows.with_only_columns(*(sa.cast(column, sa.Text) for column in rows.selected_columns))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(as_text)
 
@@ -192,7 +192,7 @@ def _in_order(state: StateSpec, table: Table) -> sa.Select[Any]:
 
 
 def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> sa.Select[Any]:
-    table = schema.readable_table(connection, state)
+    table = partitions.readable_table(connection, state)
     key = [table.c[column.name] for column in state.row_key]
     statement = _in_order(state, table)
     for bound, is_first in ((first, True), (last, False)):
@@ -214,7 +214,7 @@ def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> 
 def _rows_after(
     connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
 ) -> Iterator[Sequence[Any]]:
-    table = schema.readable_table(connection, state)
+    table = partitions.readable_table(connection, state)
     statement = _in_order(state, table).limit(limit).execution_options(yield_per=ROWS_PER_FETCH)
     for condition in [[]] if after is None else _parts_after(table, state.row_key, after):
         yield from connection.execute(statement.where(*condition))

@@ -32,7 +32,7 @@ SINGLE_WRITER = (
     "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
 )
 # The role of Spark's tasks. It reads the tables by which other pipelines follow a state: appended rows, changes, final windows.
-# `schema.grant_queried` adds the states that transforms read.
+# `registration.grant_queried` adds the states that transforms read.
 STAGER = "tidegate_stager"
 GRANT_SELECT_TO_STAGER = f"GRANT SELECT ON {{table}} TO {STAGER}"
 # What estimates are derived by. A transform that reads them as of the previous txid has Spark's tasks derive them.
@@ -139,7 +139,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 def after_create(state: StateSpec, table: str) -> list[str]:
     """Return the statements that follow the creation of one of a state's tables: trigger, additional grants, partitions.
 
-    What may be declared later, for a table that exists, is granted by `schema.register`.
+    What may be declared later, for a table that exists, is granted by `registration.register`.
     """
     name = f"{STATE}.{table}"
     is_followed = state.stream is not None and state.stream[0] == table

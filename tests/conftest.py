@@ -19,7 +19,7 @@ from psycopg2 import sql
 
 import migrations
 from jobs import Pipeline
-from state_store import Settings, StateStore, schema, state_tables
+from state_store import Settings, StateStore, registration, state_tables
 from state_store.project import STACK_FOLDER
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
@@ -195,7 +195,7 @@ def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
     with migrations.connected(settings) as connection:
         state_tables.metadata_of(specs).create_all(connection)
         for spec in specs:
-            schema.register(connection, spec)
+            registration.register(connection, spec)
 
 
 @contextmanager

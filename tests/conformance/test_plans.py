@@ -20,7 +20,7 @@ import migrations
 from jobs import Pipeline
 from jobs.engine.local_run import run_pipeline
 from jobs.sources import Coordinator
-from state_store import Settings, StateStore, schema, tables
+from state_store import Settings, StateStore, registration, tables
 from state_store.errors import (
     DeclarationChanged,
     PipelinePaused,
@@ -207,7 +207,7 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
     fail(settings, changed, error=DeclarationChanged)
     assert (status(settings).plan_error or "").startswith("DECLARATION_CHANGED: ")
     with migrations.connected(settings) as connection:
-        schema.register(connection, changed.spec)
+        registration.register(connection, changed.spec)
     assert status(settings).failed_plans == 1  # that is for the next plan to say
     assert steps.plan(settings, changed, run_id="run") == [1]
     assert status(settings).failed_plans == 0

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from jobs.sources.changes import removable
-from state_store import Settings, lookup, partitions, range_partitions, schema, state_tables
+from state_store import Settings, lookup, partitions, range_partitions, registration, state_tables
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
@@ -428,7 +428,7 @@ def test_a_table_is_divided_otherwise_with_all_its_rows(
         assert as_found.ranges == found
         divide(connection, as_declared, as_found)
         assert partitions.differing(connection, state_tables.STATE, [again.spec]) == []
-        schema.register(connection, again.spec)
+        registration.register(connection, again.spec)
     flow = Sales(settings, again.spec)
     assert flow.stored() == before
     assert sorted(name for name in flow.partitions() if name) == parts
@@ -452,7 +452,7 @@ def test_a_process_from_before_a_change_of_ranges_adds_none(
     with migrations.connected(settings) as connection:
         ((as_declared, as_found),) = partitions.differing(connection, state_tables.STATE, [again.spec])
         divide(connection, as_declared, as_found)
-        schema.register(connection, again.spec)
+        registration.register(connection, again.spec)
     with pytest.raises(SchemaOutOfDate, match=f"divided by ranges of {declared}, and .* one of {found}"):
         old.merge(2, [(2, date(2026, 3, 5))])
     old.close()

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, executor_reads, lookup, partitions, schema, state_tables, tables
+from state_store import Settings, executor_reads, lookup, partitions, registration, state_tables, tables
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
 from state_store.errors import (
@@ -358,7 +358,7 @@ def test_a_reader_that_waits_for_a_table_to_be_divided_finds_its_rows(
                 divide(connection, replace(state, hash_partitions=3), state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
             until(lambda: as_owner(waiting).scalar() == len(reads))
-            schema.register(connection, words.spec)  # makes the view again
+            registration.register(connection, words.spec)  # makes the view again
         assert {how: answer.result(60) for how, answer in answers.items()} == expected
 
 

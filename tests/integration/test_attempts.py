@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import migrations
-from state_store import Settings, StateStore, schema
+from state_store import Settings, StateStore, registration
 from state_store.attempts import Tracked
 from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
 from state_store.beginning import NotStarted
@@ -514,7 +514,7 @@ def seen_batch(txid: int) -> BatchInput:
 
 def _register(settings: Settings, spec: object) -> None:
     with migrations.connected(settings) as connection:
-        assert schema.register(connection, spec)
+        assert registration.register(connection, spec)
 
 
 def test_a_message_that_postgres_cannot_store_is_escaped(tally: Tally) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 import migrations
 from jobs import Files, History, Pipeline
-from state_store import Settings, schema, state_tables
+from state_store import Settings, registration, state_tables
 from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged
 from tests.conftest import Server
@@ -42,7 +42,7 @@ def register(settings: Settings, spec: PipelineSpec, *statements: str) -> str:
         for statement in statements:
             connection.execute(sa.text(statement))
         state_tables.metadata_of((spec,)).create_all(connection)
-        schema.register(connection, spec)
+        registration.register(connection, spec)
     (view,) = (view for view in shape(settings)["views"] if "plane_versions" in view)
     return view
 

@@ -11,7 +11,7 @@ import pytest
 
 import migrations
 from jobs import Count, Files, Max, Pipeline, State
-from state_store import Settings, StateStore, lookup, schema, state_tables
+from state_store import Settings, StateStore, lookup, registration, state_tables
 from state_store.attempts import Tracked
 from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
 from state_store.session_times import prepare_times
@@ -59,7 +59,7 @@ def filled(server: Server, template: str) -> Iterator[Settings]:
     settings = replace(server.settings, pg_database=name)
     with migrations.connected(settings) as connection:
         state_tables.metadata_of((KEYED.spec,)).create_all(connection)
-        schema.register(connection, KEYED.spec)
+        registration.register(connection, KEYED.spec)
     with StateStore.connect(settings) as store:
         tally = Tally(store, KEYED.spec)
         tally.plan()

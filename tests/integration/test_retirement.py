@@ -25,7 +25,7 @@ from jobs import (
     StateQuery,
     Sum,
 )
-from state_store import Settings, StateStore, attempts, lookup, range_partitions, retirement, schema, state_tables
+from state_store import Settings, StateStore, attempts, lookup, range_partitions, registration, retirement, state_tables
 from state_store.attempts import Attempt
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
@@ -295,7 +295,7 @@ def test_a_followed_pipeline_is_not_retired(
 def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
     """Register a spec."""
     with migrations.connected(settings) as connection:
-        return schema.register(connection, spec)
+        return registration.register(connection, spec)
 
 
 def test_a_pipeline_whose_state_a_transform_reads_is_not_retired(shop: Tally, owner: StateStore, register: Callable) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateSchema
 import migrations
 from jobs import FixedBatches, Pipeline, Update
 from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, revisions, schema, state_tables, tables
+from state_store import Settings, StateStore, registration, revisions, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.columns import ColumnType, ValueColumn
 from state_store.declaration import PipelineSpec
@@ -44,7 +44,7 @@ def test_the_migrations_lead_to_the_documented_schema(settings: Settings, server
                 connection.execute(CreateSchema(name))
             tables.ledger.create_all(connection)
             with closing(connection.connection.cursor()) as cursor:
-                cursor.execute(Path(schema.__file__).with_suffix(".sql").read_text())
+                cursor.execute(Path(tables.__file__).with_name("schema.sql").read_text())
             state_tables.metadata_of(tuple(specs)).create_all(connection)
 
         assert _without_alembic(shape(written)) == _without_alembic(shape(migrated))
@@ -111,7 +111,7 @@ def register_spec(settings: Settings) -> Register:
 
     def register(spec: PipelineSpec) -> bool:
         with migrations.connected(settings) as connection:
-            return schema.register(connection, spec)
+            return registration.register(connection, spec)
 
     return register
 
@@ -250,7 +250,7 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
     left = tally.process(txid, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
     keeping, taking = replace(SPEC, states=SPEC.states[:1]), replace(SPEC, name="other", states=SPEC.states[1:])
     with migrations.connected(settings) as connection:
-        ordered = schema.in_order(connection, [taking, keeping])
+        ordered = registration.in_order(connection, [taking, keeping])
     assert ordered == [keeping, taking], "the new owner is registered after the one that gives the state away"
     for spec in ordered:
         register_spec(spec)
@@ -303,7 +303,7 @@ def test_pipelines_that_exchange_states_are_refused(tally: Tally, settings: Sett
     register_spec(other)
     exchanged = [replace(SPEC, states=other.states), replace(other, states=SPEC.states)]
     with migrations.connected(settings) as connection:
-        assert schema.in_order(connection, exchanged) == exchanged
+        assert registration.in_order(connection, exchanged) == exchanged
     with pytest.raises(DeclarationChanged, match="per_month of pipeline tally belongs to pipeline other"):
         register_spec(exchanged[0])
 

@@ -34,7 +34,7 @@ from jobs.compute.state_answers import StateAnswers
 from jobs.engine.local_run import run_pipeline
 from jobs.state_queries import answered_by
 from jobs.testing import partials
-from state_store import StateStore, schema
+from state_store import StateStore, registration
 from state_store.attempts import Attempt, Tracked
 from state_store.beginning import NotStarted
 from state_store.declaration import StateRead
@@ -518,7 +518,8 @@ def test_tasks_read_only_what_a_registered_pipeline_queries(
 
     def readable() -> dict[str, bool | None]:
         with store.engine.connect() as connection:
-            return {name: schema.is_readable(connection, name, "tidegate_stager") for name in ("up", "per_name", "nothing")}
+            names = ("up", "per_name", "nothing")
+            return {name: registration.is_readable(connection, name, "tidegate_stager") for name in names}
 
     pipeline = declare(
         tables,

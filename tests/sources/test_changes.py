@@ -13,7 +13,7 @@ from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Ref
 from jobs.engine.worker import Worker
 from jobs.sources import changes
 from jobs.sources.changes import removable
-from state_store import Settings, StateStore, cursors, schema
+from state_store import Settings, StateStore, cursors, registration
 from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
 from state_store.operations import Redo
 from state_store.state_tables import changes_table_of
@@ -219,7 +219,7 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
         register_pipelines(inbox.settings, other)
     impatient = replace(inbox.settings, lock_timeout_seconds=1)
     with StateStore.connect(impatient, user=impatient.pg_owner) as store, migrations.connected(inbox.settings) as registering:
-        schema.register(registering, follower.spec)
+        registration.register(registering, follower.spec)
         with pytest.raises(StoreUnavailable, match="lock"):
             store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
     register_pipelines(inbox.settings, follower)

@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, history_views, partitions, revisions, state_tables, tables
+from state_store import batches, cursors, history_views, revisions, state_tables, tables
 from state_store.cursors import Retired
-from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
+from state_store.declaration import PipelineSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged, PipelineRetired
 
 # The first revision of the ledger in which pipelines are retired.
@@ -276,15 +276,6 @@ def is_readable(connection: Connection, state: str, role: str) -> bool | None:
     """Return whether a role may read a state's table; None if there is no such table."""
     table = sa.cast(sa.func.to_regclass(f"{state_tables.STATE}.{state}"), OID)
     return connection.scalar(sa.select(sa.func.has_table_privilege(role, table, "SELECT")))
-
-
-def readable_table(connection: Connection, state: StateSpec) -> Table:
-    """Return what readers of a state select from, if it has all rows.
-
-    Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
-    """
-    partitions.check_whole(connection, state_tables.STATE, state)
-    return state_tables.readable_of(state)
 
 
 def _put_views(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
