@@ -206,6 +206,8 @@ def _pipelines() -> sa.Select[Any]:
         .where(a.pipeline == c.pipeline, a.txid > c.txid, a.sealed_at.is_(None), a.failed_at.is_(None), alive)
         .scalar_subquery()
     )
+    plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
+    of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
     return (
         sa.select(
             *(p[name] for name in RegisteredPipeline._fields[:9]),
@@ -215,12 +217,7 @@ def _pipelines() -> sa.Select[Any]:
             counted(quarantined),
             counted(acks),
             in_work,
-            *(
-                sa.func.coalesce(plan.failed, 0),
-                plan.failing_since,
-                plan.failed_run,
-                sa.func.left(plan.error, ERROR_CHARACTERS),
-            ),
+            *of_plans,
             sa.func.now(),
             p.declaration["queries"],
             *CURSOR,
