@@ -19,7 +19,7 @@ FILES = {
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path), help="The project's folder; it may exist.")
 @as_json
 def init(folder: Path, as_json: bool) -> None:
     """Make a project of your own: a folder for pipelines, Dags, migrations and settings. What is there stays as it is."""
