@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
 from state_store import project, tables
-from state_store.errors import SchemaOutOfDate
+from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
 LEDGER_COMMENT = "ledger revision "
@@ -120,12 +120,12 @@ def check_revision(connection: Connection) -> None:
     )
 
 
-def refusal(connection: Connection) -> str | None:
-    """Return why no step of a batch begins in this database by the code that is installed here; None if nothing is wrong."""
+def refusal(connection: Connection) -> TidegateError | None:
+    """Return why the revision keeps every step from beginning, of the code that is installed here; None if it does not."""
     try:
         check_revision(connection)
-    except SchemaOutOfDate as error:
-        return str(error)
+    except (SchemaOutOfDate, SettingsInvalid) as error:
+        return error
     return None
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 
 from state_store import attempts, quarantine, revisions, tables
 from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
-from state_store.errors import HoleDetected
+from state_store.errors import HoleDetected, TidegateError
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
 
@@ -110,7 +110,7 @@ class Wait:
     lost: str | None
     is_restored: bool
     is_standby: bool
-    refusal: str | None
+    refusal: TidegateError | None
 
     @property
     def loss(self) -> str | None:

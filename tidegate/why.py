@@ -275,7 +275,7 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
     elif declared.pipeline is not None and declared.pipeline.spec.fingerprint != wait.row.fingerprint:
         yield _error("DECLARATION_CHANGED", f"The declaration of {name} is not the registered one.")
     if wait.refusal is not None:
-        yield _error("SCHEMA_OUT_OF_DATE", f"{quoted(wait.refusal)}.")
+        yield _error(wait.refusal.code, f"{quoted(str(wait.refusal))}.")
     if wait.is_standby:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
     if wait.loss is not None:

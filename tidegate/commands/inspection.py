@@ -206,13 +206,12 @@ def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, A
 
 def _show_what_is_not_planned(store: "StateStore", pipeline: str) -> None:
     """Say that plans fail, and what the source leaves alone."""
-    (lag,) = store.lag([pipeline]) or (None,)
-    if lag is not None and lag.plan_error:
-        times = f" {lag.failed_plans} times" if lag.failed_plans > 1 else ""
-        since = f"{lag.plans_failing_since:%Y-%m-%d %H:%M:%S} UTC"
-        output.say(
-            f"{pipeline}: planning has failed{times} since {since}: {quoted(lag.plan_error)}. See: tidegate why {pipeline}"
-        )
+    for lag in store.lag([pipeline]):
+        if lag.plan_error:
+            times = f" {lag.failed_plans} times" if lag.failed_plans > 1 else ""
+            since = f"{lag.plans_failing_since:%Y-%m-%d %H:%M:%S} UTC"
+            story = f"planning has failed{times} since {since}: {quoted(lag.plan_error)}"
+            output.say(f"{pipeline}: {story}. See: tidegate why {pipeline}")
     if message := source_report.sentence(pipeline, store.settings):
         output.say(message)
 
