@@ -53,20 +53,25 @@ class Run:
         while marked := [process for process, mark in _marked() if mark == self.mark]:  # a supervisor may start more meanwhile
             components.end(marked, PATIENCE_SECONDS)
         components.end(list(self._backends()), seconds=2)
-        for note in ROOTS_FOLDER.glob("*.stack"):
-            if Path(note.read_text()).is_relative_to(self.folder):
+        for note, stack in _notes():
+            if stack.is_relative_to(self.folder):
                 shutil.rmtree(note.with_suffix(""), ignore_errors=True)
                 note.unlink(missing_ok=True)
 
     def _backends(self) -> Iterator[psutil.Process]:
-        outside = {
-            note.with_suffix("") for note in ROOTS_FOLDER.glob("*.stack") if Path(note.read_text()).is_relative_to(self.folder)
-        }
+        outside = {note.with_suffix("") for note, stack in _notes() if stack.is_relative_to(self.folder)}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 cwd = Path(process.cwd())
                 if Path(process.exe()).name == "postgres" and (cwd.is_relative_to(self.folder) or cwd in outside):
                     yield process
+
+
+def _notes() -> Iterator[tuple[Path, Path]]:
+    """Yield the notes of root's clusters and the stack of each; other runs, which reap as well, may remove any meanwhile."""
+    for note in ROOTS_FOLDER.glob("*.stack"):
+        with contextlib.suppress(FileNotFoundError):
+            yield note, Path(note.read_text())
 
 
 def _marked() -> Iterator[tuple[psutil.Process, str]]:
@@ -83,8 +88,7 @@ def reap_the_dead() -> None:
         run = Run.of(mark)
         if run.owner.process() is None:
             run.reap()
-    for note in ROOTS_FOLDER.glob("*.stack"):
-        stack = Path(note.read_text())
+    for note, stack in _notes():
         if any(part.startswith("pytest-of-") for part in stack.parts) and not stack.exists():
             shutil.rmtree(note.with_suffix(""), ignore_errors=True)
             note.unlink(missing_ok=True)
