@@ -15,7 +15,7 @@ from state_store import StateStore
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import ReplanNeeded
 from state_store.declaration import SourceMetadata
-from state_store.errors import PipelinePaused, SourceUnavailable, describe
+from state_store.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
 from state_store.plans import Beginning
 from state_store.source_files import TakenFile
 
@@ -41,9 +41,9 @@ def plan_batches(
     The ledger shows a plan that fails to people until another succeeds (`state_store.plans`), unless the process dies first;
     one that is refused because of its name, the pause or its range has not begun.
 
-    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused; HoleDetected, SchemaOutOfDate;
-    DeclarationChanged if there is something new, and the declaration is not the registered one; the source's errors; those of
-    `find_pipeline` for a name.
+    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused, PipelineRetired; HoleDetected,
+    SchemaOutOfDate; DeclarationChanged if there is something new, and the declaration is not the registered one; the source's
+    errors; those of `find_pipeline` for a name.
     """
     name = declared if isinstance(declared, str) else declared.name
     if isinstance(declared, str) and not has_pipeline(declared):
@@ -65,11 +65,11 @@ def plan_batches(
 def _recorded(store: StateStore, pipeline: str, began: Beginning, run_id: str) -> Iterator[None]:
     """Record an error of the block as that of a failed plan, before it goes on; also one of a time limit, such as Airflow's.
 
-    Not a pause, which is no failure, nor that a person interrupts this process.
+    Not that an operator has paused or retired the pipeline meanwhile, or interrupts this process: these are no failures.
     """
     try:
         yield
-    except (PipelinePaused, KeyboardInterrupt, GeneratorExit):
+    except (PipelinePaused, PipelineRetired, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         with harmless(pipeline, "that its plan has failed is not in the ledger."):

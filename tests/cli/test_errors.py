@@ -27,6 +27,8 @@ VERBS = {
     "resume": ("resume", "{}"),
     "quarantine list": ("quarantine", "list", "{}"),
     "quarantine replay": ("quarantine", "replay", "{}", "--reason", "fixed"),
+    "retire": ("retire", "{}", "--reason", "not needed", "--yes"),
+    "reinstate": ("reinstate", "{}"),
 }
 
 # These look at the declaration alone, at first.

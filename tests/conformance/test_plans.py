@@ -24,6 +24,7 @@ from state_store import Settings, StateStore, registration, tables
 from state_store.errors import (
     DeclarationChanged,
     PipelinePaused,
+    PipelineRetired,
     RangeExpired,
     RangeRefused,
     SchemaOutOfDate,
@@ -32,6 +33,7 @@ from state_store.errors import (
     UnknownPipeline,
 )
 from state_store.history import Lag
+from state_store.retirement import Request
 from tests import steps
 from tests.acceptance.conftest import SALES, Crash, FaultPlan, write_sales
 from tests.conformance.conftest import BOTH_POSTGRES, Stream
@@ -199,6 +201,21 @@ def test_a_plan_that_is_refused_has_not_failed(settings: Settings) -> None:
 
         fail(settings, asking(pause), error=PipelinePaused)
     assert row(settings) == before
+
+
+def test_a_plan_that_meets_a_retirement_has_not_failed(settings: Settings) -> None:
+    """Reinstated, the pipeline is as it was: no plan of its own has failed."""
+    before = row(settings)
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+
+        def retire(_txid: int) -> None:
+            owner.retire("asked", Request("ann", "not needed"))
+
+        fail(settings, asking(retire), error=PipelineRetired)
+        fail(settings, ASKED, "later", error=PipelineRetired)
+        assert owner.reinstate("asked", "ann", "needed after all")
+    assert row(settings) == before
+    assert steps.plan(settings, ASKED, run_id="again") == []
 
 
 def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new(settings: Settings) -> None:
