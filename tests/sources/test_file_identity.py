@@ -164,11 +164,11 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
 
     with pytest.raises(SourceChanged) as refusal:
         inbox.run(pipeline, "second")
-    with StateStore.connect(inbox.settings) as store:  # the ledger has no batch that could say so
+    with StateStore.connect(inbox.settings) as store:
         (why,) = explain(store, pipeline, ask_source=store).causes
         assert store.last_opened("inbox").txid == 1
-    assert (why.code, why.severity) == ("SOURCE_CHANGED", "error")
-    assert why.sentence.startswith(f"{file} has changed since it counted in txid 1: ")
+    assert (why.code, why.error, why.severity) == ("PLAN_FAILED", "SOURCE_CHANGED", "error")
+    assert f": SOURCE_CHANGED: {file} has changed since it counted in txid 1: " in why.sentence
     assert str(refusal.value).startswith(f"{file} has changed since it counted in txid 1: ")
     assert (f"its first {len(counted)} bytes" in str(refusal.value)) == grows
     if grows:
