@@ -36,7 +36,7 @@ def plan_batches(
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
     txids, so a repeated plan opens no batch. If another run opens batches at the same moment, this one plans again after them.
-    Before, the source learns of commits that it has yet to acknowledge, and some outdated staging is dropped.
+    Before, the source learns of commits that it has yet to acknowledge; afterwards, some outdated staging is dropped.
 
     The ledger shows a plan that fails to people until another succeeds (`state_store.plans`), unless the process dies first;
     one that is refused because of its name, the pause or its range has not begun.
@@ -53,11 +53,11 @@ def plan_batches(
     with _recorded(store, name, began, run_id):
         pipeline = find_pipeline(declared)
         give_overdue_acks(store, pipeline)
-        if dropped := store.drop_old_staging(pipeline.spec):
-            logger.info("%s: dropped the staging of %d old attempts", name, dropped)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
         while (txids := _plan_once(store, pipeline, run_id, from_txid, to_txid, limit)) is None:
             logger.info("%s: another run planned at the same moment; planning again", name)
+        if dropped := store.drop_old_staging(pipeline.spec):
+            logger.info("%s: dropped the staging of %d old attempts", name, dropped)
         return txids
 
 
