@@ -15,7 +15,7 @@ from state_store.executor_connections import connect
 from state_store.held_tables import lock_of
 from state_store.lookup import ROW, chunks, statement
 
-# Set, as texts of arrays depend on them, and so that a policy that would hide rows is an error. LOCAL, so that a pooler's
+# The text of arrays depends on these settings, and a policy that would hide rows has to be an error. LOCAL, so that a pooler's
 # session is unchanged for its other users.
 _PINNED = (
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL bytea_output = 'hex'; "
@@ -41,9 +41,9 @@ class Reading:
     snapshot: str | None
 
     def rows(self, connection: Any, keys: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-        """Yield the rows of keys that exist, each with the key's position among those given.
+        """Yield each existing row, with its key's position among those given.
 
-        NULL in a key finds the row with NULL there. The keys must be different, with values that the columns can hold.
+        None in a key means NULL. The keys must be different, with values that the columns can hold.
 
         Raises: GuardMismatch if a row is newer than it may be; StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
@@ -56,10 +56,9 @@ class Reading:
                 yield chunk.positions[number], tuple(row)
 
     def _fetch(self, connection: Any, statement: sql.Composable, arrays: list[list[Any]]) -> list[tuple[Any, ...]]:
-        """Return the rows of a statement, in a transaction of its own, because a task may take long to use them.
+        """Return a statement's rows, in a transaction of their own, because a task may take long to use them.
 
-        The table is held before a snapshot is taken, or imported: while the transaction that exported it lasts, that holds the
-        table, too.
+        It locks the table before it takes or imports a snapshot. The transaction that exported one locks the table, too.
         """
         imported = [] if self.snapshot is None else [sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(self.snapshot))]
         begin = [sql.SQL(_PINNED), lock_of(self.table), *imported, sql.SQL("SELECT pg_is_in_recovery()")]

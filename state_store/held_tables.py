@@ -1,9 +1,9 @@
 """Holds tables of states for a transaction before it takes its snapshot, so that it finds their rows.
 
-A migration that makes a table again, with another number of hash partitions, waits for its readers, and they wait for it. A
+A migration that replaces a table by one with another number of hash partitions waits for its readers, and they wait for it. A
 reader that takes its snapshot first, and then waits, reads the new table, whose rows are all newer than the snapshot: it finds
-none. LOCK TABLE takes no snapshot. One that is taken after it shows the table that there is, which stays until the transaction
-ends. The right to SELECT is enough. Imports nothing but psycopg2, as executors do.
+none. LOCK TABLE takes no snapshot, so one that is taken after it shows the table that is there until the transaction ends. The
+right to SELECT is enough. Runs on executors too, so it imports nothing but psycopg2.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,15 @@ STATE = "state"
 
 
 def lock_of(table: str) -> sql.Composable:
-    """Return the statement that holds a table, or a view and what it reads; it must be the first of its transaction.
-
-    A migration locks the table before its partitions, so these need no lock of their own.
-    """
+    """Return the statement that holds a table, or a view and what it reads; it must be the first of its transaction."""
+    # A migration locks the table before its partitions, so these need no lock of their own.
     return sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(sql.Identifier(STATE, table))
 
 
 def hold(connection: Any, tables: Sequence[str], *, lock_timeout_seconds: int | None = None) -> None:
-    """Hold these tables, as the first statement of a transaction of psycopg2's connection; settings may follow, not precede.
+    """Hold these tables, before the transaction takes its snapshot, as even set_config does. The connection is psycopg2's.
 
-    If one does not exist, or the role may not read it, none is held: the statement that reads it raises a better error.
+    If one is missing or may not be read, none is held: the statement that reads it raises a better error.
 
     Raises: the driver's errors, such as LockNotAvailable after the timeout.
     """

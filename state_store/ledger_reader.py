@@ -31,7 +31,7 @@ class Moment:
     _witness: Witness
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
-        """Return what each of these pipelines, and its requested txid (a batch's number) if there is one, waits for."""
+        """Return what each of these pipelines, and its requested txid (a batch's number) if any, waits for."""
         return waits.read(self.connection, requested, self._marks, self._witness)
 
 
@@ -39,7 +39,7 @@ class LedgerReader(Database):
     """Ledger and states of all pipelines, read by the role `pg_reader`. Thread-safe; one for each process."""
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare a reader. Nothing is connected yet, so Postgres may be away."""
+        """Prepare a reader. Nothing is connected yet."""
         super().__init__(
             settings, user=settings.pg_reader, most_connections=MOST_CONNECTIONS, patience_seconds=PATIENCE_SECONDS
         )
@@ -60,13 +60,13 @@ class LedgerReader(Database):
     def snapshot(
         self, doing: str, *, states: Sequence[str] = (), timeout_seconds: int = STATEMENT_TIMEOUT_SECONDS
     ) -> Iterator[Connection]:
-        """Yield a connection whose statements all see one moment; each takes at most `timeout_seconds`.
+        """Yield a connection whose statements all see one snapshot; each takes at most `timeout_seconds`.
 
-        The `states` that will be read are named, so that no migration makes their tables again meanwhile.
+        The caller names the `states` that it will read, so that no migration replaces their tables meanwhile.
 
         Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
         """
-        names = [name for name in states if NAME.fullmatch(name)]  # others are not of states
+        names = [name for name in states if NAME.fullmatch(name)]  # no state has another name
         with self._snapshot(doing, states=names, lock_timeout_seconds=timeout_seconds) as connection:
             set_local(connection, {"statement_timeout": f"{timeout_seconds}s"})
             revisions.check_ledger(connection)

@@ -15,9 +15,9 @@ from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 5000
-ROW = "s"  # what the state's row is called in a statement
+ROW = "s"  # the alias of the state's table in a statement
 _ALL = sql.SQL("true")
-# A row per partition of a divided table, or one with NULL if it has lost all of them; none if the table is not divided.
+# The modulus of each hash partition of a table, or one NULL if it has lost all of them; no row if the table has no partitions.
 _MODULI = r"""
     SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
     FROM pg_catalog.pg_class AS divided
@@ -25,7 +25,7 @@ _MODULI = r"""
     LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
     WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
 """
-# Partitions that commits have made of a state that is divided by ranges, and that its table does not have any more.
+# Range partitions of a state that commits have created, and that its table has lost.
 _MISSING_RANGES = """
     SELECT made.partition FROM tidegate.state_range AS made WHERE made.state = %s AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_inherits JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
@@ -36,13 +36,12 @@ _MISSING_RANGES = """
 
 
 def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
-    """Return the rows of these keys from one snapshot, None where there is none.
+    """Return the rows of these keys from one snapshot, in their order; None for a key without a row.
 
-    A key is given as its values in text, in the order of the key's columns; Postgres converts them. A state without key columns
-    has the empty key.
+    A key is its values in text, in the order of the key's columns; without key columns it is empty.
 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
-    SchemaOutOfDate, also if a partition of the table is missing: its keys would have no rows.
+    SchemaOutOfDate, also if a partition is missing.
     """
     check_widths(state, keys)
     result: list[Mapping[str, Any] | None] = [None] * len(keys)
@@ -87,14 +86,14 @@ def _check_whole(connection: Any, state: StateSpec) -> None:
 
 
 def missing_ranges(connection: Any, state: str) -> list[str]:
-    """Return the partitions that a state lacks of those that commits have made by ranges. The connection is psycopg2's."""
+    """Return the range partitions that a state has lost. The connection is psycopg2's."""
     with connection.cursor() as cursor:
         cursor.execute(_MISSING_RANGES, [state])
         return [name for (name,) in cursor]
 
 
 def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:
-    """Refuse a key that has not one value for each of the key's columns.
+    """Refuse a key without exactly one value per key column.
 
     Raises: UsageError.
     """
@@ -105,14 +104,14 @@ def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:
 
 
 def no_such_key(state: StateSpec, error: BaseException | None) -> UsageError:
-    """Return the error for a value that a column of the key cannot hold, from that of the driver."""
+    """Return the error for a value that a key column cannot hold, from the driver's."""
     return UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.")
 
 
 def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the rows of keys that exist, each with the key's position among those given. The connection is psycopg2's.
+    """Yield each existing row, with its key's position among those given. The connection is psycopg2's.
 
-    None in a key finds the row with NULL there.
+    None in a key means NULL.
 
     Raises: the driver's DataError for a value that its column cannot hold.
     """
@@ -128,7 +127,7 @@ def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> It
 
 
 class Chunk(NamedTuple):
-    """Some of the keys: in which columns all of them have NULL, their positions, and arrays for the statement."""
+    """Some of the keys: the columns in which they all have NULL, their positions, and arrays for the statement."""
 
     nulls: tuple[bool, ...]
     positions: list[int]
@@ -136,7 +135,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(keys: Sequence[Sequence[Any]]) -> Iterator[Chunk]:
-    """Divide keys by the columns in which they have NULL, and into at most KEYS_PER_STATEMENT."""
+    """Divide keys by the columns in which they have NULL, at most KEYS_PER_STATEMENT together."""
     alike: dict[tuple[bool, ...], list[int]] = {}
     for position, key in enumerate(keys):
         alike.setdefault(tuple(value is None for value in key), []).append(position)
@@ -154,11 +153,12 @@ def statement(
     selected: Sequence[sql.Composable],
     condition: sql.Composable = _ALL,
 ) -> sql.Composable:
-    """Return the statement for a chunk of keys, which yields each key's number in the chunk, and what is `selected` of its row.
+    """Return the statement that yields, for each key of a chunk that has a row, its number in the chunk and what is `selected`.
 
-    `key` has the key's columns, each with the Postgres type in which its values are sent. IS NULL uses an index, which IS NOT
-    DISTINCT FROM does not. `selected` and `condition` are about the row ROW.
+    `key` has the key's columns, each with the Postgres type in which its values are sent. `selected` and `condition` name the
+    row ROW.
     """
+    # IS NULL uses an index, which IS NOT DISTINCT FROM does not.
     same = [
         sql.SQL("{} IS NULL").format(sql.Identifier(ROW, name))
         if is_null

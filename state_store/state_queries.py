@@ -1,11 +1,11 @@
 """States that a transform reads: which they are, whether Spark's tasks may read them, and as of when.
 
-    previous txid   rows are read as the batch before has left them (I21 in docs/protocol.md). A row that the batch itself has
-                    already written, in an earlier or newer attempt, is read with its previous values if the state is opaque;
-                    in other states, it is refused
+    previous txid   rows are read as the batch before left them (I21 in docs/protocol.md). If the batch itself has already
+                    written a row, in an earlier or newer attempt, its previous values are read from an opaque state; in other
+                    states, reading it is an error
     latest          rows are read from one snapshot, which the attempt's process keeps for as long as the attempt lasts
 
-So each Spark task, each time that Spark computes the batch, reads the same.
+So every Spark task reads the same, however often Spark computes the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from state_store.lookup import ROW
 
 @dataclass(frozen=True)
 class QueriedState:
-    """A state that a transform reads; if it is read as of "latest", with the snapshot and the last txid in it."""
+    """A state that a transform reads; with the snapshot and its last txid, if it is read as of "latest"."""
 
     read: StateRead
     spec: StateSpec
@@ -48,7 +48,7 @@ class QueriedState:
             of=f"state {self.read.of}",
             table=self.spec.name,
             key=tuple((key.name, _sent_as(key.type)) for key in self.spec.keys),
-            # A row is looked up even if none of its columns is read.
+            # Without columns, the answer is only whether there is a row.
             selected=tuple(_text(_printed(own[name], self.column(name))) for name in columns) or ("true",),
             condition=_text(condition),
             newest_txid=newest,
@@ -63,9 +63,9 @@ class QueriedState:
 def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, QueriedState]:
     """Return the states that a pipeline's transform reads, by ``pipeline.state``; `stager` is the role of Spark's tasks.
 
-    If one is read as of "latest", the connection's transaction shows one snapshot, and has to last as long as the attempt.
+    For "latest", the connection's transaction has to show one snapshot, and to last as long as the attempt.
 
-    Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it, or it lacks rows.
+    Raises: DeclarationInvalid if there is no such state; SchemaOutOfDate if tasks may not read it, or a partition is missing.
     """
     latest = [query for query in spec.queries if query.as_of == "latest"]
     snapshot = connection.scalar(sa.select(sa.func.pg_export_snapshot())) if latest else None
@@ -122,7 +122,7 @@ def _sent_as(kind: ColumnType) -> str:
 
 
 def _printed(value: sa.ColumnElement[Any], kind: ColumnType) -> sa.ColumnElement[Any]:
-    """Return a column in the form in which it is fetched: arrays and uuids as text."""
+    """Return a column as it is fetched: arrays and uuids as text."""
     return sa.cast(value, sa.Text) if kind.element or kind.name == "uuid" else value
 
 

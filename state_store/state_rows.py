@@ -1,10 +1,10 @@
-"""Rows of a state from one snapshot: by key, in a range, page by page, or all. Its txid is the last committed batch's number.
+"""Rows of a state from one snapshot: by key, in a range, page by page, or all. A txid is a batch's number.
 
     with StateReader.open(settings, "flights", "daily") as daily:
         found = daily.get_many([("UA", "2013-01-01"), ("AA", "2013-01-01")])
         print(found.txid, found.rows)
 
-A snapshot has all of a batch or nothing of it, and the txid of later reads is never lower.
+A snapshot has all of a batch or nothing of it. Its txid is that of the last batch in it, and never lower in a later read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ from state_store.errors import UsageError
 from state_store.ledger_reader import LedgerReader
 from state_store.settings import Settings
 
-MOST_KEYS = 100_000  # in one read, which holds all of them in memory
+MOST_KEYS = 100_000  # in one read, which holds all their rows in memory
 SCAN_SECONDS = 3600
-PAGE_CHARACTERS = 4_000_000  # of a page of rows, which is held in memory; a longer row is a page of its own
-ROWS_PER_FETCH = 20  # of a page, whose rows may be long
+PAGE_CHARACTERS = 4_000_000  # the most in a page, which is held in memory; a longer row is a page by itself
+ROWS_PER_FETCH = 20  # while a page is read: its rows may be long
 ROWS_AT_ONCE = 2_000
 
 Row = Mapping[str, Any]
@@ -44,7 +44,7 @@ class AsOf:
 
 @dataclass(frozen=True)
 class Version:
-    """A pipeline's last commit: while it is the same, all rows of its states are."""
+    """A pipeline's last commit: as long as this stays the same, so do all rows of its states."""
 
     txid: int
     attempt: int | None
@@ -79,10 +79,9 @@ class StateReader:
         self._reader.close()
 
     def get_many(self, keys: Sequence[Key]) -> AsOf:
-        """Return the rows of keys, None for each that has none, in the order of the keys.
+        """Return the rows of keys, in their order; None for a key without a row.
 
-        A key has a value for each key column, in Python's type or as text; a state without key columns has the empty key. None
-        finds the row with NULL there, if the state keeps NULLs as a group.
+        A key has a value per key column, in Python's type or as text; without key columns it is empty. None means NULL.
 
         Raises: UsageError for a key of another length, a value that its column cannot hold, or more than MOST_KEYS;
         UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
@@ -91,10 +90,9 @@ class StateReader:
             return AsOf(version.txid, rows_of(connection, state, keys))
 
     def range(self, first: Key = (), last: Key = (), *, limit: int) -> AsOf:
-        """Return the rows from a key up to and including another one, in the order of the keys, at most `limit`.
+        """Return at most `limit` rows in key order, from a key up to and including another one.
 
-        Either may have the leading columns only, and then stands for all keys that begin with these. Keys with NULL there are
-        left out.
+        A bound of fewer columns includes all keys that begin with it. Keys with NULL in a compared column are left out.
 
         Raises: as `get_many`.
         """
@@ -107,7 +105,7 @@ class StateReader:
 
     @contextmanager
     def scan(self) -> Iterator[tuple[int, Iterator[Row]]]:
-        """Yield the txid and all rows in the order of the keys, without holding them all.
+        """Yield the txid, and all rows in key order without holding them in memory.
 
         Raises: as `get_many`.
         """
@@ -132,9 +130,9 @@ def version_of(connection: Connection, pipeline: str) -> Version:
 
 
 def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:
-    """Return the rows of keys, None for each that has none.
+    """Return the rows of keys, in their order; None for a key without a row.
 
-    Raises: UsageError; SchemaOutOfDate also if a partition is missing.
+    Raises: UsageError; SchemaOutOfDate if a partition is missing.
     """
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
@@ -151,18 +149,18 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
 
 
 def columns_of(state: StateSpec) -> list[tuple[str, str]]:
-    """Return names and types of a state's columns that readers see: keys, values, and the txid that wrote the row last."""
+    """Return name and type of each column that readers see: keys, values, and the txid that wrote the row last."""
     return [(column.name, column.type.name) for column in state.shown]
 
 
 def rows_after(
     connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
 ) -> tuple[list[Sequence[Any]], bool]:
-    """Return a state's rows in the order of its keys, after a key in text, or from the beginning; and whether more follow.
+    """Return a page of rows in key order, after a key given as text or from the beginning; and whether more follow.
 
-    They are at most `limit`, and end where their values have PAGE_CHARACTERS.
+    A page has at most `limit` rows and, unless it is a single row, PAGE_CHARACTERS.
 
-    Raises: UsageError if it is no key of this state.
+    Raises: UsageError if `after` cannot be a key of this state.
     """
     lookup.check_widths(state, [] if after is None else [after])
     rows: list[Sequence[Any]] = []
@@ -179,14 +177,14 @@ def rows_after(
 
 
 def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str | None]]:
-    """Yield all rows of a state in the order of its keys, every value as Postgres writes it, without holding them all."""
+    """Yield all rows in key order, every value as Postgres' text, without holding them in memory."""
     rows = _in_order(state, partitions.readable_table(connection, state))
     as_text = rows.with_only_columns(*(sa.cast(column, sa.Text) for column in rows.selected_columns))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(as_text)
 
 
 def _in_order(state: StateSpec, table: Table) -> sa.Select[Any]:
-    """Return the query of a state's rows as readers see them, in the order of the keys."""
+    """Return a query for a state's rows, as readers see them, in key order."""
     shown = [table.c[column.name] for column in state.shown]
     return sa.select(*shown).order_by(*(table.c[key.name] for key in state.row_key))
 
@@ -202,12 +200,11 @@ def _within(connection: Connection, state: StateSpec, first: Key, last: Key) -> 
             raise UsageError(f"State {state.name} has no range from or to NULL: give the leading columns only, or no bound.")
         if bound:
             columns = key[: len(bound)]
-            here = sa.tuple_(*columns)
             texts = [f"\\x{v.hex()}" if isinstance(v, bytes) else str(v) for v in bound]
-            # Without precision and scale, to which a cast would round the bound.
-            kinds = [sa.Numeric() if isinstance(column.type, sa.Numeric) else column.type for column in columns]
-            there = sa.tuple_(*(sa.cast(sa.literal(text), kind) for text, kind in zip(texts, kinds, strict=True)))
-            statement = statement.where(here >= there if is_first else here <= there)
+            # A cast to a numeric column's own precision and scale would round the bound.
+            types = [sa.Numeric() if isinstance(column.type, sa.Numeric) else column.type for column in columns]
+            given = sa.tuple_(*(sa.cast(sa.literal(text), each) for text, each in zip(texts, types, strict=True)))
+            statement = statement.where(sa.tuple_(*columns) >= given if is_first else sa.tuple_(*columns) <= given)
     return statement
 
 
@@ -223,10 +220,10 @@ def _rows_after(
 def _parts_after(
     table: Table, keys: Sequence[KeyColumn], after: Sequence[str | None]
 ) -> Iterator[Sequence[sa.ColumnElement[bool]]]:
-    """Yield conditions whose rows, one after the other, are those after a key. Each is a range of the key's index.
+    """Yield conditions that together find the rows after a key, in key order; each reads one range of the key's index.
 
-    Without NULLs, which come last, it is one comparison of rows. With them, each condition is for rows that share the first
-    columns of the key, and have a greater value or NULL in the next; those that share most come first.
+    Without NULLs, one comparison of rows is enough. NULLs come last; so with them, a condition fixes the first columns, and
+    takes greater values or NULL in the next one. Conditions that fix most columns come first.
     """
     columns = [table.c[key.name] for key in keys]
     values = [None if v is None else sa.cast(sa.literal(v, sa.Text), c.type) for v, c in zip(after, columns, strict=True)]
