@@ -31,8 +31,8 @@ LONGEST_SILENCE_SECONDS = 60
 class Attempt:
     """One try at a batch: its number, the metadata that it reads, and the open older attempts that it has fenced.
 
-    `rows_before` is how many rows to expect of each state: the most that any of the last batches sealed. `history` is the
-    pipeline's history of commits in which the attempt began; without it, the attempt cannot seal.
+    `rows_before` is how many rows to expect for each state: the most that any of the last batches sealed. `history` is the
+    pipeline's history of commits in which the attempt began; in another one, or without it, the attempt cannot seal.
     """
 
     pipeline: str
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return pipeline, txid and attempt, as errors and the ledger name them."""
+        """The attempt's key, by the names that errors and the ledger use."""
         return {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.number}
 
 
@@ -94,7 +94,7 @@ class LockedBatch(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """What decides about an attempt; its age and its silence since the last heartbeat are by the database's clock."""
+    """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock."""
 
     owner: str
     fingerprint: str
@@ -112,7 +112,7 @@ _LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTOR
 
 
 def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
-    """Lock and return the batch's row: taking a fence, sealing and committing exclude each other.
+    """Lock and return the batch's row, so that taking a fence, sealing and committing exclude each other.
 
     Raises: UnknownBatch.
     """
@@ -139,9 +139,9 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
-    """Return the row of a batch's newest attempt; None if there is none yet.
+    """Return a batch's newest attempt, if any.
 
-    An attempt of older code sends no heartbeats: its `silent_seconds` is None.
+    Older code sends no heartbeats: its `silent_seconds` is None.
     """
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
@@ -155,19 +155,19 @@ def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:
     """Record that the attempt's process is alive; False if the attempt has ended or is fenced."""
     a = tables.attempt.c
-    is_open = *_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
+    is_open = *_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
     seen = sa.update(tables.attempt).where(*is_open).values(seen_at=sa.func.clock_timestamp())
     return bool(connection.execute(seen).rowcount)
 
 
 def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt of a batch in this table or alias was sealed or has failed."""
+    """Return whether the newest attempt at a batch of this table or alias was sealed or has failed."""
     newest, exists = _newest_of(batch)
     return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
 
 
 def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt of a batch in this table or alias has stopped sending heartbeats."""
+    """Return whether the newest attempt at a batch of this table or alias has stopped sending heartbeats."""
     newest, exists = _newest_of(batch)
     return exists.where(newest.c.seen_at < sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS))
 
@@ -178,19 +178,19 @@ def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
 
 
 def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
-    """Return how many rows an attempt has sealed, of all states and of bad records."""
+    """Return how many rows an attempt has sealed, bad records included."""
     s = tables.seal.c
     of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
     return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
-    """Record the attempt's Spark application and the tag of its operations, so that people find them."""
-    connection.execute(sa.update(tables.attempt).where(*_is(attempt)).values(spark_application=application, spark_tag=tag))
+    """Record, for people, the attempt's Spark application and the tag of its operations."""
+    connection.execute(sa.update(tables.attempt).where(*_row_of(attempt)).values(spark_application=application, spark_tag=tag))
 
 
 def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
-    """Record that the attempt's staging is complete, and which of the rows there a commit merges; a second seal is ignored.
+    """Record that the attempt's staging is complete, and which rows a commit merges; a second seal is ignored.
 
     Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
     has emitted different rows from those of an earlier attempt.
@@ -205,7 +205,7 @@ def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPa
     if rows := [{**attempt.identity, **asdict(partition)} for partition in partitions if partition.rows]:
         connection.execute(insert(tables.seal).values(rows))
     connection.execute(
-        sa.update(tables.attempt).where(*_is(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
+        sa.update(tables.attempt).where(*_row_of(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
     )
 
 
@@ -218,7 +218,7 @@ def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: boo
     a = tables.attempt.c
     connection.execute(
         sa.update(tables.attempt)
-        .where(*_is(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
+        .where(*_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
         .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
     )
     return poison_tries(connection, attempt.pipeline, attempt.txid)
@@ -227,7 +227,7 @@ def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: boo
 def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
     """Lock the attempt's batch, and return its row if the attempt still owns it.
 
-    In another history of commits, which begins when commits and attempts were lost, another attempt may have the same number.
+    In a history that begins after a loss of commits, another attempt may have the same number.
 
     Raises: AttemptFenced.
     """
@@ -247,9 +247,9 @@ def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
 
 
 def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
-    """Refuse an attempt to which a transactional source emitted other rows than to an earlier one (I11).
+    """Refuse an attempt that got other rows from a transactional source than an earlier one did (I11).
 
-    Counts and hash sums are compared if both have the same declaration and metadata. Other kinds of source are not checked.
+    Counts and hash sums are compared, of attempts with the same declaration and metadata.
 
     Raises: SourceChanged.
     """
@@ -260,7 +260,7 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
     other = connection.execute(
         sa.select(e.attempt, e.source_rows, e.source_hash_sum)
         .select_from(tables.attempt)
-        .where(*_is(attempt), tables.same_batch(earlier, tables.attempt), e.attempt < a.attempt)
+        .where(*_row_of(attempt), tables.same_batch(earlier, tables.attempt), e.attempt < a.attempt)
         .where(e.source_digest == a.source_digest, e.fingerprint == a.fingerprint, e.source_hash_sum.is_not(None))
         .where(p.pipeline == a.pipeline, p.source_kind == "transactional")
         .order_by(e.attempt)
@@ -276,7 +276,7 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
 
 
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
-    """Return how many tries have failed by the batch's content since an operator last chose to retry it."""
+    """Return how many attempts failed because of the batch's content since an operator last chose to retry it."""
     a, b = tables.attempt.c, tables.batch.c
     both = sa.join(tables.attempt, tables.batch, tables.same_batch(tables.attempt, tables.batch))
     of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
@@ -284,11 +284,11 @@ def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
 
 
 def is_poison(connection: Connection, batch: LockedBatch) -> bool:
-    """Return whether the newest attempt of a locked batch failed by the batch's content."""
+    """Return whether a locked batch's newest attempt failed because of the batch's content."""
     attempt = newest(connection, batch)
     return attempt is not None and bool(attempt.is_poison)
 
 
-def _is(attempt: Attempt) -> tuple[sa.ColumnElement[bool], ...]:
+def _row_of(attempt: Attempt) -> tuple[sa.ColumnElement[bool], ...]:
     a = tables.attempt.c
     return a.pipeline == attempt.pipeline, a.txid == attempt.txid, a.attempt == attempt.number

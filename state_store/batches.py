@@ -1,4 +1,4 @@
-"""Open batches: the next txids, each with source metadata that is frozen before anything is read (I6 in docs/protocol.md).
+"""Batches: numbered without gaps, each with source metadata that is frozen before anything is read (I6 in docs/protocol.md).
 
 A txid is a batch's number; the cursor is the pipeline's row with the last committed txid and the digest of its metadata. Each
 batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits only if
@@ -22,20 +22,21 @@ from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
-# Marks the metadata of a batch that takes up records from quarantine; `source` beside it is the source's metadata so far.
+# Only a batch that replays quarantined records has this key in its metadata; `source` beside it repeats the source's metadata
+# of the batch before.
 QUARANTINED = "_quarantined"
 MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
 MAX_TXID = 2**63 - 2
 
 
 def encode_metadata(metadata: SourceMetadata) -> bytes:
-    """Return the metadata as canonical JSON, with a version around it: equal metadata gives equal bytes."""
+    """Return metadata as canonical JSON with a version: equal metadata gives equal bytes."""
     envelope = {"version": METADATA_VERSION, "metadata": metadata}
     return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> SourceMetadata:
-    """Return saved metadata after checking its digest.
+    """Return saved metadata, checked by its digest.
 
     Raises: MetadataCorrupt if it is damaged or of an unknown version (I19).
     """
@@ -60,7 +61,7 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
 
 
 def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
-    """Refuse to open batches after the last possible txid, or one whose metadata is too large.
+    """Refuse new batches after the last possible txid, or with too large metadata.
 
     Raises: RangeRefused.
     """
@@ -77,10 +78,10 @@ def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """The current metadata of a batch: of the committed attempt, else of the newest attempt, else as planned.
+    """The current metadata of a batch: of the committed attempt, else of the newest one, else as planned.
 
-    An attempt of an opaque source, which may choose its rows again, may have planned the batch again; until it commits, another
-    attempt may do so too (I12). `continues` is the digest of the metadata that this continues; `attempts` is their number.
+    Until the batch commits, each attempt of an opaque source may choose other rows (I12). `continues` is the digest of
+    the metadata that this continues; `attempts` is the number of the batch's attempts.
     """
 
     txid: int
@@ -91,7 +92,7 @@ class BatchInput:
 
 
 def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
-    """Return where the source stands after a batch; one of quarantined records carries along what was before it."""
+    """Return the source's metadata as of a batch: if it replays quarantined records, that of the batch before."""
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
@@ -135,7 +136,7 @@ def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInp
 
 
 def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: sa.FromClause) -> sa.Join:
-    """Return batches, each with its commit, if it has one, and with the committed or else the newest attempt."""
+    """Return batches joined with their commit, if there is one, and the committed or else newest attempt."""
     is_current = attempt.c.attempt == sa.func.coalesce(commit.c.attempt, batch.c.attempt)
     committed = sa.outerjoin(batch, commit, tables.same_batch(batch, commit))
     return committed.outerjoin(attempt, sa.and_(tables.same_batch(batch, attempt), is_current))
@@ -147,7 +148,7 @@ def _inputs(pipeline: str) -> sa.Select[Any]:
         sa.select(
             b.txid,
             sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
-            # The digest of planned metadata is that of the batch's row; `_checked` compares the attempt's copy with the bytes.
+            # The digest of the metadata selected above; `_checked` compares that metadata with the attempt's digest, too.
             sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
             sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
             sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
@@ -176,7 +177,7 @@ def _checked(pipeline: str, row: _InputRow) -> BatchInput:
 
 
 def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return whether a txid may begin: it is within the pipeline's window, the most batches begun and not committed."""
+    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
     p, c = tables.pipeline.c, tables.cursor.c
     window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
     return txid - c.txid <= window  # a sum could leave the range of a bigint
@@ -185,8 +186,8 @@ def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
 def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
     """Return whether a batch may begin: it is in the window that the newest plan recorded.
 
-    If its transform reads states as of the previous txid, every earlier txid must have committed, whatever the window (I21). No
-    lock is needed, because the cursor only grows.
+    If its transform reads states as of the previous txid, that must have committed, too (I21). No lock is needed: the cursor
+    only grows.
     """
     number, c = sa.literal(txid, sa.BigInteger), tables.cursor.c
     may_begin = sa.and_(in_window(number), number - c.txid <= 1) if spec.awaits_previous else in_window(number)
@@ -194,7 +195,7 @@ def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
 
 
 def note_window(connection: Connection, spec: PipelineSpec) -> None:
-    """Record the pipeline's window, and whether it commits one batch at a time: tasks that wait for their turn read both."""
+    """Record the pipeline's window and `commits_alone`, for tasks that wait for their turn."""
     p = tables.pipeline.c
     noted = {p.in_flight.name: spec.window, p.commits_alone.name: spec.commits_alone}
     differs = sa.or_(*(p[name] != value for name, value in noted.items()))
@@ -210,9 +211,9 @@ def insert_batches(
     *,
     awaits_ack: bool = True,
 ) -> bool:
-    """Insert the batches that follow `after` (None: the first ones); return False if another planner inserted any first.
+    """Insert the batches that follow `after` (None: the first ones).
 
-    The primary key decides between planners; a check before the insert could not. The caller rolls back on False.
+    Returns False if another planner, by the primary key, inserted any first: then the caller rolls back.
 
     Raises: RangeRefused if there is no batch `after`: txids have no gaps.
     """
@@ -259,10 +260,9 @@ def _is_stopped() -> sa.ColumnElement[bool]:
 
 
 def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
-    """Record which txids the run covers, and lift their halts, as the run is about to try them again.
+    """Record the txids that the run covers, and lift their halts; batches that were given up stay so.
 
-    Batches that were given up stay so. Returns False if another process planned the same run at the same moment; then the
-    caller rolls back.
+    Returns False if another process has planned the same run: then the caller rolls back.
     """
     rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
     covered = insert(tables.run_batch).values(rows).on_conflict_do_nothing().returning(tables.run_batch.c.position)
@@ -302,10 +302,10 @@ def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason
 
 
 def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
-    """Lift what keeps batches from being tried again: a halt, the decision to skip, their earlier failures; return the txids.
+    """Lift halts, decisions to skip, and counts of failures, so that batches are tried again; return the txids.
 
-    Without a txid, these are all halted or given-up batches; a given batch need be neither. Committed ones are left out. A
-    batch that is being committed or skipped is waited for.
+    Without a txid, these are all halted or given-up batches; a given one need be neither. Committed ones are left out; one that
+    is being committed or skipped is waited for.
     """
     b = tables.batch.c
     requested = _is_stopped() if txid is None else b.txid == txid
@@ -322,10 +322,10 @@ def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]
 
 
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Halt the batch, so that nothing retries it by itself.
+    """Halt a batch, so that nothing retries it by itself.
 
-    Not if it has committed or was given up meanwhile, nor if its pipeline was retired: nothing tries it then, and reinstated,
-    the batch is as it was.
+    Nothing changes if it has committed or was given up meanwhile, or if its pipeline was retired: after it is reinstated, its
+    batches are as they were.
     """
     b, p = tables.batch.c, tables.pipeline.c
     _lock(connection, pipeline, b.txid == txid)
@@ -340,8 +340,7 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
 def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
     """Lock uncommitted batches in txid order, as commits do, and return their txids.
 
-    It is a statement of its own, before the one that decides. A statement that has waited for a row's lock decides by what it
-    read before the wait, unless that row has changed; and neither a seal nor a commit changes a batch's row.
+    The next statement sees what has committed while this one waited; this one itself may not.
     """
     b = tables.batch.c
     txids = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
@@ -349,26 +348,23 @@ def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[boo
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return committed or skipped txids of which the source has yet to learn (an ack), in order, at most `limit`."""
+    """Return committed or skipped txids that the source has yet to learn of (by an ack), in order, at most `limit`."""
     b, c = tables.batch.c, tables.cursor.c
     settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
     return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
 
 
 def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:
-    """Forget the ack of a batch that is redone; with `awaits_ack`, its source has yet to learn of what counts now."""
+    """Clear the ack of a batch that is redone; with `awaits_ack`, the source has to be sent another."""
     b = tables.batch.c
     owed = sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid)
     connection.execute(owed.values(awaits_ack=awaits_ack, acked_at=None))
 
 
 def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> None:
-    """Record that the source has learned of the batch's commit by this attempt.
-
-    Nothing is changed if a redo has put another attempt in its place: the source has yet to learn of that. The row is locked by
-    a statement of its own, so that the next one sees the commit of a redo that this has waited for.
-    """
+    """Record that the source has learned of the batch's commit by this attempt, unless a redo has committed another."""
     b, c = tables.batch.c, tables.commit.c
+    # A statement of its own, so that the next one sees the commit of a redo that this one waits for.
     connection.execute(sa.select(b.txid).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True))
     counts = sa.exists().where(c.pipeline == b.pipeline, c.txid == b.txid, c.attempt == attempt)
     connection.execute(

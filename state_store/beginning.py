@@ -38,7 +38,7 @@ class NewInput:
 
 @dataclass(frozen=True)
 class ReplanNeeded:
-    """What a source needs to plan a batch again: the previous input, its own, and the digest of what it continues."""
+    """What a source needs to plan a batch again: the metadata of the batch before, its own, and the digest to continue."""
 
     previous: SourceMetadata | None
     current: SourceMetadata
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the ledger has about a batch, whose row is locked, and the input of the batch before it."""
+    """What the ledger says of a batch, whose row is locked, and the input of the batch before it."""
 
     spec: PipelineSpec
     batch: LockedBatch
@@ -96,7 +96,7 @@ class _Facts:
 def start_attempt(
     connection: Connection, spec: PipelineSpec, request: Request, witness: Witness
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
-    """Begin an attempt; or return the batch's commit, what its source needs to plan it again, or why it gets no attempt.
+    """Begin an attempt, or return why not: the batch's commit, what its source needs to plan it again, or a reason.
 
     Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused in mode "redo".
     """
@@ -117,7 +117,7 @@ def start_attempt(
     if _must_replan(facts, request.new_input):
         return ReplanNeeded(previous.metadata if previous else None, planned.metadata, facts.previous_digest)
     if spec.awaits_previous and previous is not None:
-        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for its redo, and lets none begin
+        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for a redo of it, and lets no other begin
     attempt = _take_fence(connection, facts, request)
     staging.create(connection, spec, txid, attempt.number)
     return attempt
@@ -143,7 +143,7 @@ def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
 def _take_fence(connection: Connection, facts: _Facts, request: Request) -> Attempt:
     """Record a new attempt at a locked batch as its newest; lift a halt, or a decision to skip.
 
-    Older attempts that have not ended are marked as failed; the new one names them.
+    Older attempts that have not ended are recorded as failed, and returned as `fenced`.
     """
     spec, batch, airflow = facts.spec, facts.batch, request.airflow
     number = batch.attempt + 1
@@ -189,7 +189,7 @@ def _planned_again(pipeline: str, planned: BatchInput, new: NewInput) -> BatchIn
 
 
 def _rows_before(connection: Connection, pipeline: str, txid: int) -> dict[str, int]:
-    """Return for each state the most rows that an attempt at this batch or the last ones before it sealed."""
+    """Return for each state the most rows that one attempt at this batch, or at a few before it, has sealed."""
     s = tables.seal.c
     rows = sa.func.sum(s.rows).label("rows")
     recent = (s.pipeline == pipeline, s.txid.between(txid - BATCHES_LOOKED_BACK, txid))

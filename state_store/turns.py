@@ -22,10 +22,10 @@ from sqlalchemy.dialects import postgresql
 from state_store import attempts, tables
 from state_store.batches import in_window, with_current_attempt
 
-# A ready batch waits for this multiple of the last merge's duration, so long after a large merge and hardly after a small one.
-# It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
+# A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
+# one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
 MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
-NAME_BYTES = 63  # Postgres truncates longer names; of two batches with the same name, each waits for the other's claimant, too
+NAME_BYTES = 63  # Postgres truncates longer names; two batches whose names become the same wait for each other's claimants
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
@@ -33,8 +33,8 @@ _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("applic
 class Turn:
     """Whether a txid may commit now (`opens`), and whether it is in the window, so may be processed (`begins`).
 
-    `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. It is `done`
-    once it has committed and its source has learned of that, or need not.
+    `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. It is `done` once it has
+    committed, and the source has learned of that if it has to.
     """
 
     opens: bool
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Processing:
-    """Whether a batch is in work, and whether it needs no processing any more: it is sealed, given up or committed."""
+    """Whether processing `is_over` (sealed, given up or committed), and whether an attempt or claimant is at it."""
 
     is_over: bool
     is_in_work: bool
@@ -57,11 +57,11 @@ UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
 def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
-    """Return for each (pipeline, txid) whether it may commit now, by a single statement.
+    """Return the turn of each (pipeline, txid), by a single statement.
 
-    A turn opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later
-    if more batches are being processed that could be merged with it. It is halted while the batch itself, or an earlier one,
-    waits for a person, or once the pipeline is retired; a batch that was given up halts nothing.
+    It opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later if
+    others that are being processed could be merged with it. It is halted while this batch or an earlier one waits for a person,
+    or once the pipeline is retired.
     """
     if not waiting:
         return {}
@@ -71,7 +71,7 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
 
 
 def _turns() -> sa.Select[Any]:
-    """Return the statement for any number of (pipeline, txid), given as two arrays."""
+    """Return the statement, whose parameters are an array of pipelines and one of txids."""
     b, c, a, p = tables.batch.c, tables.cursor.c, tables.attempt.c, tables.pipeline.c
     requested = (
         sa.func.unnest(
@@ -107,10 +107,7 @@ def _turns() -> sa.Select[Any]:
 
 
 def _waits_to_merge_together() -> sa.ColumnElement[bool]:
-    """Return whether the sealed batch after the cursor should wait for others to be merged with it.
-
-    In a pipeline that commits one batch at a time, it never waits.
-    """
+    """Return whether the sealed batch after the cursor should wait for others to be merged with it."""
     c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
     later = tables.batch.alias("later")
     others_are_coming = (
@@ -140,8 +137,8 @@ _TURNS = _turns()
 def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
     """Return for each (pipeline, txid) whether it is still to be processed, by a single statement.
 
-    A sealed batch is to be processed again if its attempt has another declaration than the registered one, or continues other
-    metadata than the previous batch has now.
+    That is so for a sealed batch, too, if its declaration is not the registered one, or it continues other metadata than the
+    previous batch has now.
     """
     b, p, c, a = tables.batch.c, tables.pipeline.c, tables.cursor.c, tables.attempt.c
     continues = sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest)
@@ -187,7 +184,7 @@ def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: in
 
 
 def claim(connection: Connection, pipeline: str, txid: int) -> None:
-    """Claim a batch for this connection, by giving it the claim's name, until it ends or claims another."""
+    """Claim a batch until this connection, which gets the claim's name, ends or claims another."""
     connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
 
 
@@ -200,9 +197,9 @@ def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
 
 
 def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
-    """Return whether the batch's claimant is alive, and its newest attempt neither ended nor silent.
+    """Return whether the batch's claimant is alive, and its newest attempt, if any, neither ended nor silent.
 
-    With `only_begun`, False while there is no attempt yet.
+    With `only_begun`, False without an attempt.
     """
     b = tables.batch.c
     in_work = sa.exists().where(
