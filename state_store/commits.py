@@ -32,7 +32,7 @@ from state_store.errors import (
 from state_store.merges import NOTHING, Merged
 from state_store.witness import Witness
 
-# The most batches that one transaction merges: enough for most of the gain in speed, few enough to merge again if it fails.
+# The most batches that one transaction merges: enough for most of the gain in speed, few enough to repeat if it fails.
 MAX_BATCHES_TOGETHER = 100
 MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more
 
@@ -59,7 +59,7 @@ class Commit:
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
-    """Return the commit of a txid, or None if it has not committed."""
+    """Return the commit of a txid, if it has committed."""
     c = tables.commit.c
     row = connection.execute(
         sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at, c.skipped_reason).where(
@@ -79,7 +79,7 @@ def commit_batch(
 
     Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), SourceChanged, DeclarationChanged,
     DeclarationInvalid, CheckFailed, GuardMismatch, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises; the driver's
-    errors. After any error, nothing of the batch is visible.
+    errors. After any of them, nothing of the batch is visible.
     """
     cursor = lock_cursor(connection, spec.name, witness, may_be_retired=True)
     if txid <= cursor.txid:
@@ -111,7 +111,7 @@ def commit_skip(
 ) -> Commit:
     """Commit the next batch without rows, as it was given up.
 
-    Raises: what `check_continues` raises: a skip consumes rows too, so it must not leave a gap before them.
+    Raises: as `check_continues`: a skip consumes rows too, so it must leave no gap before them.
     """
     batch_input = existing_input(connection, spec.name, batch.txid)
     check_continues(spec, batch_input, cursor)
@@ -122,13 +122,12 @@ def commit_skip(
 def commit_ready(
     connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
 ) -> list[Commit]:
-    """Commit all ready batches that directly follow the cursor, in order, as if each were committed alone.
+    """Commit the ready batches that directly follow the cursor, in order, as if each were committed alone.
 
-    Ready is a sealed batch that passes the checks of `commit_batch` and is neither halted nor given up; the first that is not
-    ends the sequence. A batch of more than MAX_ROWS_TOGETHER rows is committed alone, and so is each if the pipeline's
-    declaration says so (`commits_alone`). If none is ready, nothing is changed.
+    A sealed batch is ready if it passes the checks of `commit_batch` and is neither halted nor given up; the first that is not
+    ends the sequence. A batch of more than MAX_ROWS_TOGETHER rows, or of a pipeline that `commits_alone`, is merged by itself.
 
-    Raises: what `commit_batch` raises; committing one by one then shows which batch is at fault.
+    Raises: as `commit_batch`; committing one by one then shows which batch is at fault.
     """
     cursor = lock_cursor(connection, spec.name, witness, wait=wait)
     check_no_hole(connection, spec.name, cursor.txid)
@@ -186,7 +185,7 @@ def record(
 ) -> Commit:
     """Record the commit and advance the locked cursor.
 
-    Raises: GuardMismatch if that is not at the txid before.
+    Raises: GuardMismatch if the cursor is not at the txid before.
     """
     pipeline, txid = batch.pipeline, batch.txid
     if skipped_reason is not None and QUARANTINED in batch_input.metadata:
@@ -220,7 +219,7 @@ def record(
 def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:
     """Return the commit of a txid that the cursor has passed.
 
-    Raises: HoleDetected if the ledger has none.
+    Raises: HoleDetected if there is none.
     """
     done = find(connection, pipeline, txid)
     if done is None:
@@ -233,7 +232,7 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
 
 
 def check_no_hole(connection: Connection, pipeline: str, cursor_txid: int) -> None:
-    """Refuse to go on if the cursor and the table of commits disagree about the last commit.
+    """Refuse a cursor that is not at the last txid in the table of commits.
 
     Raises: HoleDetected.
     """
@@ -279,7 +278,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse a declaration other than the registered one (I16), or with other tables than the pipeline owns.
+    """Refuse a declaration that is not the registered one (I16), or has other tables than the pipeline owns.
 
     Raises: DeclarationChanged.
     """
@@ -295,9 +294,9 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:
-    """Refuse a batch whose metadata does not continue that of the last commit: rows would be lost or repeated (I12).
+    """Refuse a batch whose metadata does not continue the last commit's: rows would be lost or repeated (I12).
 
-    Raises: StagingLost if the source can plan it again, MetadataCorrupt if it never does.
+    Raises: StagingLost if the source can plan it again, else MetadataCorrupt.
     """
     if batch_input.continues == (None if cursor.source_digest is None else bytes(cursor.source_digest)):
         return

@@ -53,12 +53,12 @@ def lock_cursor(
 ) -> Cursor:
     """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
 
-    Without `wait`, a cursor that another transaction has locked is an error at once. With `may_be_retired`, the caller looks
-    for a commit of the past before it checks that the pipeline is in service.
+    Without `wait`, a cursor that another transaction has locked is an error at once. With `may_be_retired`, the caller checks
+    that the pipeline is in service.
 
-    Raises: SchemaOutOfDate if the pipeline was never registered (a missing row would lock nothing), or if the ledger was
-    migrated since this process connected; PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted
-    or copied database, or in one that is older than its witness.
+    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger was migrated since this process connected;
+    PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied database, or in one that is
+    older than its witness.
     """
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
@@ -77,7 +77,7 @@ def lock_cursor(
 
 
 def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
-    """Refuse to plan or process in a database where no commit would be accepted.
+    """Refuse a database where no commit would be accepted.
 
     Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
     """
@@ -109,7 +109,7 @@ def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> 
 
 
 def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
-    """Return as text which commits the witness knows and this database lacks, if any."""
+    """Return as text which commits the witness knows and the database lacks, if any."""
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     if mark is None:
         return None
@@ -159,7 +159,7 @@ def _as_text(moment: datetime) -> str:
 
 
 def mark(connection: Connection, pipeline: str) -> Mark | None:
-    """Return the mark for the witness of a pipeline's last commit, also of this transaction; None without one."""
+    """Return the witness's mark for a pipeline's last commit, also of this transaction; None without one."""
     c, k = tables.cursor.c, tables.commit.c
     row = connection.execute(
         sa.select(c.history, c.epoch, c.txid, c.attempt, k.committed_at)
@@ -170,7 +170,7 @@ def mark(connection: Connection, pipeline: str) -> Mark | None:
 
 
 class Epoch(NamedTuple):
-    """Which incarnation of the database answers: the server, its timeline, and the number of the database in it.
+    """The incarnation of the database that answers: server, timeline, and number of the database in the server.
 
     A restore or a promotion changes the system identifier or the timeline; a copy within its server changes the number.
     """
@@ -184,7 +184,7 @@ class Epoch(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Epoch":
-        """Return the epoch that a cursor keeps as text; from any other text, one that equals no real epoch."""
+        """Return the epoch that a cursor keeps as text; other text gives one that equals no real epoch."""
         parts = text.split("/")
         return cls(*parts) if len(parts) == len(cls._fields) else cls(text, "", "")
 
@@ -194,21 +194,21 @@ class Epoch(NamedTuple):
 
 
 def current_epoch(connection: Connection) -> Epoch:
-    """Return which incarnation of the database answers."""
+    """Return the epoch of the database that answers."""
     return Epoch.of(connection.execute(sa.select(_ledger.epoch())).scalar_one())
 
 
 def is_same_database(cursor: Cursor, epoch: Epoch, witness: Witness) -> bool:
     """Return whether the database is the one in which the cursor was made, so that no commit can be missing.
 
-    A promoted standby is accepted too if the setting `pg_failover` says that it has all commits.
+    A promoted standby counts as such if the setting `pg_failover` says that it has all commits.
     """
     before = Epoch.of(cursor.epoch)
     return epoch == before or (witness.trusts_promotions and epoch.was_promoted_from(before))
 
 
 def committed(connection: Connection, pipeline: str) -> int:
-    """Return the last committed txid, read without a lock: it may grow meanwhile, but never shrinks.
+    """Return the last committed txid, read without a lock: it may grow, but never shrinks.
 
     Raises: SchemaOutOfDate if the pipeline is not registered.
     """
@@ -230,7 +230,7 @@ def check_in_service(connection: Connection, pipeline: str) -> None:
 
 
 def check_not_retired(pipeline: str, retired: Retired) -> None:
-    """Refuse to go on with a pipeline that was retired.
+    """Refuse a pipeline that was retired.
 
     Raises: PipelineRetired.
     """
@@ -243,5 +243,5 @@ def check_not_retired(pipeline: str, retired: Retired) -> None:
 
 
 def unregistered(pipeline: str) -> SchemaOutOfDate:
-    """Return the error for a pipeline that is not registered, so has no cursor."""
+    """Return the error for a pipeline that is not registered."""
     return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)

@@ -48,7 +48,7 @@ def _set_paused(connection: Connection, pipeline: str, action: Literal["pause", 
 
 
 def check_not_paused(connection: Connection, pipeline: str) -> None:
-    """Refuse to go on if the pipeline is paused.
+    """Refuse a pipeline that is paused.
 
     Raises: PipelinePaused; SchemaOutOfDate if it is not registered; PipelineRetired.
     """
@@ -67,9 +67,9 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
 
 
 def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
-    """Let a batch be tried again, or, without a txid, all that were halted or given up; record that, and return the txids.
+    """Let a batch be tried again, or without a txid all that were halted or given up; return the txids.
 
-    A committed batch is left out, so the list may be empty. Repeating the call changes nothing but the record.
+    Committed batches are left out. Repeating the call changes nothing but the record.
 
     Raises: SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
     """
@@ -84,8 +84,8 @@ def retry(connection: Connection, pipeline: str, txid: int | None, owner: str, r
 class Redo:
     """A request for a redo: by which operator, and why.
 
-    `awaits_ack` is whether the source has to learn of it, as of a commit. `without` are followers that may have counted what is
-    taken back, and are not run any more.
+    `awaits_ack` is whether the source has to learn of the redo, as of a commit. `without` names pipelines that follow a state,
+    may have counted what is taken back, and are not run any more.
     """
 
     owner: str
@@ -97,14 +97,13 @@ class Redo:
 def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, witness: Witness) -> Commit:
     """Replace the effect of the last committed txid by what its newest attempt has sealed (I13).
 
-    Keys that the new attempt lacks go back to their previous values, and disappear if the txid had created them. For opaque
-    states only, and only as the owner of the tables: no other role may delete.
+    Keys that the new attempt lacks go back to their previous values, or disappear. Only the tables' owner may do so.
 
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
     cursor = cursors.lock_cursor(connection, spec.name, witness)
-    # A policy that hides rows even from the owner is an error: what the txid did to them would stay.
+    # So that a policy that hides rows even from the owner is an error: what the txid did to these rows would stay.
     set_local(connection, {"row_security": "off"})
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
@@ -169,9 +168,9 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
 
 
 def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str]) -> None:
-    """Refuse to redo a txid whose changes another registered pipeline may have counted, as it follows a state.
+    """Refuse to redo a txid if a pipeline that follows a state, and is not in `without`, may have counted its changes.
 
-    One of those `without` which it goes is refused when it is run again, if it has counted them (`jobs.sources.changes`).
+    Those in `without` are refused if they are run again after they have counted them (`jobs.sources.changes`).
 
     Raises: RangeRefused; UsageError if one of `without` follows no state.
     """
@@ -193,9 +192,9 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
 
 
 def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Refuse to redo a locked batch if the next one has read, or may be reading, the states as it left them.
+    """Refuse to redo a locked batch if the next one may have read the states as this one left them.
 
-    In pipelines whose transforms do that, a batch locks the one before it when it begins, so none begins during a redo.
+    Such a batch locks the one before it when it begins, so none begins during a redo.
 
     Raises: RangeRefused.
     """
@@ -220,7 +219,7 @@ def write_action(connection: Connection, pipeline: str, txid: int | None, action
 def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
     """Give up a failed batch: a commit without rows takes its place.
 
-    Returns that commit, or None if the batch is skipped later, when its turn comes.
+    Returns that commit, or None if it follows when the batch's turn comes.
 
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
@@ -250,9 +249,9 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 def replay_quarantined(
     connection: Connection, pipeline: str, owner: str, reason: str, txid: int | None
 ) -> tuple[int, int] | Literal[False] | None:
-    """Open a batch of the records that wait in quarantine; return its txid and their number; None if no record waits.
+    """Open a batch of the records that wait in quarantine; return its txid and their number, or None if there are none.
 
-    Returns False if another planner took the txid first; then the caller rolls back.
+    Returns False if another planner took the txid first: then the caller rolls back.
 
     Raises: MetadataCorrupt.
     """
@@ -271,10 +270,10 @@ def replay_quarantined(
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
-    """Let pipelines that are halted in a restored, promoted, copied or older database go on, but for retired ones.
+    """Let pipelines go on that are halted in a restored, promoted, copied or older database; retired ones are left out.
 
-    Returns what each of them gives up, which the ledger records too. Each begins a new history of commits. The witness, which
-    shows lost commits by files outside Postgres, has no mark of that yet.
+    Returns what each gives up, which the ledger records too. Each begins a new history of commits, of which the witness (files
+    outside Postgres that mark commits) has no mark yet.
     """
     epoch = cursors.current_epoch(connection)
     c, p = tables.cursor.c, tables.pipeline.c
@@ -285,12 +284,12 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
         lost = cursors.describe_loss(connection, cursor, witness)
         if lost is None and cursor.epoch == str(epoch):
             continue
-        story = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
+        outcome = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
         connection.execute(
             sa.update(tables.cursor)
             .where(c.pipeline == cursor.pipeline)
             .values(epoch=str(epoch), history=sa.func.gen_random_uuid())
         )
-        write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, story)
-        accepted[cursor.pipeline] = story
+        write_action(connection, cursor.pipeline, cursor.txid, "accept", owner, outcome)
+        accepted[cursor.pipeline] = outcome
     return accepted

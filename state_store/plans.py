@@ -1,8 +1,8 @@
-"""How the plans of each pipeline end: how many have succeeded, and those that have failed since, with the newest error.
+"""How the plans of each pipeline end: how many have succeeded, how many have failed since, and the newest error.
 
-A plan succeeds in the transaction that opens its batches, also if it finds nothing new. One that fails is recorded afterwards,
-by a transaction of its own, unless another plan has succeeded since it began: that one knows better. Their order is that of
-`succeeded` in the pipeline's row, not of clocks.
+A plan succeeds in the transaction that opens its batches, also if it finds nothing new. A failure is recorded afterwards, in a
+transaction of its own; but not if another plan has succeeded since the failed one began, as the error is then out of date. The
+count `succeeded` in the pipeline's row says which came first; no clock does.
 """
 
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from sqlalchemy import Connection
 
 from state_store import tables
 
-# The COMMIT of a transaction that only notes how a plan has ended waits neither for the disk nor for a standby: if the server
-# loses that in a crash, the next plan notes it.
+# For a transaction that only records how a plan has ended: its COMMIT waits neither for the disk nor for a standby. If a crash
+# of the server loses it, the end of the next plan is recorded in its place.
 _NO_WAIT = sa.func.set_config("synchronous_commit", "off", True)
 
 
 class Beginning(NamedTuple):
-    """Where a plan begins: after the last committed txid, a batch's number, and after so many plans that have succeeded."""
+    """Where things stood when a plan began: the last committed txid (a batch's number), and how many plans had succeeded."""
 
     committed: int
     succeeded: int
@@ -31,7 +31,10 @@ def succeeded(connection: Connection, pipeline: str) -> int:
 
 
 def note_success(connection: Connection, pipeline: str, *, only_that: bool) -> None:
-    """Record that a plan succeeds with this transaction, which may do `only_that`; what failed before is over."""
+    """Record that a plan succeeds with this transaction, and clear earlier failures.
+
+    With `only_that`, the transaction does nothing else, so its COMMIT need not be durable.
+    """
     p = tables.plan.c
     values = {"succeeded": p.succeeded + 1, "succeeded_at": sa.func.now(), "failed": 0}
     over = dict.fromkeys(("failing_since", "failed_at", "failed_run", "error"))
@@ -40,9 +43,9 @@ def note_success(connection: Connection, pipeline: str, *, only_that: bool) -> N
 
 
 def note_failure(connection: Connection, pipeline: str, began: Beginning, run_id: str, error: str) -> bool:
-    """Record that a plan has failed, in a transaction of its own.
+    """Record that a plan has failed, in a transaction that does nothing else.
 
-    Returns False, having changed nothing, if another has succeeded since it began.
+    Returns False, without a change, if another plan has succeeded since.
     """
     p = tables.plan.c
     values = {

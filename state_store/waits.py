@@ -20,13 +20,13 @@ from state_store.errors import HoleDetected, TidegateError
 from state_store.turns import turns
 from state_store.witness import Mark, Witness
 
-MOST_COUNTED = 1000  # records in quarantine, commits that the source has yet to learn of: more of them need no exact number
+MOST_COUNTED = 1000  # of quarantined records, and of commits that the source has yet to learn of
 ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
 ERROR_CHARACTERS = 2000
 
 
 class Try(NamedTuple):
-    """An attempt, as far as it explains a wait; the error is cut to ERROR_CHARACTERS."""
+    """What an attempt's row says that may explain a wait; the error is cut to ERROR_CHARACTERS."""
 
     attempt: int
     owner: str
@@ -52,7 +52,7 @@ class WaitingBatch(NamedTuple):
     halted_reason: str | None
     skip_owner: str | None
     skip_reason: str | None
-    tries_after: int
+    tries_after: int  # the newest attempt when an operator last chose to retry the batch
     committed_at: datetime | None
     skipped_reason: str | None
     awaits_ack: bool
@@ -65,8 +65,8 @@ class RegisteredPipeline(NamedTuple):
 
     `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
     source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
-    still sends heartbeats. `failed_plans` have failed since one succeeded, the newest in `failed_run` with `plan_error`, cut
-    to ERROR_CHARACTERS.
+    still sends heartbeats. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`, with
+    `plan_error`, cut to ERROR_CHARACTERS.
     """
 
     pipeline: str
@@ -98,8 +98,8 @@ class Wait:
 
     `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
     first batch may commit now: a sealed one waits a little for others to be merged with it. `lost` says which commits this
-    database lacks; `is_restored` whether it is another incarnation than the one that the cursor was made in. `refusal` is why
-    its revision keeps every step from beginning.
+    database lacks; `is_restored` whether it was restored, promoted or copied since the cursor was made. `refusal` is the error
+    if the database's revision keeps every step from beginning.
     """
 
     row: RegisteredPipeline
@@ -114,7 +114,7 @@ class Wait:
 
     @property
     def loss(self) -> str | None:
-        """Return in a sentence why the pipeline is halted in this database: it lacks commits, or may; None if it has all."""
+        """A sentence saying that this database lacks commits, or may; None if it has all."""
         name, committed, last_commit = self.row.pipeline, self.cursor.txid, self.row.last_commit
         if self.lost is not None:
             return f"This database lacks commits of {name}: {self.lost.rstrip('.')}."
@@ -127,14 +127,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class Marks:
-    """The witness's marks of some pipelines, and for others what is wrong with their marks."""
+    """The witness's marks by pipeline: `known` ones and, for the `damaged`, what is wrong with them."""
 
     known: Mapping[str, Mark]
     damaged: Mapping[str, str]
 
 
 def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
-    """Return the witness's marks of those among these pipelines that are registered."""
+    """Return the witness's marks of these pipelines, as far as they are registered."""
     c = tables.cursor.c
     known: dict[str, Mark] = {}
     damaged: dict[str, str] = {}
@@ -150,8 +150,7 @@ def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) ->
 def read(connection: Connection, requested: Mapping[str, int | None], marks: Marks, witness: Witness) -> dict[str, Wait]:
     """Return what each registered pipeline, and its requested txid, waits for.
 
-    The connection's transaction has to show one snapshot. The marks must have been read before it began, or they could name a
-    commit that it does not show.
+    The transaction has to show one snapshot, taken after the marks were read: else they could name a commit that it lacks.
     """
     rows = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
     split = len(RegisteredPipeline._fields)
@@ -187,7 +186,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
 
 
 def _pipelines() -> sa.Select[Any]:
-    """Return the statement for the rows of any number of pipelines."""
+    """Return the statement, whose parameter is an array of pipelines."""
     p, c, k, b, a = (table.c for table in (tables.pipeline, tables.cursor, tables.commit, tables.batch, tables.attempt))
     q, plan = tables.quarantine.c, tables.plan.c
 
@@ -234,7 +233,7 @@ _PIPELINES = _pipelines()
 
 
 def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], WaitingBatch]:
-    """Return the existing ones of these batches, each with its newest attempts."""
+    """Return those of these batches that exist, each with its newest attempts."""
     if not wanted:
         return {}
     b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
