@@ -59,18 +59,18 @@ TextRow = Mapping[str, str | None]
 
 
 def open_tables(connection: Connection, spec: PipelineSpec) -> None:
-    """Name the pipeline as the writer until the transaction ends: triggers of the state tables refuse all others."""
+    """Make the pipeline this transaction's writer: triggers of the state tables refuse all others."""
     set_local(connection, {"tidegate.writer": spec.name})
 
 
 def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[Merged]:
     """Merge what the newest attempts at consecutive batches have sealed; return what each batch has written.
 
-    A key that several batches touch is written once, which is quicker than one by one. The states come out the same, unless
-    they are opaque: those would need the values between the batches.
+    A key that several batches touch is written once. The states come out as if the batches were merged one by one, but for
+    opaque ones, which would need the values between the batches.
 
-    Every sealed row that is not set aside must be written (I14). The condition on the txid is an alarm, not a filter: the
-    cursor says that the txids are new, so a row that it rejects has another writer.
+    Every sealed row that is not set aside must be written (I14): if the condition on the txid rejects one, another writer
+    changed it.
 
     Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
@@ -99,7 +99,7 @@ def _merge_state(
     batches: Sequence[LockedBatch],
     checked: Mapping[int, checks.CheckedBatch],
 ) -> list[tuple[StagedBatch, int]]:
-    """Merge batches into one state; return of each the partials, without those set aside, and the number of rows written."""
+    """Merge batches into one state; return for each the partials that are not set aside, and the number of rows written."""
     event_time = EventTime(connection, spec, state) if state.window else None
     staged = []
     for batch in batches:
@@ -153,7 +153,7 @@ def _merge(
 
 
 def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch], *, before: bool) -> None:
-    """Run the author's updates: their code for before the merge of the states, or that for after it."""
+    """Run the author's updates, with the code that is for `before` the merge of the states or for after it."""
     own = [state for state in spec.states if state.updates and (state.before or not before)]
     if not own:
         return
@@ -168,7 +168,7 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[Locked
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
     """Add the rows of batches, in the order of txid and position, which fills the index from one end.
 
-    Raises: GuardMismatch if a row is there already, or is kept out by a trigger or a rule.
+    Raises: GuardMismatch if a row exists already, or a trigger or a rule keeps it out.
     """
     set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})  # for the sort
     for batch in staged:
@@ -197,7 +197,7 @@ def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why:
 
 
 def _recorded(state: StateSpec, upsert: Insert) -> Insert:
-    """Return an upsert that also records the rows that it writes in the state's table of changes."""
+    """Return an upsert that also records its rows in the state's table of changes."""
     target, changes = state_tables.state_table_of(state), state_tables.changes_table_of(state)
     assert state.stream is not None
     names = [column.name for column in state.stream[1]]
@@ -208,7 +208,7 @@ def _recorded(state: StateSpec, upsert: Insert) -> Insert:
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     """Undo what a txid did to an opaque state: rows get their previous values; new and appended rows are deleted.
 
-    The whole table is read: an index on txid would make every update slower (not HOT) for the sake of a rare operation.
+    This reads the whole table, as an index on txid would make every update slower.
 
     Raises: SchemaOutOfDate if a partition is missing: what the txid did there would stay.
     """
@@ -230,7 +230,7 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 
 
 def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, partial: TextRow) -> TextRow:
-    """Return the values that the merge of a partial into a row, or into no row, would keep; all are Postgres' text."""
+    """Return the values after a merge of a partial into a row, or into none; all are Postgres' text."""
     columns = state_tables.state_table_of(state).c
 
     def row(values: TextRow, name: str) -> sa.Subquery:
@@ -245,7 +245,7 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
 
 
 def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch: LockedBatch) -> StagedBatch:
-    """Return the sealed rows of a batch, after their recount: the state's columns and, if its rows carry it, the txid."""
+    """Recount and return a batch's sealed rows: the state's columns and, if its rows carry it, the txid."""
     sealed = staging.recount(connection, spec.name, state, batch.txid, batch.attempt)
     stage = state_tables.staging_table_of(state, batch.txid, batch.attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
@@ -256,7 +256,7 @@ def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch:
 
 
 def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> int:
-    """Merge one batch's partials into a state, or those of several from `first_txid` on; return how many rows were written."""
+    """Merge the partials of one batch, or of several from `first_txid` on; return how many rows were written."""
     is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
     upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
     try:
@@ -272,10 +272,10 @@ def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, fi
 
 
 def _upsert(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> Insert:
-    """Return the upsert of one batch's partials, or of several from `first_txid` on, in key order.
+    """Return the upsert of the partials of one batch, or of several from `first_txid` on, in key order.
 
-    For one batch, a kept row with a txid that has not committed is left as it is, which the row count shows; for several, it is
-    an error of the statement, and so is a sum beyond half of the limit of its type.
+    For one batch, a kept row with a txid that has not committed is not changed, which the row count shows. For several, it
+    makes the statement fail, and so does a sum beyond half of the limit of its type.
     """
     target, upsert = _insert(state, rows)
     new = upsert.excluded
@@ -293,10 +293,10 @@ def _upsert(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> I
 
 
 def _upserts_of_whole_rows(state: StateSpec, rows: sa.Select[Any], first_txid: int | None) -> list[Insert]:
-    """Return two upserts that do together what `_upsert` does, for a state of many columns that are all those of one row.
+    """Return two upserts that together do what `_upsert` does, for a state that keeps one whole row per key, of many columns.
 
-    There, each column would compare all columns. The first upsert takes over partials that are ahead of the kept row, or new;
-    the second one only stamps the rows that the first has left. A kept row with a txid that has not committed is left by both.
+    `_upsert` would compare all columns again for each column. Here, the first upsert writes partials that are new or win over
+    the kept row; the second only stamps the rows that the first has left. Neither changes a row whose txid has not committed.
     """
     target, upsert = _insert(state, rows)
     new, stamp = upsert.excluded, {"txid": upsert.excluded.txid, **_previous(state, target)}
@@ -310,7 +310,7 @@ def _upserts_of_whole_rows(state: StateSpec, rows: sa.Select[Any], first_txid: i
 
 
 def _insert(state: StateSpec, rows: sa.Select[Any]) -> tuple[Table, Insert]:
-    """Return a state's table, and the insertion of rows, in key order for index locality and the same locks in each commit."""
+    """Return a state's table, and the insertion of rows in key order, for index locality and one order of locks."""
     target = state_tables.state_table_of(state)
     rows = rows.order_by(*(rows.selected_columns[key.name] for key in state.keys))
     return target, insert(target).from_select([*(column.name for column in rows.selected_columns)], rows)
@@ -321,7 +321,7 @@ def _unique(state: StateSpec) -> list[str]:
 
 
 def _previous(state: StateSpec, target: Table) -> dict[str, Any]:
-    """Return what an upsert keeps of a row as it was."""
+    """Return the columns in which an upsert keeps the row's previous values and txid."""
     if not state.keeps_previous:
         return {}
     return {previous_name(v.name): target.c[v.name] for v in state.values} | {PREVIOUS_TXID: target.c.txid}
