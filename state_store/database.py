@@ -1,4 +1,4 @@
-"""Connections to the database of ledger and states, and transactions on them; a process has one pool of them per settings."""
+"""Connections to the database of ledger and states, and transactions on them. A process has one pool per role and settings."""
 
 import os
 import threading
@@ -21,9 +21,9 @@ from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
 MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
-# How often the server checks that a silent client is still connected: a killed committer frees the lock this soon.
+# How often the server checks that a silent client is still connected: it releases the locks of a killed process this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
-# How long a transaction that changes tables of states waits for their readers. While it waits, everyone else waits for it.
+# How long a transaction that changes tables of states waits for their readers. Meanwhile, later readers and commits wait, too.
 DDL_LOCK_TIMEOUT_SECONDS = 5
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
@@ -50,7 +50,7 @@ class Database:
             _users[self.engine] += 1
 
     def close(self) -> None:
-        """Close all connections, unless others of this process use them: these would lose track of those in use."""
+        """Close the pool's connections, unless another Database of this process still uses it."""
         with _lock:
             _users[self.engine] -= 1
             if _users[self.engine] <= 0:
@@ -89,9 +89,9 @@ class Database:
     def _snapshot(
         self, doing: str, *, states: Sequence[str] = (), lock_timeout_seconds: int | None = None
     ) -> Iterator[Connection]:
-        """Run a transaction that only reads, and whose statements all see the same moment.
+        """Run a read-only transaction whose statements all see one snapshot.
 
-        The `states` that will be read are named, so that no migration makes their tables again meanwhile.
+        The caller names the `states` that it will read, so that no migration replaces their tables meanwhile.
         """
         with self.translated_errors(doing), self.engine.connect() as unprepared:
             connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -126,12 +126,12 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
 
 
 def hold_open(connection: Connection) -> None:
-    """Let this transaction last, and its client be silent, for any time."""
+    """Let this transaction stay open and idle for any time."""
     connection.execute(sa.select(*_local({"idle_in_transaction_session_timeout": "0"}), _without_time_limit()))
 
 
 def set_local(connection: Connection, settings: Mapping[str, str]) -> None:
-    """Change settings of Postgres until the transaction ends, which works through a connection pooler, too."""
+    """Change settings of Postgres for this transaction, which works through a connection pooler, too."""
     connection.execute(sa.select(*_local(settings)))
 
 
@@ -140,9 +140,9 @@ def _local(settings: Mapping[str, Any]) -> list[sa.ColumnElement[str]]:
 
 
 def _without_time_limit() -> sa.ColumnElement[Any]:
-    """Return what lets a transaction take as long as its statements may take.
+    """Return the call that lifts a limit on the whole transaction, under which a large merge would never end.
 
-    From Postgres 17 on, a role or a database may limit it as a whole; a large merge would then never come to its end.
+    From Postgres 17 on, a role or a database may set one.
     """
     name = "transaction_timeout"
     return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
@@ -150,11 +150,10 @@ def _without_time_limit() -> sa.ColumnElement[Any]:
 
 @lru_cache(maxsize=8)
 def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
-    """Return the Engine on the primary that holds ledger and state. Nothing is connected yet.
+    """Return the Engine for these settings: always the same, as it caches compiled statements, also after it is disposed of.
 
-    The same settings give the same Engine, as it caches compiled statements; it may be used again after it is disposed of. Its
-    pool grows to the most connections ever used at once, and gives out the one that was returned last: its session knows the
-    tables.
+    Its pool grows to the most connections used at once, and gives out the one that was returned last: its session has cached
+    what it knows of the tables.
     """
     engine = sa.create_engine(
         "postgresql+psycopg2://",
@@ -172,14 +171,11 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
 
 
 def _forget_connections() -> None:
-    """Make a forked process open its own connections: processes that share one read each other's answers.
-
-    The parent's connections are left open, because it still uses them.
-    """
+    """Make a forked process open its own connections: processes that share one read each other's answers."""
     global _lock  # noqa: PLW0603 - a thread of the parent may have held it
     _lock = threading.Lock()
     for engine in _users:
-        engine.dispose(close=False)
+        engine.dispose(close=False)  # the parent still uses the connections
 
 
 os.register_at_fork(after_in_child=_forget_connections)

@@ -20,7 +20,7 @@ _RETRYABLE_STATES = {
     "57P03": "a server that starts up",
 }
 _READ_ONLY_STATE, _NOT_READY_STATE = "25006", "55000"
-_OF_STANDBYS = "xlogfuncs.c"  # where Postgres raises the latter because it is a standby
+_OF_STANDBYS = "xlogfuncs.c"  # the file of Postgres' code that raises the latter on a standby
 # Not every SSL error: a server that dies breaks the connection with one, too.
 _TLS = ("certificate", "does not support SSL", "no encryption", "private key file", " alert ")
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
@@ -47,8 +47,8 @@ _DUPLICATE_STATE = "42P07"
 _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
-# A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
 _TOO_LARGE_STATE, _ROWS_IN_PAGES = "54000", "hio.c"  # the file of Postgres' code that puts rows into pages
+# A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
 _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
 
 
@@ -143,7 +143,7 @@ def has_no_free_connection(error: BaseException) -> bool:
 
 
 def message_of(error: BaseException | None) -> str:
-    """Return the first line of a driver's error or, of a connection that several hosts have refused, what each of them said."""
+    """Return the first line of a driver's error or, if several hosts refused a connection, what each said."""
     return "; ".join(_refusals(error) or [_first_line(error)])
 
 
@@ -153,9 +153,9 @@ def _refusals(error: BaseException | None) -> list[str]:
 
 
 def _state_of_refusal(error: BaseException | None) -> str | None:
-    """Return the SQLSTATE that a refused connection stands for, which carries none; None if a host was not reached.
+    """Return the SQLSTATE that the text of a refused connection, which carries none, stands for; None for an unreached host.
 
-    If hosts refuse it for different reasons, one that may pass counts: another host may be a standby that is never asked.
+    Of several reasons, one that may pass counts: the other host may be a standby that is never asked.
     """
     states = [_state_in(line) for line in _refusals(error) or [_first_line(error)]]
     return next((state for state in states if state not in _ACCESS_STATES), states[0])
@@ -166,7 +166,7 @@ def _state_in(message: str) -> str | None:
 
 
 def _detail(error: BaseException | None, what: str) -> str | None:
-    """Return what the server says of an error besides its message, in no language."""
+    """Return a field of the server's error that is the same in every language."""
     value: str | None = getattr(getattr(error, "diag", None), what, None)
     return value
 

@@ -40,9 +40,9 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def own(part: Part, home: Path | None = None) -> Path | None:
-    """Return a folder of a project's own; None if the project has no pipelines of its own. It need not exist.
+    """Return a folder, which need not exist, of a project with its own pipelines; None for any other project.
 
-    Without `home`, the project is the one that is found.
+    Without `home`, the project is the one that `find` returns.
 
     Raises: SettingsInvalid if another account could have written it: what is in it is run.
     """

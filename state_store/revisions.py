@@ -1,7 +1,7 @@
 """The schema revisions of code and database: which code may use a ledger.
 
-A revision is the number of a migration. The ledger is schema ``tidegate``; a migration may change it, or states only. A project
-of its own has migrations of its states in a line of their own, so that those of a newer Tidegate never get in between.
+A revision is the number of a migration, which changes the ledger (schema ``tidegate``), or states only. A project with its own
+pipelines numbers the migrations of its states separately, so that those of a newer Tidegate never come in between.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ PROJECT_VERSION_TABLE = "alembic_version_of_project"
 
 
 def head_revision() -> str:
-    """Return the newest revision: migrations are numbered in one line, so it is in the last file name."""
+    """Return the newest revision, from the last file name."""
     return _last(VERSIONS) or ""
 
 
@@ -48,10 +48,7 @@ KNOWN_LEDGER = ledger_revision()
 
 
 def current_revision(connection: Connection, version_table: str = VERSION_TABLE) -> str | None:
-    """Return the database's revision; None if Tidegate has no tables there.
-
-    With the version table of a project's own migrations, it is the last of those.
-    """
+    """Return the database's revision, or, with their version table, that of a project's own migrations; None without one."""
     exists = _has_table(connection, version_table)
     return connection.scalar(sa.select(_version(version_table))) if exists else None
 
@@ -65,10 +62,10 @@ def _version(version_table: str = VERSION_TABLE) -> sa.ColumnClause[str]:
 
 
 def lock_revision(connection: Connection) -> None:
-    """Wait for another migration to end, so that this one begins at the revision which that has left.
+    """Wait for another migration to end, so that this one starts from its revision.
 
-    If the ledger will be migrated, commits are waited for, too, and later ones wait for this transaction: they lock a cursor,
-    and then look at the revision.
+    If it will migrate the ledger, it waits for commits, too, and later commits wait for it: they lock a cursor before they read
+    the revision.
     """
     if current_revision(connection) is None:
         return
@@ -121,7 +118,7 @@ def check_revision(connection: Connection) -> None:
 
 
 def refusal(connection: Connection) -> TidegateError | None:
-    """Return why the revision keeps every step from beginning, of the code that is installed here; None if it does not."""
+    """Return the error if the database's revision stops every step of the code installed here; else None."""
     try:
         check_revision(connection)
     except (SchemaOutOfDate, SettingsInvalid) as error:
@@ -130,7 +127,7 @@ def refusal(connection: Connection) -> TidegateError | None:
 
 
 def check_ledger(connection: Connection) -> None:
-    """Refuse a database whose ledger is older or newer than this process needs; its tables of states are not compared.
+    """Refuse a database whose ledger is older or newer than this process needs, whatever the revision of states.
 
     Raises: SchemaOutOfDate with the command to type.
     """
@@ -143,21 +140,21 @@ def check_ledger(connection: Connection) -> None:
 
 
 def grant_project_version(connection: Connection) -> None:
-    """Let all roles read how far a project's own migrations are, which Alembic has noted in a table that it has made."""
+    """Let all roles read the table in which Alembic records a project's own migrations."""
     if _has_table(connection, PROJECT_VERSION_TABLE):
         connection.execute(sa.text(f"GRANT SELECT ON {tables.LEDGER}.{PROJECT_VERSION_TABLE} TO tidegate, tidegate_reader"))
 
 
 def note_ledger(connection: Connection, revision: str) -> None:
-    """Record the newest revision that has changed the ledger, as a comment on a table; part of a migration."""
+    """Record, in a migration, the newest revision that has changed the ledger, as a comment on a table."""
     table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
     connection.execute(SetTableComment(table))
 
 
 def check_known(connection: Connection) -> None:
-    """Refuse a ledger that was migrated since this process connected, so that its code does not know it.
+    """Refuse a ledger that was migrated to a newer revision than the code of this process knows.
 
-    A commit does so after it has locked a cursor, from when on a migration of the ledger waits for it.
+    A commit first locks a cursor: from then on, a migration of the ledger waits for it.
 
     Raises: SchemaOutOfDate.
     """
@@ -175,7 +172,7 @@ def _check_known(connection: Connection, revision: str | None) -> None:
 
 
 def _revisions(connection: Connection) -> tuple[str, str | None]:
-    """Return the revision of a database that has one, and the newest that has changed its ledger, if that is recorded."""
+    """Return a migrated database's revision and, if it is recorded, the newest that has changed its ledger."""
     version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
     comment = sa.func.coalesce(sa.func.obj_description(version_table, "pg_class"), "")
     revision, noted = connection.execute(sa.select(_version(), comment)).one()

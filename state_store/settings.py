@@ -32,9 +32,9 @@ CONNECT_TIMEOUT_SECONDS = 10
 # Staged rows are sent as UTF-8. Postgres would take them for text in the encoding that a role, the database, the server or
 # PGCLIENTENCODING sets, and store other characters without an error.
 CLIENT_ENCODING = "UTF8"
-# A server that has vanished, as in a failover, sends nothing: by these, its connections are given up after about a minute.
+# A server that has vanished, as in a failover, sends nothing: with these, its connections are given up after about a minute.
 KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
-SYSTEM = "system"  # of pg_sslrootcert: the certificates that the operating system trusts
+SYSTEM = "system"  # as pg_sslrootcert, stands for the certificates that the operating system trusts
 
 
 def _setting(default: Any, help_text: str, *, env: str | None = None, least: int = 1, choices: Collection[str] = ()) -> Any:
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False) -> "Settings":
-        """Read the settings; `without_stack` leaves out those that `tidegate up` wrote.
+        """Read the settings, as `sources` does.
 
         Raises: SettingsInvalid, which names the setting, the place and the value.
         """
@@ -115,7 +115,7 @@ class Settings:
     def sources(
         cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False
     ) -> tuple["Settings", dict[str, str]]:
-        """Read the settings, and return also the place that each came from.
+        """Return the settings, and the place that each came from.
 
         `without_stack` leaves out the file that `tidegate up` wrote, for verbs that must work even if it is damaged.
 
@@ -163,10 +163,10 @@ class Settings:
         return self.home / STACK_FOLDER
 
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
-        """Return libpq's connection parameters, without a password: libpq finds that itself.
+        """Return libpq's connection parameters, without a password.
 
-        By default libpq authenticates only to a server that proves, by SCRAM, that it knows the password already. Of several
-        hosts it takes the first that accepts writes.
+        By default libpq accepts only a server that proves, by SCRAM, that it knows the password. Of several hosts it takes the
+        first that accepts writes.
         """
         parameters = {
             "host": self.pg_host,
@@ -203,7 +203,7 @@ def _read(file: Path, parse: Any) -> dict[str, Any]:
 
 
 def _read_stack(file: Path) -> dict[str, Any]:
-    """Return the settings that `tidegate up` wrote here; those of a project that was copied or moved lead elsewhere."""
+    """Return the settings that `tidegate up` wrote; none, with a warning, if the project was copied or moved since."""
     content = _read(file, json.loads)
     if isinstance(folder := content.get("folder"), str) and not _is_same(Path(folder), file.parent):
         project.warn(
