@@ -28,8 +28,8 @@ SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 class CheckedBatch:
     """What a check may look at: the batch's partials, the states after it, and the batches before it.
 
-    Tables are SQLAlchemy's. They are read in the transaction of the commit, after the batch was merged; for a check that sets
-    partials aside, before.
+    Tables are SQLAlchemy's. They are read in the transaction of the commit, after the batch was merged; by a check that sets
+    partials aside, before that.
     """
 
     spec: PipelineSpec
@@ -43,7 +43,7 @@ class CheckedBatch:
         return self.spec.name
 
     def state(self, name: str) -> Table:
-        """Return a state as it would be: keys, values, derived values and txid."""
+        """Return a state as the batch would leave it: keys, values, derived values and txid."""
         return state_tables.readable_of(self._state(name))
 
     def partials(self, name: str) -> sa.Subquery:
@@ -65,7 +65,7 @@ class CheckedBatch:
 
 
 def checked_batch(connection: Connection, spec: PipelineSpec, batch: LockedBatch) -> CheckedBatch:
-    """Return what checks may look at, still without the batch's partials."""
+    """Return what checks may look at, without the partials, which are added later."""
     a = tables.attempt.c
     rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == batch.txid, a.attempt == batch.attempt)
     return CheckedBatch(spec, batch.txid, connection.scalar(rows) or 0, {})
@@ -103,7 +103,7 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
         answer, rows = _answer(connection, statement), 0
         if answer:
             rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
-            # Not "those that the check does not find": once the batch is merged, it may find others.
+            # Not by the check's query again: once the batch is merged, it may find other partials.
             others = without_set_aside(batch.spec, state, batch.txid, staged.partials)
             staged = staged._replace(rows=staged.rows - rows, partials=others)
         _record(connection, batch, name, f"{rows} set aside: {_shown(answer)}" if answer else None)
@@ -124,7 +124,7 @@ def _wrong_partials(
         )
     p, wrong = partials.subquery("partials"), statement.subquery("wrong")
     pairs = [(wrong.c[key.name], p.c[key.name], key.nullable) for key in state.keys]
-    # Only by equality does Postgres join by hashes, and not each row with each other.
+    # For equality alone Postgres uses a hash join; otherwise it would compare each row with each other one.
     same = [one.is_not_distinct_from(other) if nullable else one == other for one, other, nullable in pairs]
     return sa.select(p).where(sa.exists(sa.select(sa.literal(1)).select_from(wrong).where(*same)))
 

@@ -1,7 +1,7 @@
 """What metrics show of every pipeline, at one moment, by a few statements whose work is bounded.
 
-Nothing here takes longer the more batches have committed: the present is read from the rows of uncommitted batches, of kept
-staging and of the quarantine, up to a limit; `state_store.totals` remembers sums over the past.
+No statement takes longer as more batches commit: the present is read from the rows of uncommitted batches, of kept staging and
+of the quarantine, up to a limit; `state_store.totals` remembers sums over the past.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from state_store.witness import Witness
 WITH_ERROR = ("failed", "halted")
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-# Larger numbers are not counted exactly: they are too large in any case.
+# Counts stop at these: beyond them, the exact number does not matter.
 MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 10_000
 
 
@@ -33,10 +33,10 @@ MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 
 class PipelineMeasures:
     """One pipeline: positions as txids (numbers of batches), times as moments by the database's clock or in seconds.
 
-    `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; those beyond are taken for planned.
+    `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; the rest are counted as planned.
     `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code.
     `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.
-    `failed_plans` have failed since one succeeded, at `planned_at`; `plan_error` is the first word of the newest error.
+    `failed_plans` counts plans that failed since one succeeded at `planned_at`; `plan_error` is the newest error's first word.
     `is_whole` is whether the database contains all known commits. `totals` is None until this process has read all batches.
     """
 
@@ -68,18 +68,18 @@ class Measures:
 
 
 def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
-    """Return the measures of a snapshot, whose settings this changes; the caller keeps `settled` for later calls."""
+    """Return the measures in the connection's snapshot, and change its settings. Later calls need the same `settled`."""
     set_local(connection, BY_KEYS)
     c = tables.cursor.c
     in_service = sa.select(*CURSOR).join(tables.pipeline, _in_service(c.pipeline)).order_by(c.pipeline)
     all_cursors = [Cursor(*row) for row in connection.execute(in_service)]
     totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in all_cursors])
-    now = {row.pipeline: row for row in connection.execute(_present())}
-    phases, errors = _waiting(connection)
+    present = {row.pipeline: row for row in connection.execute(_present())}
+    phases, errors = _uncommitted(connection)
     epoch = cursors.current_epoch(connection)
     pipelines = []
     for cursor in all_cursors:
-        name, row = cursor.pipeline, now[cursor.pipeline]
+        name, row = cursor.pipeline, present[cursor.pipeline]
         counted = phases.get(name, {})
         uncounted = max(row.opened - cursor.txid - sum(counted.values()), 0)
         pipelines.append(
@@ -109,13 +109,13 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
 
 
 def _in_service(pipeline: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Return the condition that joins a pipeline that is not retired."""
+    """Return the condition that joins a pipeline in service, which is one not retired."""
     p = tables.pipeline.c
     return sa.and_(p.pipeline == pipeline, p.retired_at.is_(None))
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
-    """Return whether the database has the last commit that the witness marked outside it; not if the mark is damaged."""
+    """Return whether the database has the last commit that the witness marked outside it; False if the mark is damaged."""
     try:
         return cursors.describe_loss(connection, cursor, witness) is None
     except HoleDetected:
@@ -123,7 +123,7 @@ def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
 
 
 def _present() -> sa.Select[Any]:
-    """Return a query with one row per pipeline, from its newest batch and commit, its open batches and its kept staging."""
+    """Return a query with one row per pipeline in service."""
     p, k, b, c, a, q = (
         table.c for table in (tables.pipeline, tables.cursor, tables.batch, tables.commit, tables.attempt, tables.quarantine)
     )
@@ -168,13 +168,13 @@ def _present() -> sa.Select[Any]:
 
 
 def _count(rows: sa.Select[Any]) -> sa.ScalarSelect[int]:
-    """Return how many rows a limited query of a pipeline has."""
+    """Return how many rows a pipeline's limited query has."""
     limited = rows.correlate(tables.cursor).subquery()
     return sa.select(sa.func.count()).select_from(limited).scalar_subquery()
 
 
-def _waiting(connection: Connection) -> tuple[dict[str, dict[str, int]], dict[str, dict[tuple[str, str], int]]]:
-    """Return for each pipeline its uncommitted batches by phase, and those with an error by phase and code."""
+def _uncommitted(connection: Connection) -> tuple[dict[str, dict[str, int]], dict[str, dict[tuple[str, str], int]]]:
+    """Count each pipeline's uncommitted batches by phase, and those with an error by phase and code."""
     k, b = tables.cursor.c, batches_view.c
     open_batches = (
         sa.select(b.phase, b.waits_for)

@@ -15,14 +15,14 @@ Phase = Literal["planned", "processing", "failed", "halted", "processed", "commi
 PHASES: tuple[str, ...] = get_args(Phase)
 ENDED = ("committed", "skipped")
 UNCOMMITTED = tuple(phase for phase in PHASES if phase not in ENDED)
-LOOKED_AT = 10_000  # batches that one statement reads
+LOOKED_AT = 10_000  # the most batches that one statement reads
 
 
 @dataclass(frozen=True)
 class BatchFilter:
-    """Conditions on batches, all of which have to hold; None is any.
+    """Conditions that a batch has to meet; None stands for no condition.
 
-    `since` and `until` are about the last event of a batch: opened, begun, sealed, failed, halted or committed. `error` is a
+    `since` and `until` limit the time of a batch's last event: opened, begun, sealed, failed, halted or committed. `error` is a
     code, such as SOURCE_CHANGED, or the name of an exception. The txids, the batches' numbers, are inclusive.
     """
 
@@ -36,16 +36,16 @@ class BatchFilter:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Some matching batches, newest first. The search continues below the txid `before`; None: there are no others."""
+    """Some matching batches, newest first. The search continues below the txid `before`; if that is None, it has ended."""
 
     batches: list[BatchStatus]
     before: int | None
 
 
 def search(connection: Connection, pipeline: str, wanted: BatchFilter, before: int | None, limit: int) -> SearchResult:
-    """Search the LOOKED_AT newest txids below `before` (None: of all) for at most `limit` matching batches.
+    """Search the LOOKED_AT newest txids, below `before` if it is given, for at most `limit` matching batches.
 
-    If matches are rare, a call may find none although there are some below. All statements should see one snapshot.
+    A call may find none although older batches match. All its statements should see one snapshot.
     """
     b, v, k = tables.batch.c, batches_view.c, tables.cursor.c
     cursor = connection.scalar(sa.select(k.txid).where(k.pipeline == pipeline)) or 0
@@ -68,11 +68,11 @@ def search(connection: Connection, pipeline: str, wanted: BatchFilter, before: i
         return SearchResult(rows, rows[-1].txid)
     is_last = count < LOOKED_AT
     if not is_last and wanted.since is not None and highest <= cursor:
-        is_last = not _is_later(connection, here, wanted.since)
+        is_last = not _have_event_since(connection, here, wanted.since)
     return SearchResult(rows, None if is_last else lowest)
 
 
-def _is_later(connection: Connection, batches: sa.Select[Any], since: datetime) -> bool:
+def _have_event_since(connection: Connection, batches: sa.Select[Any], since: datetime) -> bool:
     """Return whether one of these batches has had an event since; if not, no earlier committed batch has."""
     return connection.execute(batches.where(_last_event() >= since).limit(1)).first() is not None
 

@@ -21,8 +21,8 @@ from state_store.declaration import PipelineSpec, SourceMetadata
 from state_store.errors import SourceChanged, StagingLost
 
 FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
-AFTER = "after"  # where metadata has the last name so far, of a source whose files come in the order of their names
-INPUTS = "inputs"  # where the metadata of several inputs has that of each, by the input's name
+AFTER = "after"  # where a source that takes files in the order of their names keeps the last name so far
+INPUTS = "inputs"  # where the metadata of a pipeline with several inputs has that of each, by its name
 LARGEST = 2**63 - 1
 _COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "name": sa.Text(),
@@ -43,16 +43,16 @@ class TakenFile:
     mtime_ns: int
     txid: int
     is_committed: bool
-    is_done: bool  # its source has learned of the commit, and moved the file away if it does that
+    is_done: bool  # the source has learned of the commit and, if it moves files away, has moved this one
 
 
 def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:
-    """Return the files that a batch reads: none if it takes up quarantined records, or its source has no files."""
+    """Return the files that a batch reads: none if it replays quarantined records, or its source has none."""
     return () if QUARANTINED in batch_input.metadata else files_in(batch_input.metadata)
 
 
 def files_in(metadata: SourceMetadata) -> Sequence[Mapping[str, Any]]:
-    """Return the files that a source's metadata lists; with several inputs, names begin with the input's name."""
+    """Return the files that metadata lists; with several inputs, their names begin with the input's."""
     files: Sequence[Mapping[str, Any]] = metadata.get(FILES, ())
     if not isinstance(metadata.get(INPUTS), dict):
         return files
@@ -66,7 +66,7 @@ def name_in(input_name: str, file_name: str) -> str:
 
 
 def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:
-    """Record the files of batches that are being committed, if their source has files. The cursor is locked.
+    """Record the files, if any, of batches that are being committed. The caller has locked the cursor.
 
     Raises: StagingLost if a file has counted before and the source can plan the batch again; SourceChanged if it cannot.
     """
@@ -87,7 +87,7 @@ def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInpu
 def _counted_before(
     connection: Connection, spec: PipelineSpec, rows: sa.TableValuedAlias, first_txid: int
 ) -> SourceChanged | StagingLost:
-    """Return the error for files of which one has counted before."""
+    """Return the error for the first of these files that has counted before."""
     f = tables.source_file.c
     same = (f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"), f.txid != rows.c.txid)
     again = sa.select(f.name, f.txid, rows.c.txid.label("new_txid")).where(f.pipeline == spec.name, *same)
@@ -104,7 +104,7 @@ def _counted_before(
 
 
 def take_back(connection: Connection, pipeline: str, txid: int) -> None:
-    """Remove the files of a batch that is being redone: its new attempt has its own."""
+    """Remove the files of a batch that is being redone."""
     f = tables.source_file.c
     connection.execute(sa.delete(tables.source_file).where(f.pipeline == pipeline, f.txid == txid))
 
@@ -138,7 +138,7 @@ def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
 
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
-    """Record new modification times of files with unchanged content, so that these need not be read again."""
+    """Record new modification times of unchanged files, so that these are not read again."""
     if not files:
         return
     rows = _as_table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])

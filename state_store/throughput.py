@@ -1,7 +1,7 @@
 """Throughput and latency of a pipeline's commits, by buckets of time.
 
-Commits have no index by time; but txids (numbers of batches) commit in order, so the first one of a period is found by halving
-the range of txids. Only the last bucket still changes: for a caller that keeps the result, the others are added up once.
+Commits have no index by time; but txids (numbers of batches) commit in order, so a binary search finds the first one of a
+period. Only the last bucket still changes: for a caller that keeps the result, the others are computed only once.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _ORIGIN = datetime(2001, 1, 1, tzinfo=UTC)  # a Monday
 
 @dataclass(frozen=True)
 class Bucket:
-    """The commits of one bucket, from `at` on.
+    """The commits of one bucket of time, which begins at `at`.
 
     Durations are medians and 95th percentiles in seconds: of processing up to the seal, and from there to the end of the merge.
     Skipped batches are in `skipped` alone.
@@ -41,13 +41,16 @@ class Bucket:
 
 
 def bucket_seconds(days: int) -> int:
-    """Return the shortest of some round lengths of buckets by which these days have at most MOST_BUCKETS."""
+    """Return the shortest round length that divides these days into at most MOST_BUCKETS."""
     return next((length for length in _BUCKETS if days * 86400 / length <= MOST_BUCKETS), _BUCKETS[-1])
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """Buckets in order, for a history of commits up to the txid `committed`; `last_first` is the first txid of the last one."""
+    """Buckets in order, up to the txid `committed`; `last_first` is the first txid of the last bucket.
+
+    They are of one `history`: the pipeline begins another one after commits were lost.
+    """
 
     history: UUID | None
     committed: int
@@ -56,16 +59,16 @@ class Throughput:
 
 
 def throughput(connection: Connection, pipeline: str, days: int, known: Throughput | None = None) -> Throughput:
-    """Return the buckets of the last days, without empty ones and commits before the newest MOST_COMMITS.
+    """Return the buckets of the last days, without empty ones, for at most the newest MOST_COMMITS.
 
-    `known` is what an earlier call returned for the same days: then only commits since its last bucket are read.
+    With `known`, an earlier result for the same days, only commits from its last bucket on are read.
     """
     c = tables.cursor.c
     cursor = connection.execute(sa.select(c.txid, c.history).where(c.pipeline == pipeline)).one_or_none()
     committed, history = (cursor.txid, cursor.history) if cursor else (0, None)
     if known is not None and known.buckets and known.history == history and known.committed <= committed:
         part = _read(connection, pipeline, days, known.last_first, committed)
-        # A clock that was set back brings commits into earlier buckets: then all are read.
+        # If the clock was set back, new commits are in earlier buckets: then all are read again.
         if part.buckets and part.buckets[0].at >= known.buckets[-1].at:
             begins = connection.execute(sa.select(sa.func.now())).scalar_one() - timedelta(days=days)
             settled = [bucket for bucket in known.buckets[:-1] if bucket.at >= begins]
@@ -76,13 +79,13 @@ def throughput(connection: Connection, pipeline: str, days: int, known: Throughp
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Part:
     buckets: Sequence[Bucket]
     last_first: int
 
 
-def _read(connection: Connection, pipeline: str, days: int, first: int, committed: int) -> _Found:
-    """Add up the commits from one txid to another, by bucket."""
+def _read(connection: Connection, pipeline: str, days: int, first: int, committed: int) -> _Part:
+    """Add up the commits of a range of txids by bucket."""
     k, a = tables.commit.c, tables.attempt.c
     at = sa.func.date_bin(timedelta(seconds=bucket_seconds(days)), k.committed_at, _ORIGIN).label("at")
     counts = k.skipped_reason.is_(None)
@@ -112,11 +115,11 @@ def _read(connection: Connection, pipeline: str, days: int, first: int, committe
     )
     rows = connection.execute(statement).all()
     buckets = [Bucket(*row[1:6], *(None if value is None else float(value) for value in row[6:])) for row in rows]
-    return _Found(buckets, rows[-1][0] if rows else first)
+    return _Part(buckets, rows[-1][0] if rows else first)
 
 
 def _first_since(connection: Connection, pipeline: str, committed: int, period: timedelta) -> int:
-    """Return the first txid that committed within the period; one more than the last, if none did."""
+    """Return the first txid that committed within the period; the one after the last if none did."""
     k = tables.commit.c
     low, high = 1, committed + 1
     while low < high:
