@@ -56,9 +56,8 @@ class Combined(NamedTuple):
 def combined(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], txid: int) -> Iterator[Combined]:
     """Yield the combined partials of several batches, from `txid` on.
 
-    Many rows are combined into a table that this transaction creates and drops, so that nothing is left if it fails.
-
-    A sum is NULL, which no state accepts, if a sum of some of its batches could come near the limit of its type.
+    Many rows are combined into a table that this transaction creates and drops: nothing is left if it fails. A sum that could
+    come near the limit of its type is NULL, which no state accepts.
     """
     set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})
     if sum(batch.rows for batch in staged) < SHARED_ROWS:
@@ -86,13 +85,13 @@ def _rows(staged: Sequence[StagedBatch], *, in_order_of: StateSpec | None = None
 
 
 def _order(state: StateSpec, columns: Columns) -> list[sa.ColumnElement[Any]]:
-    """Return the order by key and, where whole rows are kept, by what decides which: the first of a key is kept."""
+    """Return the order by key; where whole rows are kept, it puts the row of each key that is kept first."""
     keys: list[sa.ColumnElement[Any]] = [columns[key.name] for key in state.keys]
     return [*keys, *combiners.in_order(state.values[0], columns)] if keeps_whole_rows(state) else keys
 
 
 def keeps_whole_rows(state: StateSpec) -> bool:
-    """Return whether all values of a key are those of the same row, the first or last in an order."""
+    """Return whether all values of a key come from one row, the first or last in an order."""
     return bool(state.keys and state.values[0].order) and len({(value.merge, value.order) for value in state.values}) == 1
 
 
@@ -104,7 +103,7 @@ def _count_keys(connection: Connection, state: StateSpec, rows: sa.Subquery) -> 
 
 
 def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: sa.Subquery | None = None) -> sa.Select[Any]:
-    """Return the combined partials of each key, or of each key in a part; `again` has the same rows, for a second pass."""
+    """Return the combined partials of each key, or of those in a part; `again` has the same rows, for a second pass."""
     keys = [rows.c[key.name] for key in state.keys]
     if keeps_whole_rows(state):
         return _whole_rows(state, rows, part, again)
@@ -114,11 +113,9 @@ def _sums(state: StateSpec, rows: sa.Subquery, part: Part | None = None, again: 
 
 
 def _whole_rows(state: StateSpec, rows: sa.Subquery, part: Part | None, again: sa.Subquery | None) -> sa.Select[Any]:
-    """Return the row of each key that is kept, with the key's last txid.
-
-    Postgres runs no window function in parallel. So parts find the txids by a second pass and a join, unless a key may be NULL:
-    such keys would be joined row by row. The second pass sorts nothing: its groups are few bytes each, and hashed.
-    """
+    """Return the row of each key that is kept, with the key's last txid."""
+    # Postgres runs no window function in parallel. So parts find the txids by a second pass and a join, unless a key may be
+    # NULL: such keys would be joined row by row. The second pass sorts nothing: its groups are few bytes each, and hashed.
     keys = [rows.c[key.name] for key in state.keys]
     kept_rows = sa.select(*keys, *(rows.c[value.name] for value in state.values)).where(*_in(part, rows))
     kept_rows = kept_rows.order_by(*_order(state, rows.c)).ext(distinct_on(*keys))
@@ -144,8 +141,7 @@ def _in(part: Part | None, rows: sa.Subquery) -> list[sa.ColumnElement[bool]]:
 def _parts(connection: Connection, state: StateSpec, staged: Sequence[StagedBatch]) -> list[Part]:
     """Return a condition per process, so that every row meets exactly one; none if only one process can be used.
 
-    The key column with the most different values in a sample is divided at the sample's quantiles; the sums do not depend on
-    these.
+    They divide the key column with the most different values in a sample, at the sample's quantiles.
     """
     processes = 1 + int(_setting(connection, _WORKERS))
     # Without a txid, so without `tidegate.latest`, Postgres may share each query among all processes.
@@ -168,7 +164,7 @@ def _parts(connection: Connection, state: StateSpec, staged: Sequence[StagedBatc
 
 
 def _is_between(name: str, least: str | None, end: str | None, columns: Columns) -> sa.ColumnElement[bool]:
-    """Return whether a key column is at least the one bound and below the other; NULL counts as above all."""
+    """Return whether a key column is at least `least` and below `end`; NULL counts as above all."""
     column = columns[name]
     # "Is true" and "is not true", because a NULL key is neither below nor above.
     below = [sa.true() if bound is None else (column < _constant(column, bound)).is_(sa.true()) for bound in (least, end)]
@@ -176,7 +172,7 @@ def _is_between(name: str, least: str | None, end: str | None, columns: Columns)
 
 
 def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any]:
-    """Return a value that Postgres gave as text, in the type of its column."""
+    """Return a value given as text in its column's type."""
     constant = sa.literal(value, sa.Text)
     return constant if isinstance(column.type, sa.Text) else sa.cast(constant, column.type)
 
@@ -185,10 +181,8 @@ def _constant(column: sa.ColumnElement[Any], value: str) -> sa.ColumnElement[Any
 def _planned_for(
     connection: Connection, state: StateSpec, staged: Sequence[StagedBatch], processes: int, *, in_order: bool
 ) -> Iterator[None]:
-    """Make Postgres plan for this many processes, and merge rows that are in key order.
-
-    By itself it would not count the leading process, has no statistics of new tables, and cannot know the order of their rows.
-    """
+    """Make Postgres plan for this many processes, and merge rows that are in key order."""
+    # By itself it would not count the leading process, has no statistics of new tables, and cannot know their rows' order.
     # It also takes groups of unknown number for 200, and would join them row by row.
     settings = {"enable_nestloop": "off"}
     if processes:

@@ -3,8 +3,8 @@
     merged     the kept value and the partial of one batch, in an upsert
     combined   the partials of several batches, in a query that groups by key
 
-A partial is a batch's result for one key. Both give the same, in any order and grouping of the partials (I16 in
-docs/protocol.md). A value of no rows is NULL, or for sums and arrays 0 or {}, and changes nothing.
+A partial is a batch's result for one key. Both give the same result, in any order and grouping of the partials
+(I16 in docs/protocol.md). The value of no rows is NULL, or for sums and arrays 0 or {}, and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,10 +53,10 @@ def is_ahead(value: ValueColumn, kept: Columns, partial: Columns) -> sa.ColumnEl
 def combined(
     value: ValueColumn, partials: Columns, derived: Sequence[DerivedColumn] = (), *, of_one_batch: bool = False
 ) -> sa.ColumnElement[Any]:
-    """Return the combined value of a key over several batches, or over several rows of one, in the type of the column.
+    """Return the combined value of a key over several batches, or over several rows of one, in the column's type.
 
-    Over several batches, a sum is NULL, which no state accepts, if that of some of them could come near the limit of its type,
-    or if what is `derived` from it could. Within one batch, only a result that does not fit is an error.
+    Over several batches, a sum is NULL, which no state accepts, if that of some of them, or what is `derived` from it, could
+    come near the limit of its type. Within one batch, only a result that does not fit is an error.
     """
     column, merge = partials[value.name], value.merge
     if merge == "sum" and of_one_batch:
@@ -79,7 +79,7 @@ def combined(
 
 
 def in_order(value: ValueColumn, partials: Columns) -> list[sa.ColumnElement[Any]]:
-    """Return the order in which the first row is the one that decides about a first or last value."""
+    """Return the order in which the first row decides the first or last value."""
     columns = [partials[name] for name in value.order]
     return [c.desc().nulls_last() if value.merge == "last" else c.asc().nulls_last() for c in columns]
 
@@ -87,7 +87,7 @@ def in_order(value: ValueColumn, partials: Columns) -> list[sa.ColumnElement[Any
 def near_the_limit(
     value: ValueColumn, changed: sa.ColumnElement[Any], column: sa.ColumnElement[Any], derived: Sequence[DerivedColumn]
 ) -> sa.ColumnElement[Any]:
-    """Return a merged sum of several batches, or NULL, which no state accepts, if it comes near a limit, as in `combined`."""
+    """Return a merged sum of several batches; NULL, which no state accepts, if it comes near a limit, as in `combined`."""
     half = half_of(value, column.type, derived)
     return sa.case((changed.between(-half, half), changed)) if value.merge == "sum" else changed
 
@@ -95,10 +95,10 @@ def near_the_limit(
 def half_of(value: ValueColumn, kind: Any, derived: Sequence[DerivedColumn]) -> sa.ColumnElement[Any]:
     """Return half of the largest value of a sum's type; less if a value that is derived from it has a smaller range.
 
-    If neither the absolute values of a key's partials add up to more than that, nor the merged value is more, the partials fit
-    one by one, too. So whether a value leaves its column's range does not depend on the grouping. A mean is no larger than its
-    sum, and a variance no larger than its sum of squares.
+    If neither the absolute values of a key's partials add up to more, nor the merged value is more, the partials fit one by
+    one, too: whether a value leaves its column's range does not depend on the grouping.
     """
+    # A mean is no larger than its sum, and a variance no larger than its sum of squares.
     if isinstance(kind, sa.Numeric):
         limits = [Decimal(10) ** ((kind.precision or 0) - (kind.scale or 0)) / 2]
     else:
@@ -121,10 +121,8 @@ def _first(column: sa.ColumnElement[Any], *order: sa.ColumnElement[Any]) -> sa.C
 
 
 def _comparisons(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return whether a partial wins over the kept row by the first column of the order, loses by it, and wins by all columns.
-
-    The first column decides most often, and is compared in less time than a record. NULL decides nothing.
-    """
+    """Return whether a partial wins over the kept row by the order's first column, loses by it, and wins by all columns."""
+    # The first column decides most often, and is compared in less time than a record. NULL decides nothing.
     mine, new = kept[value.order[0]], partial[value.order[0]]
     ours, theirs = _place(value, kept), _place(value, partial)
     if value.merge == "first":
@@ -133,10 +131,8 @@ def _comparisons(value: ValueColumn, kept: Columns, partial: Columns) -> tuple[s
 
 
 def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
-    """Return the place of a row in the order that decides about the first or last value; NULL never wins.
-
-    Compared as a record, because a comparison of rows is NULL if it meets a NULL; as one of records, if there are many columns.
-    """
+    """Return the place of a row in the order that decides the first or last value; NULL never wins."""
+    # A record, because a comparison of rows is NULL if it meets a NULL; of records, if there are many columns.
     # The boolean before each column makes a NULL lose.
     is_null: Callable[[Any], Any] = (lambda c: c.is_(None)) if value.merge == "first" else (lambda c: c.is_not(None))
     parts: Sequence[Any] = [part for name in value.order for part in (is_null(row[name]), row[name])]
@@ -146,7 +142,7 @@ def _place(value: ValueColumn, row: Columns) -> sa.ColumnElement[Any]:
 
 
 def _own(value: ValueColumn, ours: sa.ColumnElement[Any], theirs: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return what the author's code makes of two values; NULL, the value of no rows, changes nothing.
+    """Return two values combined by the author's code; NULL, the value of no rows, changes nothing.
 
     Raises: DeclarationInvalid if the code fails.
     """

@@ -22,11 +22,10 @@ class CsvReader(Protocol):
 def copy_partition(
     conninfo: dict[str, Any], table: str, columns: Iterable[str], reader: CsvReader, task_attempt: int, digest: str
 ) -> tuple[int, int]:
-    """Copy one Spark task's rows into a staging table; return their number and digest.
+    """Copy one Spark task's rows into a staging table, in one transaction; return their number and digest.
 
-    Runs on executors, in one transaction. If the process dies, or the answer is lost after the commit, the rows are never
-    merged: they carry a task attempt that the batch's attempt does not seal. The password is not in `conninfo`: libpq finds it
-    in a file on the executor.
+    If the process dies, or the answer is lost after the commit, the rows are never merged: no seal names their task attempt.
+    `conninfo` has no password: libpq finds it in a file on the executor.
     """
     with closing(connect(conninfo)) as connection, connection, connection.cursor() as cursor:
         return copy_rows(cursor, table, columns, reader, task_attempt, digest)

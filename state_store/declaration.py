@@ -208,7 +208,7 @@ class StateSpec:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Return the columns in which no row may have NULL although its aggregate could: the one that divides the table."""
+        """Return the columns that may not be NULL although their aggregates could: the one that divides the table."""
         return (self.ranges.column,) if self.ranges else ()
 
     @property
@@ -245,7 +245,7 @@ class StateSpec:
 
     @property
     def row_key(self) -> tuple[KeyColumn, ...]:
-        """Return the columns that identify a row: the keys and, before these, the txid if rows are appended."""
+        """Return the columns that identify a row: the keys, after the txid if rows are appended."""
         return (TXID, *self.keys) if self.appends else self.keys
 
     @property
@@ -341,7 +341,7 @@ Staged = StateSpec | QuarantineSpec
 
 
 def staged_in_order_of(staged: Staged) -> str | None:
-    """Return the key in whose order tasks stage rows: the first, if it is an integer, date or time; else None."""
+    """Return the key in whose order tasks stage rows: the first, if it is an integer, date or time."""
     return staged.keys[0].name if staged.keys and staged.keys[0].type.name in _STAGED_IN_ORDER else None
 
 
@@ -439,7 +439,7 @@ class PipelineSpec:
 
     @property
     def awaits_previous(self) -> bool:
-        """Return whether a batch begins only when the one before has committed, as it reads states that this one leaves."""
+        """Return whether a batch begins only after the one before has committed, to read states as of that txid."""
         return any(query.as_of == "previous txid" for query in self.queries)
 
     @property
@@ -491,7 +491,7 @@ def _state_of(declared: Mapping[str, Any]) -> StateSpec:
 
 
 def _read(kind: type[_T], declared: Mapping[str, Any], **parts: Any) -> _T:
-    """Return a dataclass from its fields in JSON, where tuples are lists; those that this code does not know are left out."""
+    """Return a dataclass from its fields in JSON, where tuples are lists; unknown fields are left out."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in declared.items() if name in names}
     return kind(**(plain | parts))

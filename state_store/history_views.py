@@ -20,7 +20,7 @@ from state_store.errors import DeclarationChanged
 def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_changed: bool) -> None:
     """Create the view of a history over its table of versions, or replace it if the declaration has changed.
 
-    Views that people made over it stay, unless its columns are others than before: then these have to be dropped first.
+    Views that people made over it stay; if its columns change, they have to be dropped first.
 
     Raises: DeclarationChanged if there is a table of its name.
     """
@@ -41,7 +41,7 @@ def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_ch
 
 
 def drop_of(schema: str | None, state: StateSpec) -> str:
-    """Return the statement that drops the view of a history, as is necessary before its table is changed or dropped."""
+    """Return the statement that drops the view of a history, which comes before a change or drop of its table."""
     view = sa.Table(state.name, sa.MetaData(), schema=schema)
     return f"DROP VIEW IF EXISTS {postgresql.dialect().identifier_preparer.format_table(view)}"  # type: ignore[no-untyped-call]
 

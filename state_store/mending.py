@@ -43,8 +43,7 @@ class Original(NamedTuple):
 def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: Mend) -> Original:
     """Store the corrected payload beside the original, record the action, and return the original.
 
-    The record is locked, so of two operators at once the second one finds the first one's correction, and a replay that takes
-    the record up later reads it.
+    The record's lock makes a second operator, or a later replay, see the correction.
 
     Raises: PipelineRetired; UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a
     replay has taken it up, or it has a correction and `again` is not set; UsageError if the payload cannot be stored, or is not
@@ -91,7 +90,7 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
 
 
 def check_storable(payload: str) -> None:
-    """Refuse a payload that is empty, longer than MAX_BYTES, or that Postgres cannot keep as text.
+    """Refuse a payload that is empty, longer than MAX_BYTES, or no text that Postgres can keep.
 
     Raises: UsageError.
     """
@@ -108,7 +107,7 @@ def check_storable(payload: str) -> None:
 def check_columns(original: str, payload: str) -> None:
     """Refuse a payload that is not a JSON object of the original's columns, each of the original's JSON type or null.
 
-    Whether values fit the declared types, which are narrower, is checked by the replay.
+    The replay checks whether values fit the narrower declared types.
 
     Raises: UsageError.
     """

@@ -61,9 +61,9 @@ def move_bad_records(connection: Connection, batch: LockedBatch) -> int:
 def set_aside(
     connection: Connection, spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[Any], reason: Reason
 ) -> int:
-    """Put partials into quarantine as JSON, numbered after the batch's records there; return their number.
+    """Put partials into quarantine as JSON, numbered after the batch's records there; return how many.
 
-    `reason` makes the text of the reason from a partial's columns in the JSON.
+    `reason` gives the text of the reason, from a partial's columns in the JSON.
     """
     q = tables.quarantine.c
     record = _record_of(state, partials.subquery("found").c).subquery(_RECORD)
@@ -85,7 +85,7 @@ def set_aside(
 
 
 def without_set_aside(spec: PipelineSpec, state: StateSpec, txid: int, partials: sa.Select[Any]) -> sa.Select[Any]:
-    """Return a batch's partials without those that it has set aside: the same before and after the batch is merged."""
+    """Return a batch's partials without those set aside; the same before and after the batch is merged."""
     q, p = tables.quarantine.c, partials.subquery("partials")
     record = _record_of(state, p.c).correlate(p).lateral(_RECORD)
     # NOT IN looks up hashes. As NOT EXISTS, each partial would be compared with each record: Postgres expects few of these.
@@ -96,7 +96,7 @@ def without_set_aside(spec: PipelineSpec, state: StateSpec, txid: int, partials:
 
 
 def in_json(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Return a column in the form for JSON: a time as text, in UTC whatever the time zone of the database."""
+    """Return a column in its form for JSON: a time as text, in UTC whatever the database's time zone."""
     if not isinstance(column.type, sa.TIMESTAMP):
         return column
     form = 'YYYY-MM-DD"T"HH24:MI:SS.US'
@@ -129,14 +129,14 @@ def take_up(connection: Connection, pipeline: str, txid: int | None, new_txid: i
 
 
 def put_back(connection: Connection, pipeline: str, replayed_txid: int) -> None:
-    """Let the records that a batch has taken up wait again, as that batch is skipped."""
+    """Let the records that a skipped batch has taken up wait again."""
     q = tables.quarantine.c
     returned = sa.update(tables.quarantine).where(q.pipeline == pipeline, q.replayed_txid == replayed_txid)
     connection.execute(returned.values(replayed_txid=None))
 
 
 def clear(connection: Connection, pipeline: str, txid: int) -> None:
-    """Remove what a txid has moved here, as it is redone: its new attempt has its own bad records.
+    """Remove what a txid that is redone has moved here.
 
     Raises: RangeRefused if a later batch has taken one up.
     """
@@ -155,7 +155,7 @@ def clear(connection: Connection, pipeline: str, txid: int) -> None:
 
 
 def records(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield what is in quarantine, of one batch or all, in the order of the batches, without holding it all."""
+    """Yield what is in quarantine, of one batch or all, in order of the batches, without holding it in memory."""
     q = tables.quarantine.c
     statement = (
         sa.select(
@@ -185,7 +185,7 @@ def page_of_records(
 
 
 def record(connection: Connection, pipeline: str, txid: int, number: int) -> dict[str, Any] | None:
-    """Return one record with its whole payload, also if it was taken up by a replay; None if there is none."""
+    """Return one record with its whole payload, also if a replay has taken it up; None if there is none."""
     q = tables.quarantine.c
     statement = sa.select(*_shown(), q.payload, q.mended_payload).where(*_of(pipeline, txid), q.number == number)
     row = connection.execute(statement).mappings().one_or_none()
@@ -199,7 +199,7 @@ def totals(connection: Connection, pipeline: str, txid: int | None) -> Quarantin
 
 
 def counts(connection: Connection, pipeline: str, txid: int | None, *, limit: int | None = None) -> dict[int, int]:
-    """Return how much of each txid, or of the given one, is in quarantine; with `limit`, of the newest ones, these first."""
+    """Count by txid, or for a given one, what is in quarantine; with `limit`, for the newest ones, in descending order."""
     q = tables.quarantine.c
     statement = sa.select(q.txid, sa.func.count()).where(*_of(pipeline, txid), _is_here()).group_by(q.txid)
     order = q.txid if limit is None else q.txid.desc()

@@ -20,11 +20,10 @@ RETIRED_SINCE = "0029"
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
-    """Register a pipeline, its states, its cursor and its plans' row; return whether the declaration is new.
+    """Register a pipeline, with its states and cursor, for `tidegate migrate`; return whether the declaration is new.
 
-    Part of `tidegate migrate`. Once a batch has committed, states may not change: an added state would miss the earlier
-    batches, and a changed aggregate would change the meaning of existing values. The source may change if `version` is raised
-    to confirm it: committed batches are not read again.
+    Once a batch has committed, states may not change: an added one would miss earlier batches, a changed aggregate would give
+    existing values another meaning. The source may, if `version` is raised to confirm it: committed batches are not read again.
 
     Raises: DeclarationChanged, also if another pipeline owns a state, or a new one has rows already; PipelineRetired, also if
     one whose states it reads is.
@@ -65,7 +64,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:
-    """Refuse a declaration by which what has committed, or is planned, would have another meaning; return what has committed.
+    """Refuse a declaration that changes the meaning of committed or planned batches; return the committed txid.
 
     Raises: DeclarationChanged, MetadataCorrupt.
     """
@@ -107,7 +106,7 @@ def check_sources(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def _check_empty(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse tables with rows before the pipeline's first commit: they would count as if its batches had brought them.
+    """Refuse tables with rows before the pipeline's first commit: these would count, too.
 
     Raises: DeclarationChanged.
     """
@@ -130,7 +129,7 @@ def _await_redo(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Return a sentence for each of these pipelines that was retired; the ledger may be of an older revision."""
+    """Return a sentence for each of these pipelines that was retired; an older ledger has none."""
     p = tables.pipeline.c
     if (revisions.current_revision(connection) or "") < RETIRED_SINCE:
         return {}
@@ -146,9 +145,9 @@ def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, 
 
 
 def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[PipelineSpec]:
-    """Return pipelines in an order in which they can be registered: first the one that gives a state away, then its new owner.
+    """Return pipelines in an order in which they can be registered: one that gives a state away before its new owner.
 
-    Pipelines that exchange states have none, and stay in the order given: the first of them is refused.
+    If pipelines exchange states, the order stays as given: the first of them is refused.
     """
     by_name = {spec.name: spec for spec in specs}
     owned = _owners(connection, specs)
@@ -160,12 +159,12 @@ def in_order(connection: Connection, specs: Sequence[PipelineSpec]) -> Sequence[
 
 
 def _names(spec: PipelineSpec) -> set[str]:
-    """Return what a pipeline owns by name: its tables, and its updates, which have none but are staged by their names."""
+    """Return the names that a pipeline owns: of its tables, and of its updates, which are staged by name."""
     return {*spec.tables, *(state.name for state in spec.states)}
 
 
 def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[str, str]]:
-    """Return those of the names of some pipelines that registered pipelines own, each with its owner."""
+    """Return those names of these pipelines that registered ones own, with the owners."""
     p, s, names = tables.pipeline.c, tables.state_table.c, {name for spec in specs for name in _names(spec)}
     states = sa.func.jsonb_array_elements(p.declaration["states"]).table_valued(sa.column("value", JSONB)).lateral("states")
     declared = states.c.value["name"].astext
@@ -175,9 +174,7 @@ def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple
 
 
 def _check_owned(connection: Connection, spec: PipelineSpec, before: Mapping[str, Any] | None) -> None:
-    """Refuse names that another pipeline owns; `before` is the declaration that was registered before.
-
-    Two pipelines that had an update of the same name before this was refused keep it.
+    """Refuse names that another pipeline owns; an update of the declaration registered `before` may keep a shared name.
 
     Raises: DeclarationChanged.
     """
@@ -195,19 +192,17 @@ def _check_owned(connection: Connection, spec: PipelineSpec, before: Mapping[str
 
 
 def _own(connection: Connection, spec: PipelineSpec) -> None:
-    """Make the pipeline the owner of the tables that it declares, and of no others.
-
-    Rows of those that it has had stay: they have the txid up to which changes were removed. A state is given away only before
-    its pipeline's first commit, so nothing was removed of it.
-    """
+    """Make the pipeline the owner of the tables that it declares, and of no others."""
     s = tables.state_table.c
+    # Rows that stay keep the txid up to which changes were removed. A state is given away only before its pipeline's first
+    # commit, so nothing was removed of it.
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name, s.state.not_in(spec.tables)))
     if new := [{"state": table, "pipeline": spec.name} for table in spec.tables]:
         connection.execute(insert(tables.state_table).values(new).on_conflict_do_nothing())
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:
-    """Refuse a change of inputs by which the ledger loses the position of one, so that it would be read from its beginning.
+    """Refuse a change by which the ledger loses an input's position, so that it would be read from its beginning.
 
     Raises: DeclarationChanged.
     """
@@ -232,9 +227,9 @@ def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> No
 
 
 def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> None:
-    """Refuse to call a source transactional while a planned batch continues another plan than the one that is before it now.
+    """Refuse to call a source transactional while a planned batch no longer continues the one before it.
 
-    A transactional source never plans it again, so it could neither commit nor be skipped.
+    A transactional source never plans a batch again, so it could neither commit nor be skipped.
 
     Raises: DeclarationChanged, MetadataCorrupt.
     """
@@ -251,9 +246,9 @@ def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> N
 
 
 def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
-    """Let Spark's tasks read the states that a pipeline's transform reads; a table that does not exist yet is left out.
+    """Let Spark's tasks read the states that a pipeline's transform reads, if their tables exist.
 
-    Of the pipeline's own states, they also derive the estimates as of the previous txid.
+    They also derive estimates of the pipeline's own states as of the previous txid.
     """
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
@@ -266,7 +261,7 @@ def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
-    """Let commits remove the windows of states that do not keep all of them, also if that was declared later."""
+    """Let commits remove the windows of states that do not keep all of them."""
     for state in spec.states:
         if state.window and state.window.keep is not None:
             connection.execute(sa.DDL(state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]

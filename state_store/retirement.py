@@ -87,8 +87,8 @@ class RetiredPipeline(NamedTuple):
 def retire(connection: Connection, pipeline: str, request: Request) -> Retirement:
     """Retire a pipeline, unless it is retired already; then drop its states, if requested, as many as fit a transaction.
 
-    As the owner of the tables only. Its attempts are fenced: those that have not ended are recorded as failed, and no step of
-    any process goes on from here. A pipeline that begins to follow it or to read its states is refused from now on.
+    Only the tables' owner may. Its attempts are fenced: those that have not ended are recorded as failed, and no process goes
+    on with a step. From now on, pipelines that begin to follow it or to read its states are refused.
 
     Raises: UnknownPipeline if it is not registered; AttemptNotSealed while an attempt at one of its batches is alive;
     UsageError if another pipeline reads its states, or something else depends on a table that is to be dropped.
@@ -157,9 +157,9 @@ def retired_pipelines(connection: Connection) -> list[RetiredPipeline]:
 
 
 def drop_staging(connection: Connection, pipeline: str, limit: int) -> int:
-    """Drop the staging of some attempts of a retired pipeline, at most `limit`; return their number.
+    """Drop the staging of at most `limit` attempts of a retired pipeline; return their number.
 
-    As the role of commits, which owns the staging tables. A table that is in use is left out.
+    Only the role of commits may, as the staging tables' owner. Tables in use are left out.
     """
     p = tables.pipeline.c
     declaration = connection.scalar(
@@ -169,10 +169,7 @@ def drop_staging(connection: Connection, pipeline: str, limit: int) -> int:
 
 
 def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
-    """Lock the cursor; return its txid, and since when the pipeline is retired, if it is.
-
-    Whether the database was restored makes no difference: what is retired does not count there either.
-    """
+    """Lock the cursor, also in a restored database; return its txid, and whether the pipeline is retired."""
     c = tables.cursor.c
     txid = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline).with_for_update())
     if txid is None:
@@ -198,7 +195,7 @@ def _check_not_read(pipeline: str, others: Mapping[str, PipelineSpec]) -> None:
 
 
 def _check_not_in_work(connection: Connection, pipeline: str, committed: int) -> None:
-    """Refuse while an attempt is alive. The batches are locked, so none begins meanwhile; later ones are refused.
+    """Refuse while an attempt is alive, and lock the batches, so that none begins meanwhile.
 
     Raises: AttemptNotSealed.
     """
@@ -246,7 +243,7 @@ def _state_tables(connection: Connection, pipeline: str) -> set[str]:
 
 
 def _relations(connection: Connection, pipeline: str) -> list[str]:
-    """Return the views, partitions and tables of a pipeline's states that exist, in an order in which they can be dropped."""
+    """Return the existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped."""
     s, found, part, i, n = tables.state_table.c, _CLASS.c, _CLASS.alias("part"), _INHERITS.c, _SCHEMA.c
     of_states = sa.and_(
         found.relname.in_(sa.select(s.state).where(s.pipeline == pipeline)),
@@ -264,7 +261,7 @@ def _relations(connection: Connection, pipeline: str) -> list[str]:
 
 
 def _drop(connection: Connection, pipeline: str, request: Request, names: list[str]) -> None:
-    """Drop relations of a pipeline's states; from the first of these on, it cannot be reinstated.
+    """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated.
 
     Raises: UsageError if something else depends on one.
     """
@@ -294,7 +291,7 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
 
 
 def _mentions(identity: str, names: set[str]) -> bool:
-    """Return whether a source's identity names one of these tables, as a `PostgresTable` over the ledger's database does."""
+    """Return whether a source's identity names one of these tables, as that of a `PostgresTable` may."""
     return any(re.search(rf"\bstate[\\\"]*\.[\\\"]*{re.escape(name)}\b", identity) for name in names)
 
 

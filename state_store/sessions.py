@@ -31,8 +31,8 @@ def divide(
 ) -> tuple[sa.Select[Any], sa.Select[Any]]:
     """Return the pieces that come too late, and the others.
 
-    Too late is a piece that overlaps a final session, which would change, and one whose session would be final at once. So is
-    one that begins before `removed_until`: a session that it overlaps may be gone.
+    A piece is too late if it overlaps a final session, which would change, if its session would be final at once, or if it
+    begins before `removed_until`: a session that it overlaps may be gone.
     """
     judged = pieces.cte("judged")
     touched = _touched(state, judged, "judged_touched")
@@ -105,11 +105,9 @@ def join(
 
 
 def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
-    """Return each pair of a piece and a kept session that overlap: the key, both starts, and the session's end.
-
-    Sessions of a key do not overlap, so of those that begin before a piece only the last can reach into it. The key's index is
-    used for that one, and for those that begin within.
-    """
+    """Return each pair of a piece and a kept session that overlap: the key, both starts, and the session's end."""
+    # Sessions of a key do not overlap, so of those that begin before a piece only the last can reach into it. The key's index
+    # finds that one, and those that begin within.
     kept, earlier = state_tables.state_table_of(state).alias("kept"), state_tables.state_table_of(state).alias("earlier")
     start, end = pieces.c[WINDOW_START], pieces.c[WINDOW_END]
     last = (
@@ -136,7 +134,7 @@ def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
 
 
 def _numbered(state: StateSpec, members: sa.CTE) -> sa.Subquery:
-    """Return pieces and sessions, numbered by the session that they make up; one begins where no earlier one reaches."""
+    """Return pieces and sessions, numbered by the session that they make up: it begins where none before reaches."""
     # Of two with the same start, the same one has to be first in both sorts.
     order = (members.c[WINDOW_START], members.c[_IS_KEPT])
     until = sa.func.max(members.c[WINDOW_END]).over(partition_by=_of_key(state, members), order_by=order, rows=(None, -1))

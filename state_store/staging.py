@@ -1,8 +1,7 @@
 """The life of staging tables: created with an attempt, filled by COPY, verified by the commit, dropped when old.
 
 An attempt, a try at a batch, has one table per state, and one for bad records if they are set aside. Each row carries the Spark
-task attempt that wrote it, so a task that ran twice leaves rows that the attempt's seal, its list of complete partitions, does
-not name.
+task attempt that wrote it: if a task ran twice, the attempt's seal, its list of complete partitions, names the rows that count.
 """
 
 import logging
@@ -54,13 +53,13 @@ class StagedPartition:
 
 
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
-    """Create an attempt's staging tables, which Spark's executors may fill.
+    """Create an attempt's staging tables, which Spark's executors may fill, and drop any of the same names.
 
-    The caller has checked that the pipeline owns its states, and taken the attempt's number. So a table of this name was left
-    by a pipeline that gave the state away before its first commit: its attempts can no longer commit, and it is dropped. Only
-    where two pipelines have shared the name of an update since before that was refused, the other's attempt may still count:
-    its recount finds the loss, and the batch is processed again.
+    The caller has checked that the pipeline owns its states, and taken the attempt's number.
     """
+    # A table that exists was left by a pipeline that gave the state away before its first commit: its attempts can no longer
+    # commit. Only where two pipelines have shared the name of an update since before that was refused, the other's attempt may
+    # still count: its recount finds the loss, and the batch is processed again.
     owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
     exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
     for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
@@ -72,7 +71,7 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
 
 
 def fill(connection: Connection, staged: Staged, txid: int, attempt: int, content: CsvReader) -> StagedPartition:
-    """Copy rows into an attempt's staging from this process; return the partition for the seal."""
+    """Copy rows into an attempt's staging from this process; return their partition."""
     table = state_tables.staging_table_of(staged, txid, attempt)
     columns = [column.name for column in table.columns]
     with closing(connection.connection.cursor()) as cursor:
@@ -81,17 +80,14 @@ def fill(connection: Connection, staged: Staged, txid: int, attempt: int, conten
 
 
 def digest_of(stage: Table) -> sa.ColumnElement[int]:
-    """Return the digest of staged rows in any order: the XOR of 64-bit hashes of all staged columns.
-
-    The task attempt is left out, because rows are selected by it. The hashes are nested as deep as there are columns, so they
-    are put together as text: SQLAlchemy would need several of Python's frames for each, of which there are a thousand.
-    """
+    """Return the digest of staged rows, in any order: the XOR of 64-bit hashes of all columns but the task attempt."""
+    # As text: the hashes are nested, one per column, and SQLAlchemy would need several of Python's thousand frames for each.
     staged = (column for column in stage.c if column.name != "task_attempt")
     return sa.literal_column(f"coalesce(bit_xor({reduce(_hash, staged, _ZERO)}), {_ZERO})", sa.BigInteger)
 
 
 def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
-    """Return the SQL for the number and digest of the rows that a task, %(task_attempt)s, has staged."""
+    """Return the SQL for number and digest of the rows that %(task_attempt)s has staged."""
     stage = state_tables.staging_table_of(staged, txid, attempt)
     of_task = stage.c.task_attempt == sa.bindparam("task_attempt", type_=sa.BigInteger)
     statement = sa.select(sa.func.count(), digest_of(stage)).select_from(stage).where(of_task)
@@ -99,7 +95,7 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
 
 
 def _hash(before: str, column: sa.Column[Any]) -> str:
-    """Return the hash of a row up to this column, seeded with the hash before it, so the order of values matters."""
+    """Return the hash of a row up to this column, seeded with the one before, so the order of values matters."""
     name = _PREPARER.quote(column.name)
     known = next((function for kind, function in _HASHES if isinstance(column.type, kind)), None)
     function, value = (known, name) if known else ("hash_record_extended", f"row({name})")
@@ -109,9 +105,9 @@ def _hash(before: str, column: sa.Column[Any]) -> str:
 
 
 def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
-    """Return the sealed partitions of a state, after checking that staging holds exactly their rows (I7 in docs/protocol.md).
+    """Return the sealed partitions of a state, after a check that staging holds exactly their rows (I7 in docs/protocol.md).
 
-    Task attempts that no seal names are left out, and named in the log: Spark had repeated their tasks.
+    Task attempts that no seal names, because Spark repeated the task, are only logged.
 
     Raises: StagingLost if the table is gone, a row is missing or one byte differs.
     """
@@ -160,9 +156,9 @@ def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
 
 
 def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
-    """Drop the staging of attempts if they started, and their batch committed, before the retention; return their number.
+    """Drop the staging of attempts that started, and whose batch committed, before the retention (I18).
 
-    It takes at most `limit` attempts and leaves out locked ones, so that every plan can call it (I18).
+    Takes at most `limit` attempts, and leaves out locked ones; returns their number.
     """
     a, c = tables.attempt.c, tables.commit.c
     oldest = sa.func.now() - timedelta(hours=retention_hours)
@@ -175,7 +171,7 @@ def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, l
 
 
 def drop_all(connection: Connection, spec: PipelineSpec, limit: int) -> int:
-    """Drop the staging of attempts whatever their batches are, at most `limit`; return their number."""
+    """Drop the staging of at most `limit` attempts, whatever their batches are; return their number."""
     return _drop_some(connection, spec, sa.select(tables.attempt.c.txid, tables.attempt.c.attempt), limit)
 
 
@@ -187,7 +183,7 @@ def _drop_some(connection: Connection, spec: PipelineSpec, attempts: sa.Select[A
 
 
 def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) -> bool:
-    """Drop an attempt's staging; return False if a late reader or writer holds a table: it is left for the next time."""
+    """Drop an attempt's staging; return False, without a change, if a late reader or writer holds a table."""
     a = tables.attempt.c
     # The bad records too: an earlier declaration may have set some aside.
     everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))

@@ -55,7 +55,7 @@ DERIVED_PRECISION = 76
 
 
 def metadata_of(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
-    """Return the metadata of the state tables of these pipelines."""
+    """Return the state tables of these pipelines."""
     metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
     for spec in specs:
         for state in spec.readable:
@@ -70,12 +70,11 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 
     Keys are the primary key; or, where one may be NULL, unique with NULLs equal, so that ON CONFLICT finds the group of NULLs
     too. A global state has one row, which the column `snapshot` ensures. Appended rows are keyed by txid and position, and by
-    the column that divides them, if there is one. An opaque state keeps each value from before the row's txid; `previous_txid`
-    is NULL where there was no row. The table of a history has its versions; readers use its view (`readable_of`).
-
-    No index on a value or on txid: no update could be HOT. Windows that are recorded or removed have one on their end, which no
-    update changes. No CHECK on columns that only commits write: each is evaluated twice per row of a merge.
+    the column that divides them, if any. An opaque state keeps each value from before the row's txid; `previous_txid` is NULL
+    where there was no row. The table of a history has its versions; readers use its view (`readable_of`).
     """
+    # No index on a value or on txid: no update could be HOT. Windows that are recorded or removed have one on their end, which
+    # no update changes. No CHECK on columns that only commits write: each is evaluated twice per row of a merge.
     keys = [Column(k.name, sql_type(k.type), nullable=k.nullable) for k in state.row_key]
     constraints: list[sa.Constraint] = []
     if not keys:
@@ -112,7 +111,7 @@ def _storage(state: StateSpec) -> dict[str, Any]:
 
 
 def readable_of(state: StateSpec) -> Table:
-    """Return what readers of a state select from: its table, or the view of a history, with the columns that they see."""
+    """Return the table that readers select from, or the view of a history, with the columns that they see."""
     if state.history is None:
         return state_table_of(state)
     columns = (Column(column.name, sql_type(column.type)) for column in state.shown)
@@ -123,7 +122,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     """Return the table of what a state records: its changes, or its final windows.
 
     A change has txid and key, the values after the txid, and those before it; `previous_txid` is NULL for a new key. A final
-    window has the txid that made it final, key and values. Derived values are derived here, too.
+    window has the txid that made it final, key and values. Both have derived values.
     """
     assert state.stream is not None, "only a state that records something has this table"
     name, kept = state.stream
@@ -137,9 +136,9 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:
-    """Return the statements that follow the creation of one of a state's tables: trigger, additional grants, partitions.
+    """Return the statements that follow the creation of one of a state's tables: trigger, grants, partitions.
 
-    What may be declared later, for a table that exists, is granted by `registration.register`.
+    `registration.register` grants what may be declared later.
     """
     name = f"{STATE}.{table}"
     is_followed = state.stream is not None and state.stream[0] == table
@@ -158,11 +157,8 @@ def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: d
 
 
 def staging_table_of(staged: Staged, txid: int, attempt_number: int) -> Table:
-    """Return the staging table of one attempt: the staged columns and the row's Spark task attempt.
-
-    Each attempt has a table of its own, so that a late writer of an older attempt cannot reach it (I5). It is logged, because
-    a crash of any backend empties UNLOGGED tables without an error.
-    """
+    """Return the staging table of one attempt, which no other one writes to (I5): staged columns, and the task attempt."""
+    # It is logged: a crash of any backend empties UNLOGGED tables without an error.
     return Table(
         f"{staged.name}_{txid}_{attempt_number}",
         sa.MetaData(schema=STAGING),
@@ -179,7 +175,7 @@ def _derived_column(derived: DerivedColumn, state: StateSpec) -> Column[Any]:
 
 
 def derived_from(derived: DerivedColumn, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
-    """Return the exact expression of a derived value; a cast to its type rounds it to that type's scale."""
+    """Return the exact expression of a derived value; a cast to its type rounds it."""
     made_of = [values[name] for name in derived.made_of]
     if derived.formula in ("distinct", "quantile"):
         given: Any = (sa.literal_column(f"{Decimal(number):f}") for number in derived.given)
