@@ -1,9 +1,9 @@
-"""A source that is composed of others: their rows are merged, or joined within a batch, or joined with references.
+"""A source composed of others: a batch merges their rows, or joins them, also with references.
 
     metadata = {"inputs": {name: slice}, "idle": {name: position}, "references": {name: version}}
 
-`inputs` is what the batch reads, `idle` has the positions of the other inputs, so that none is ever lost, and `references` the
-version of each reference, the files that the batch is joined with. All of it is frozen under the one txid of the batch.
+A slice is the metadata of what the batch reads from one input. `idle` keeps the positions of the other inputs.
+`references` has the versions of the files or tables that the batch is joined with. All is frozen under the batch's one txid.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,25 +37,25 @@ _WEAKEST_FIRST: tuple[SourceKind, ...] = ("non-transactional", "opaque", "transa
 
 @dataclass(frozen=True)
 class Inputs(Source):
-    """Several sources in one pipeline, by name, and references that their rows are joined with.
+    """Several named sources in one pipeline, and references that their rows are joined with.
 
     The pipeline's transform gets a mapping of these names to DataFrames:
 
         source=Inputs({"flights": Files(...), "late": Kafka(...), "planes": Reference(Files(...))}),
         transform=lambda inputs: inputs["flights"].unionByName(inputs["late"]).join(inputs["planes"], "tailnum", "left"),
 
-    Without a transform the inputs are merged: they need the same columns, and a batch has the rows of all of them.
+    Without a transform, the rows of all inputs are merged, so the inputs need the same columns.
 
-    A batch has the next slice of each input that has new rows; an input that has none is a DataFrame without rows. With
-    `wait_for_all`, there is a batch only when every input has a slice, so that slices can be joined: the first with the first,
-    the second with the second. What an input lacks meanwhile is never made up for: a row finds its partner only in its batch.
-    What only moves an input's position, such as a version of a Delta table that adds no rows, is a batch of its own.
+    A batch has the next slice of each input that has new rows; other inputs are empty DataFrames. With `wait_for_all`, a batch
+    waits until every input has new rows, so that slices can be joined: the first with the first, the second with the second. A
+    row meets only the rows of its own batch, so a partner in another batch is never found. Slices that only move a position,
+    such as a Delta version that adds no rows, then form a batch of their own.
 
-    The kind is that of the weakest input: one opaque input makes all of it opaque. `kind="opaque"` declares it so, for
-    references that may be overwritten before a batch has committed: it is then planned again with the new version.
+    The kind is that of the weakest input: one opaque input makes the whole opaque. Declare `kind="opaque"` if references may
+    be overwritten before a batch has committed: the batch is then planned again with the new version.
 
-    A name is an input's position in the ledger, so it stays. An input may be added, or taken out, if the pipeline's version is
-    raised; it then begins at its beginning, or goes on where it was. It is changed like any source: by raising the version.
+    The ledger keeps an input's position under its name, so names must not change. To add, remove or change an input, raise the
+    pipeline's version: a new input starts at its beginning, and one that was removed earlier goes on where it stopped.
     """
 
     sources: Mapping[str, Source | Reference]
@@ -83,33 +83,34 @@ class Inputs(Source):
         names: dict[tuple[str, str | None], str] = {}
         for name, part in self.parts.items():
             if isinstance(part, FixedBatches):
-                continue  # their lists may differ, which are no part of their identity
-            brokers = part.bootstrap if isinstance(part, Kafka) else None  # nor are they, but two clusters have two topics
+                continue  # two of them may have the same identity and different rows: the rows are not part of it
+            # The brokers are not part of a topic's identity, but topics of two clusters are different sources.
+            brokers = part.bootstrap if isinstance(part, Kafka) else None
             if (other := names.setdefault((part.identity, brokers), name)) != name:
                 raise ValueError(
                     f"Inputs {other} and {name} are the same source, so each row would come twice. Declare it once; a "
                     "transform may join it with itself."
                 )
 
-    def _check_folders(self, real: Callable[[str], str] = normpath) -> None:
-        """Refuse a folder that files are moved or copied to, or moved from, if another one lies in it, or it in another.
+    def _check_folders(self, resolve: Callable[[str], str] = normpath) -> None:
+        """Refuse overlapping folders if Tidegate moves or copies files into one, or moves files out of it.
 
-        `real` turns a declared folder into a path that can be compared.
+        `resolve` turns a declared folder into a path that can be compared.
 
         Raises: ValueError.
         """
-        places: list[tuple[str, str, bool]] = []  # input, folder, whether Tidegate puts files there or takes them away
+        places: list[tuple[str, str, bool]] = []  # input, folder, whether Tidegate adds or removes files there
         for name, source in self.sources.items():
             files, receiver = (source.files, source.keep_folder) if isinstance(source, Reference) else (source, None)
             if isinstance(files, Files):
                 receiver = receiver or files.done_folder
                 places.append((name, files.folder, files.done_folder is not None))
             places += [(name, receiver, True)] if receiver else []
-        for (name, folder, is_written), (other, place, is_written_too) in combinations(places, 2):
-            of_one = name == other and name in self.parts  # Files compares its folder and its done folder itself
-            if (is_written or is_written_too) and not of_one and _overlap(real(folder), real(place)):
+        for (name, folder, is_changed), (other, other_folder, other_is_changed) in combinations(places, 2):
+            is_same = name == other and name in self.parts  # Files itself compares its folder and its done folder
+            if (is_changed or other_is_changed) and not is_same and _overlap(resolve(folder), resolve(other_folder)):
                 raise ValueError(
-                    f"Inputs {name} and {other} share a folder, {folder} and {place}, which one of them writes into or "
+                    f"Inputs {name} and {other} share a folder, {folder} and {other_folder}, which one of them writes into or "
                     "takes files from: the other would miss them, or read them twice. Give them folders of their own."
                 )
 
@@ -124,51 +125,51 @@ class Inputs(Source):
         return {name: source for name, source in self.sources.items() if isinstance(source, Reference)}
 
     def check_pipeline(self, pipeline: "Pipeline") -> None:
-        """Refuse a pipeline that follows itself, quarantines, or has no transform where it needs one.
+        """Refuse a pipeline that reads its own states, quarantines records, or lacks a needed transform.
 
         Raises: ValueError.
         """
-        me = f"Pipeline {pipeline.name} of several inputs"
+        label = f"Pipeline {pipeline.name} of several inputs"
         for part in self.parts.values():
             part.check_pipeline(pipeline)
         if pipeline.on_poison == "quarantine":
             raise ValueError(
-                f"{me} cannot set bad records aside: a record that is taken up later would miss the rows, and the version of "
-                "references, that it was to be joined with. Use on_poison='block' or 'skip'."
+                f"{label} cannot set bad records aside: a record that is taken up later would miss the rows, and the version "
+                "of references, that it was to be joined with. Use on_poison='block' or 'skip'."
             )
         if pipeline.transform is None:
             if self.references:
-                raise ValueError(f"{me} needs a transform that joins with {', '.join(self.references)}.")
-            self._check_columns(me)
+                raise ValueError(f"{label} needs a transform that joins with {', '.join(self.references)}.")
+            self._check_columns(label)
         elif pipeline.check and len(self.parts) > 1:
             raise ValueError(
-                f"{me} cannot check single records before a transform: they have different columns. Leave check out, and let "
-                "the transform or checks of the whole batch do it."
+                f"{label} cannot check single records before a transform: they have different columns. Leave check out, and "
+                "let the transform or checks of the whole batch do it."
             )
 
-    def _check_columns(self, me: str) -> None:
-        """Refuse to merge sources that are known to have different columns; their types are compared when they are read."""
+    def _check_columns(self, label: str) -> None:
+        """Refuse to merge sources that declare different columns; types are compared when the rows are read."""
         columns_of = {name: columns for name, part in self.parts.items() if (columns := _declared_columns(part)) is not None}
         first = next(iter(columns_of), "")
         for name, columns in columns_of.items():
             if different := sorted(columns ^ columns_of[first]):
                 raise ValueError(
-                    f"{me} needs a transform, because {first} and {name} have different columns: only one of them has "
+                    f"{label} needs a transform, because {first} and {name} have different columns: only one of them has "
                     f"{different[0]}. A transform may select, unionByName or join."
                 )
 
     @property
     def identity(self) -> str:
-        """Return the identities of all inputs, by name."""
+        """Return the identity of each input and reference."""
         inputs, references = (
             {name: source.identity for name, source in sources.items()} for sources in (self.parts, self.references)
         )
         return composed_of(inputs, references)
 
     def coordinator(self, settings: Settings) -> "InputsCoordinator":
-        """Return a coordinator that asks those of the inputs, each made when first asked.
+        """Return a coordinator that asks each input's own coordinator.
 
-        Raises: SourceUnreadable if inputs share a folder that one of them writes into, by links or an absolute path.
+        Raises: SourceUnreadable if inputs share a folder that one of them writes into, through links or absolute paths.
         """
         try:
             self._check_folders(lambda folder: realpath(settings.home / folder))
@@ -179,23 +180,22 @@ class Inputs(Source):
         return InputsCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "InputsEmitter":
-        """Return an emitter that reads each input by its own emitter."""
+        """Return an emitter that reads each input with its own emitter."""
         from jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsEmitter(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return what the batch reads of its inputs, and the references."""
-        datasets = [
-            dataset for name, part in self._read(metadata) for dataset in part.datasets(metadata["inputs"][name], settings)
-        ]
+        """Return the datasets of inputs and references that the batch reads."""
+        slices = metadata["inputs"]
+        datasets = [each for name, part in self._inputs_read(metadata) for each in part.datasets(slices[name], settings)]
         for name, version in metadata["references"].items():
             if name in self.references:
                 datasets += self.references[name].datasets(version, settings)
         return datasets
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
-        """Return the names that are not read at any of the inputs, each with its place."""
+        """Return the names, such as files, that inputs do not read, each with its place."""
         reports = [report for source in self.sources.values() if (report := source.left_alone(settings)) is not None]
         if len(reports) < 2:
             return reports[0] if reports else None
@@ -208,50 +208,50 @@ class Inputs(Source):
         return LeftAlone(places, patterns, sum(report.read for report in reports), names)
 
     def held_back(self, settings: Settings) -> str | None:
-        """Return what the inputs and references hold back, a sentence each."""
+        """Return sentences about data left unplanned because it may change."""
         return " ".join(sentence for source in self.sources.values() if (sentence := source.held_back(settings))) or None
 
     @property
     def keeps_files(self) -> bool:
-        """Whether one of the inputs has files; each content counts once per input."""
+        """Whether an input lists files; each file content counts once per input."""
         return any(part.keeps_files for part in self.parts.values())
 
     @property
     def wants_acks(self) -> bool:
-        """Whether one of the inputs wants acks."""
+        """Whether an input is notified of commits."""
         return any(part.wants_acks for part in self.parts.values())
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
-        """Give the batch's ack to each input that it has read.
+        """Notify the inputs of a batch that it has committed.
 
-        Raises: ExceptionGroup of what the inputs raise; each has had its ack by then.
+        Raises: ExceptionGroup of the inputs' errors, after all were notified.
         """
-        self._call(attempt, lambda part, share: part.ack(share, settings) if part.wants_acks else None)
+        self._call_each(attempt, lambda part, its_attempt: part.ack(its_attempt, settings) if part.wants_acks else None)
 
     def fail(self, attempt: "Attempt", error: Exception, settings: Settings) -> None:
-        """Call `fail` of each input that the batch has read.
+        """Call `fail` of each input of the batch.
 
-        Raises: ExceptionGroup of what the inputs raise, after all were called.
+        Raises: ExceptionGroup of the inputs' errors, after all were called.
         """
-        self._call(attempt, lambda part, share: part.fail(share, error, settings))
+        self._call_each(attempt, lambda part, its_attempt: part.fail(its_attempt, error, settings))
 
-    def _call(self, attempt: "Attempt", call: "Callable[[Source, Attempt], None]") -> None:
+    def _call_each(self, attempt: "Attempt", call: "Callable[[Source, Attempt], None]") -> None:
         raised: list[Exception] = []
-        for name, part in self._read(attempt.source_metadata):
+        for name, part in self._inputs_read(attempt.source_metadata):
             try:
                 call(part, replace(attempt, source_metadata=attempt.source_metadata["inputs"][name]))
-            except Exception as error:  # noqa: BLE001 - raised below, when the others have been called too
+            except Exception as error:  # noqa: BLE001 - raised below, after all were called
                 raised.append(error)
         if raised:
             raise ExceptionGroup(f"{attempt}: inputs failed", raised)
 
-    def _read(self, metadata: SourceMetadata) -> list[tuple[str, Source]]:
-        """Return those of the inputs that a batch reads which are still declared."""
+    def _inputs_read(self, metadata: SourceMetadata) -> list[tuple[str, Source]]:
+        """Return the inputs that a batch reads, unless no longer declared."""
         return [(name, self.parts[name]) for name in metadata["inputs"] if name in self.parts]
 
 
 def _declared_columns(part: Source) -> set[str] | None:
-    """Return the names of a source's columns, None if the declaration does not have them."""
+    """Return the column names that a source declares, None if it declares none."""
     if isinstance(part, Files):
         return {*(part.schema or ("value",)), *part.partitions}
     schema = getattr(part, "schema", None)
