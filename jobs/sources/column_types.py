@@ -1,4 +1,4 @@
-"""Columns as an author declares them: types by Spark's names for them, and how Spark writes columns."""
+"""Parses the Spark types that authors declare for columns, and writes columns as Spark does."""
 
 import re
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHOWN_CHARACTERS = 100
+SHOWN_CHARACTERS = 100  # of a refused value, in the error
 Family = Literal[
     "text", "integer", "decimal", "boolean", "float", "date", "timestamp", "timestamp_ntz", "binary", "array", "map", "struct"
 ]
-# For each name, the family and pyarrow's name of the type.
+# Spark's name of a type: its family, and pyarrow's alias of it, which is not used for timestamps.
 _SIMPLE: dict[str, tuple[Family, str]] = {
     "string": ("text", "string"),
     "boolean": ("boolean", "bool"),
@@ -35,6 +35,7 @@ _SIMPLE: dict[str, tuple[Family, str]] = {
     "binary": ("binary", "binary"),
 }
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
+# What the error about a refused value adds, by family.
 _HINTS = {
     "decimal": " (nothing is rounded)",
     "date": " of the form 2024-01-05",
@@ -47,7 +48,7 @@ _HINTS = {
 class SparkType:
     """The type of a declared column.
 
-    `alias` is pyarrow's name of a simple type, `digits` are a decimal's precision and scale, `parts` the types inside a nested
+    `alias` is pyarrow's name of a simple type, `digits` are a decimal's precision and scale, `parts` the types in a nested
     type, with field names for a struct.
     """
 
@@ -95,22 +96,22 @@ def quoted(name: str) -> str:
 def parse_type(text: str) -> SparkType:
     """Parse Spark's name of a type.
 
-    Raises: ValueError for a type that no source reads.
+    Raises: ValueError for an unknown or unsupported type.
     """
-    kind, rest = _kind_at(text.strip())
+    kind, rest = _leading_type(text.strip())
     if rest.strip():
         raise ValueError(f"{text!r} is not a type")
     return kind
 
 
-def _kind_at(text: str) -> tuple[SparkType, str]:
-    """Return the type at the beginning of a text, and the rest of the text."""
+def _leading_type(text: str) -> tuple[SparkType, str]:
+    """Return the type at the beginning of a text, and the rest."""
     match = re.match(r"\s*(\w+)\s*(<|\([^)]*\))?", text)
     if not match:
         raise ValueError(f"{text!r} is not a type")
     name, rest = match[1].lower(), text[match.end() :]
     if match[2] == "<":
-        return _nested(name, rest)
+        return _parse_nested(name, rest)
     whole = match[0].strip()
     if decimal := _DECIMAL.fullmatch(whole):
         precision, scale = int(decimal[1] or 10), int(decimal[2] or 0)
@@ -123,7 +124,7 @@ def _kind_at(text: str) -> tuple[SparkType, str]:
     return SparkType(name, family, alias), rest
 
 
-def _nested(name: str, rest: str) -> tuple[SparkType, str]:
+def _parse_nested(name: str, rest: str) -> tuple[SparkType, str]:
     parts: list[tuple[str, SparkType]] = []
     if rest.lstrip().startswith(">"):
         rest = rest.lstrip()[1:]
@@ -135,7 +136,7 @@ def _nested(name: str, rest: str) -> tuple[SparkType, str]:
                 if not label:
                     raise ValueError(f"{rest!r} does not start with the name of a field")
                 part, rest = (label[1] or label[2]).replace("``", "`"), rest[label.end() :]
-            kind, rest = _kind_at(rest)
+            kind, rest = _leading_type(rest)
             parts.append((part, kind))
             rest = rest.lstrip()
             if not rest or rest[0] not in ",>":
