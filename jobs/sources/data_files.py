@@ -1,4 +1,4 @@
-"""Sources whose batches are data files of a table, and whose next files are in the table's own log: Delta Lake, Iceberg."""
+"""Sources that read the data files of a table in the order of its own log: Delta Lake, Iceberg."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -11,31 +11,31 @@ from state_store.settings import Settings
 
 
 class DataFilesSource(Source):
-    """A table; a batch has up to `max_files` of its data files, and more than one only if they fit into `max_bytes`."""
+    """A table; a batch has up to `max_files` data files, and more than one only if they fit into `max_bytes`."""
 
     table: str
     max_files: int
     max_bytes: int | None
-    generation: int  # how often the author has begun the table again, from 1 on
+    generation: int  # from 1 on; raised by the author to read the table from its start again
 
     @abstractmethod
     def coordinator(self, settings: Settings) -> "DataFilesCoordinator[Any, Any]":
-        """Return a coordinator that reads the table's log as it plans."""
+        """Return a coordinator that reads the table's log when planning."""
 
     def version(self, settings: Settings, most_files: int) -> SourceMetadata:
-        """Return what the table has now as the metadata of one batch, with at most `most_files` of its files.
+        """Return the table's current files, the first `most_files` at most, as the metadata of one batch.
 
         Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
         """
         return self.coordinator(settings).version(most_files)
 
     def has_rows(self, metadata: SourceMetadata) -> bool:
-        """Return whether the batch has data files; others move the position past what adds no rows."""
+        """Return whether the batch has data files; without any, it only moves the position."""
         return bool(metadata["data_files"])
 
     @property
     def reads_files(self) -> bool:
-        """Batches are files, whose sizes and rows are known before they are read."""
+        """True: sizes and numbers of rows are known before reading."""
         return True
 
 
@@ -53,26 +53,26 @@ Position = TypeVar("Position")
 
 
 class DataFilesCoordinator(Coordinator, Generic[File, Position]):
-    """Divides new data files into batches; a subclass finds them, and writes them into metadata."""
+    """Divides new data files into batches; a subclass finds the files, and writes the metadata."""
 
-    OWN: ClassVar[str]  # an entry that only metadata of this format have
+    OWN: ClassVar[str]  # a key that only the metadata of this table format has
 
     def __init__(self, source: DataFilesSource, place: object) -> None:
         self._limits = source
-        self._place = place  # as messages call the table
+        self._place = place  # the table's name in messages
         self._new: Iterator[tuple[File | None, Position]] | None = None
         self._next: tuple[File | None, Position] | None = None
 
     def initialize_transaction(
         self,
-        txid: int,  # noqa: ARG002 - batches of quarantined records take txids too
+        txid: int,  # noqa: ARG002 - not a position: batches of quarantined records have txids too
         previous_metadata: SourceMetadata | None,
         current_metadata: SourceMetadata | None,
     ) -> SourceMetadata | None:
-        """Return the next data files; None if the table has no new ones.
+        """Return the metadata of the next data files; None if there are none.
 
-        Raises: SourceUnreadable, SourceUnavailable; SourceChanged if rows were taken away, or it is another table; RangeExpired
-        for a part of the log, or a file, that is gone.
+        Raises: SourceUnreadable, SourceUnavailable; SourceChanged if rows were removed, or the table was replaced; RangeExpired
+        if a part of the log, or a file, is gone.
         """
         if current_metadata is not None:
             return current_metadata
@@ -83,22 +83,22 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
 
     @abstractmethod
     def version(self, most_files: int) -> SourceMetadata:
-        """Return what the table has now, as `DataFilesSource.version` does."""
+        """Return the table's current files, as `DataFilesSource.version` does."""
 
     @abstractmethod
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[File | None, Position]]:
-        """Yield each new file with the position after it; no file for a part of the log that adds no rows."""
+        """Yield each new file with the position after it; no file for a log entry that adds no rows."""
 
     @abstractmethod
     def _metadata(self, files: list[File], position: Position) -> SourceMetadata:
         """Return the metadata of a batch of these files."""
 
-    def _goes_with(self, file: File, others: list[File]) -> bool:  # noqa: ARG002 - of formats whose files differ
-        """Return whether a file may be in one batch with those before it."""
+    def _goes_with(self, file: File, others: list[File]) -> bool:  # noqa: ARG002 - for overrides
+        """Return whether a file may share a batch with others."""
         return True
 
     def _take(self, new: Iterator[tuple[File | None, Position]]) -> tuple[list[File], Position | None]:
-        """Take new files until the batch is full; return them, and the position after them, None if it has not moved."""
+        """Take new files until the batch is full; return them and the position after them, None if unmoved."""
         most_bytes, files, size = self._limits.max_bytes, list[File](), 0
         position: Position | None = None
         while len(files) < self._limits.max_files:
@@ -117,7 +117,7 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
         return files, position
 
     def _begins_again(self, previous: SourceMetadata) -> bool:
-        """Return whether the author has declared a newer generation, or another source before, with an earlier version.
+        """Return whether to read from the start: the generation was raised, or another source came before.
 
         Raises: SourceChanged if a newer generation was read already.
         """

@@ -1,4 +1,4 @@
-"""A source that follows a table of Delta Lake: each row that a version adds is read once, in the order of the versions."""
+"""A source that follows a Delta Lake table: it reads each row that a version adds once, in the order of versions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs.sources.delta.plan import DeltaCoordinator
     from jobs.sources.delta.read import DeltaReader
 
-# What Delta calls the columns of its change data feed, and their types.
+# Delta's names and types for the columns of its change data feed.
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
 CHANGE_COLUMNS = {CHANGE_TYPE: "string", COMMIT_VERSION: "bigint"}
 
@@ -28,23 +28,23 @@ CHANGE_COLUMNS = {CHANGE_TYPE: "string", COMMIT_VERSION: "bigint"}
 class Delta(DataFilesSource):
     """A Delta table, on a disk or in a store (docs/storage.md): ``Delta("s3a://lake/sales", schema={"shop": "string"})``.
 
-    The first plan takes the table's newest snapshot, and what follows are the rows that later versions add. With
-    `starting_version` there is no snapshot: the first rows are those that this version adds. Files that are only written
-    again (OPTIMIZE) add nothing. A batch is the next `max_files` data files, or fewer when they would exceed `max_bytes`; it
-    may end within a version, and its metadata name each file with its identity, as those of `Files` do.
+    The source reads the newest snapshot as of the first plan, then the rows that later versions add. With `starting_version`,
+    it reads no snapshot, and starts with the rows that this version adds. Rewritten files (OPTIMIZE) add no rows. A batch is
+    the next `max_files` data files, or fewer if they would exceed `max_bytes`; it may end within a version. Its metadata
+    identifies each file as `Files` does, by name, size and digest or ETag.
 
     A version that deletes or rewrites rows (DELETE, UPDATE, MERGE, overwrite) stops planning with SourceChanged, because these
-    rows may have counted. `skip_change_commits` leaves out such versions, with all that they add. With `changes`, the changes
-    themselves are the rows: of a table with ``delta.enableChangeDataFeed``, and with two more columns, `_change_type`
+    rows may have counted. `skip_change_commits` leaves out such versions, with all that they add. With `changes`, the rows are
+    the changes themselves, from a table with ``delta.enableChangeDataFeed``. They have two more columns, `_change_type`
     (``insert``, ``update_preimage``, ``update_postimage`` or ``delete``) and `_commit_version`.
 
-    `schema` maps columns to Spark types, and `partitions` those by which the table is partitioned. A column that was added to
-    the table later is NULL in older files. Other names in files than in the table (column mapping), files with deleted rows
-    (deletion vectors), checkpoints of the second version and shallow clones are refused by name.
+    `schema` maps columns to Spark types, and `partitions` does so for partition columns. A column that was added to the table
+    later is NULL in older files. Column mapping, files with deletion vectors, version 2 checkpoints and shallow clones are
+    refused, with an error that names them.
 
-    A data file that was removed by VACUUM, or a version whose log was removed, before it was planned is RangeExpired. To go on
-    without it, or with a table that was made again in its place, raise `generation` and the pipeline's version: the table is
-    then begun again, by its snapshot or at `starting_version`, and what it has there counts into the same states.
+    Planning raises RangeExpired if a data file (by VACUUM) or a version's log was removed before it was planned. To go on
+    without it, or with a table that was created again in its place, raise `generation` and the pipeline's version: the table
+    is then read from its start, the snapshot or `starting_version`, and its rows count into the same states.
     """
 
     table: str
@@ -78,7 +78,7 @@ class Delta(DataFilesSource):
 
     @cached_property
     def files(self) -> Files:
-        """The table's data files, as they are read."""
+        """A `Files` source for the table's data files."""
         return Files(
             self.table,
             glob="**/*.parquet",
@@ -91,28 +91,28 @@ class Delta(DataFilesSource):
 
     @cached_property
     def instants(self) -> list[str]:
-        """The partition columns that are instants, whose values are ambiguous without a time zone."""
+        """The partition columns of type timestamp, whose values are ambiguous without a time zone."""
         return [name for name, kind in PartitionColumns(self.partitions).kinds.items() if kind.family == "timestamp"]
 
     @property
     def identity(self) -> str:
-        """Return what identifies the rows: the table, the columns, and which of its versions are read how."""
+        """Return what identifies the rows: table, columns, whether changes are read, and generation."""
         generation = [self.generation] if self.generation > 1 else []
         parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes, *generation]
         return f"delta {json.dumps(parts)}"
 
     def coordinator(self, settings: Settings) -> "DeltaCoordinator":
-        """Return a coordinator that reads the table's log as it plans."""
+        """Return a coordinator that reads the table's log when planning."""
         from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return DeltaCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
-        """Return a reader of the data files that the metadata name."""
+        """Return a reader of the data files that the metadata names."""
         from jobs.sources.delta.read import DeltaReader  # noqa: PLC0415
 
         return DeltaReader(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the table, and the batch's data files as the locations in it."""
+        """Return the table, with the batch's data files as its locations."""
         return self.files.datasets({"files": metadata["data_files"]}, settings)

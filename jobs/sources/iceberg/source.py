@@ -1,4 +1,4 @@
-"""A source that follows a table of Apache Iceberg: each row that a snapshot adds is read once, in their order."""
+"""A source that follows an Apache Iceberg table: it reads each row that a snapshot adds once, in order."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 class Iceberg(DataFilesSource):
     """An Iceberg table of a catalog: ``Iceberg("lake.sales.orders", schema={"shop": "string", "amount": "bigint"})``.
 
-    `table` is the name of a catalog, as PyIceberg knows it from its own file or environment, and that of a table in it.
+    `table` is ``catalog.namespace.table``; PyIceberg's own file or environment variables configure the catalog.
 
-    The first plan takes the rows that the table's branch main has at that moment, and what follows are the rows that later
-    snapshots add. With `starting_snapshot` the first rows are those that this snapshot adds. Files that are only written again
-    (compaction) add nothing. A batch is the next `max_files` data files, or fewer when they would exceed `max_bytes`; it may
-    end within a snapshot, and its metadata name each file with its identity, as those of `Files` do.
+    The source reads the rows that the branch main has at the first plan, then those that later snapshots add. With
+    `starting_snapshot`, it starts with the rows that this snapshot adds. Rewritten files (compaction) add no rows. A batch is
+    the next `max_files` data files, or fewer if they would exceed `max_bytes`; it may end within a snapshot. Its metadata
+    identifies each file as `Files` does, by name, size and digest or ETag.
 
     A snapshot that deletes or rewrites rows stops planning with SourceChanged, because these rows may have counted.
     `skip_overwrites` leaves out such snapshots, with all that they add.
 
-    `schema` maps columns to Spark types. Columns by which the table is partitioned are columns like others. One that was added
-    to the table later is NULL in older files. Columns that were renamed, or dropped and added again, default values, and data
-    files other than Parquet are refused by name; so are deletes of single rows, in the snapshot that is read first.
+    `schema` maps columns to Spark types; partition columns are declared like others. A column that was added to the table
+    later is NULL in older files. Columns that were renamed, or dropped and added again, default values, data files other than
+    Parquet, and row-level deletes in the snapshot that is read first are refused, with an error that names them.
 
-    A snapshot that was expired, or a data file that was removed, before it was planned is RangeExpired. To go on without it,
-    or with a table that was made again under its name, raise `generation` and the pipeline's version: the table is then begun
-    again, by what it has or at `starting_snapshot`, and what it has there counts into the same states.
+    Planning raises RangeExpired if a snapshot expired, or a data file was removed, before it was planned. To go on without it,
+    or with a table that was created again under its name, raise `generation` and the pipeline's version: the table is then
+    read from its start, all that it has or `starting_snapshot`, and its rows count into the same states.
     """
 
     table: str
@@ -58,34 +58,34 @@ class Iceberg(DataFilesSource):
         if len(parts := self.table.split(".")) < 3 or not all(parts):
             raise ValueError(f"Iceberg({self.table!r}) needs a catalog, a namespace and a table, such as 'lake.sales.orders'.")
         try:
-            self.files(".")  # it checks columns and numbers
+            self.files(".")  # Files checks columns and numbers
         except ValueError as error:
             raise ValueError(str(error).replace("Files('.')", f"Iceberg({self.table!r})", 1)) from None
         if self.generation < 1:
             raise ValueError(f"Iceberg({self.table!r}) cannot have generation {self.generation}: the first one is 1.")
 
     def files(self, root: str) -> Files:
-        """Return the data files below a place, as they are read."""
+        """Return a `Files` source for data files below `root`."""
         return Files(root, glob="**", schema=self.schema, missing="null", max_files=self.max_files, max_bytes=self.max_bytes)
 
     @property
     def identity(self) -> str:
-        """Return what identifies the rows: the table and the columns."""
+        """Return what identifies the rows: table, columns and generation."""
         generation = [self.generation] if self.generation > 1 else []
         return f"iceberg {json.dumps([self.table, list(self.schema.items()), *generation])}"
 
     def coordinator(self, settings: Settings) -> "IcebergCoordinator":
-        """Return a coordinator that loads the table from its catalog as it plans."""
+        """Return a coordinator that loads the table from its catalog when planning."""
         from jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return IcebergCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "IcebergReader":
-        """Return a reader of the data files that the metadata name."""
+        """Return a reader of the data files that the metadata names."""
         from jobs.sources.iceberg.read import IcebergReader  # noqa: PLC0415
 
         return IcebergReader(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the place of the table's files, and the batch's data files as the locations in it."""
+        """Return the root of the table's files, with the batch's data files as its locations."""
         return self.files(metadata["root"]).datasets({"files": metadata["data_files"]}, settings)
