@@ -1,27 +1,27 @@
-"""The acker checks that every record of a batch was fully processed.
+"""Tracking notices rows that Spark loses or repeats between a batch's source and its staging.
 
-Storm's acker XORs the 64-bit id of each tuple when it is made and when it is done with: zero means complete, in any order of
-the acks (docs/semantics.md). There an id is drawn for each tuple. Here a row's id is its hash, so equal rows have equal ids,
-which an XOR cannot count; so Spark adds up the ids, modulo 2^64, while it processes the rows:
+Storm's acker XORs the random 64-bit id of each tuple when it is emitted and when it is processed: zero means complete, in
+any order (docs/semantics.md). Here a row's id is its hash. Equal rows have equal ids, which an XOR cannot count, so Spark
+adds up the ids, modulo 2^64, while it processes the rows:
 
     source       count and sum of the rows that the source emitted; a replay must reproduce them (I11)
     transformed  count and sum of the rows that the transform returned
-    staged       count and sum of the same rows, added up again from the partials that COPY wrote
+    staged       count and sum of the same rows, added up again from the partials (results per key) that COPY wrote
 
-From the transform on, every row is followed one to one: transformed and staged are equal in both, or the attempt fails.
-Between source and transformed rows nothing can be followed, because a transform may drop and multiply rows. Several inputs are
-tracked each by itself, their sums are added, and the input's name is part of its rows' hashes.
+Transformed and staged must be equal in both, or the attempt fails. Source and transformed cannot be compared, because a
+transform may drop and multiply rows. Each of several inputs is tracked by itself: its name is part of its rows' hashes, and
+the sums of all inputs are added.
 
 If row x comes d(x) times too often or too seldom, the sums differ by the sum of d(x) hash(x). With evenly distributed hashes
-this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t divides all d(x): 2^-63 if two rows take the place of two
-others. An XOR misses every change in which all d(x) are even, such as a, a, a, a for a, a, b, b.
+this is 0 modulo 2^64 with a probability of 2^(t-64), where 2^t is the largest power of two that divides all d(x): 2^-63 if
+a, a, b, b become a, a, a, a. An XOR misses every change in which all d(x) are even, such as this one.
 
-Spark's sum of a bigint fails when it exceeds 64 bits. So Spark adds up the two halves of the ids, of 32 bits each, which has
-room for 2^31 rows at one place; together they give the sum modulo 2^64.
+Spark's sum of bigints fails on overflow, so the lower and the upper 32 bits of the ids are added up separately. That has room
+for 2^31 rows at one place; together the two give the sum modulo 2^64.
 
-Spark interprets observed sums, row by row, and hashing the rows takes time as well. Where one task reads a whole file that a
-digest vouches for, groups its rows and passes on the partials, the rows do not move in between: then the file itself says how
-many rows there have to be, and the partials are followed into staging, each with a hash of its own.
+Hashing rows takes time, and so do observed sums, which Spark interprets row by row. If one task reads and groups whole files
+that a digest vouches for, rows do not move between tasks. Then the files themselves say how many rows there must be, and the
+partials are followed into staging instead of the rows, each with a hash of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,8 +41,8 @@ from state_store.errors import DeclarationInvalid, RowsLost
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
     from state_store.attempts import Attempt
 
-# A row's id on its way from the transform into a partial; in partials, the number of their rows, and the sum of the ids, or an
-# id of their own. All are removed before COPY.
+# Columns that are removed before COPY. ID is the hash of a row; in a partial, ROWS is the number of its rows, and HASH the sum
+# of their hashes, or the hash of the partial itself.
 ID, ROWS, HASH = "_tidegate_id", "_tidegate_rows", "_tidegate_hash"
 HALF_BITS = 32
 LOW_HALF = 2**HALF_BITS - 1
@@ -50,7 +50,7 @@ LOW_HALF = 2**HALF_BITS - 1
 
 @dataclass(frozen=True)
 class RowSums:
-    """The number of rows that passed a place, the sum of their hashes (None: not hashed), and the number of bad rows."""
+    """The number of rows at one place of a query, the sum of their hashes (None: not hashed), how many are bad."""
 
     rows: int
     hash: int | None = None
@@ -58,33 +58,33 @@ class RowSums:
 
 
 class Tracker:
-    """The sums at one place of a query, available once its first action has run."""
+    """The sums at one place of a query, available after its first action."""
 
     def __init__(self, name: str, of: str = "") -> None:
-        # Batches share a session, and an observation of the same name would answer for another.
+        # The name must be unique in the session, which batches share: an observation may otherwise return another's sums.
         self.name = name
         self._observation = Observation(name)
         self._is_tracked = False
-        self._of = of  # the input whose rows these are, if a batch has several: equal rows of two inputs get different ids
+        self._input = of  # the name of one of several inputs; part of the hash, so that equal rows of two inputs differ
 
     def attach(
         self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
     ) -> DataFrame:
-        """Return the rows, observed, with the hash over these columns as column ID; without hash and column if None.
+        """Return the rows, observed, with the hash of `columns`, unless None, as column ID. `flag` is true for bad rows.
 
-        The hash is a column of its own because Spark compiles columns, but interprets observed expressions, which is slower.
+        The hash is a column because Spark compiles columns, but interprets observed expressions, which is slower.
         """
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
             self._is_tracked = True
-            rows = with_id(rows, schema, columns, self._of)
+            rows = with_id(rows, schema, columns, self._input)
             sums += _low_and_high(halves(ID))
         if flag is not None:
             sums.append(F.count_if(flag).alias("flagged"))
         return self._observe(rows, sums)
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
-        """Return the partials, observed: the number of rows, by column `counter`, and the sum of column HASH."""
+        """Return the partials, observed: the number of their rows, from column `counter`, and the sum of HASH."""
         self._is_tracked = True
         return self._observe(partials, [F.sum(counter).alias("rows"), *_low_and_high(halves(HASH))])
 
@@ -93,13 +93,13 @@ class Tracker:
         return rows.observe(self._observation, *sums)
 
     def sums(self) -> RowSums:
-        """Return the sums of the rows that passed; wait until Spark has run the query.
+        """Return the sums; wait until Spark has run the query.
 
-        Raises: DeclarationInvalid if the rows did not pass through the observed DataFrame.
+        Raises: DeclarationInvalid if the query did not read the observed DataFrame.
         """
         observed: dict[str, Any] = self._observation.get
         if "rows" not in observed:
-            of = f"input {self._of}: each row of each input has to be read" if self._of else "its input"
+            of = f"input {self._input}: each row of each input has to be read" if self._input else "its input"
             raise DeclarationInvalid(
                 f"The transform returns rows that it has not made from {of}. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, join, groupBy and the like."
@@ -109,7 +109,7 @@ class Tracker:
 
 
 def with_id(rows: DataFrame, schema: T.StructType, columns: Iterable[str], of: str = "") -> DataFrame:
-    """Return the rows with the hash over these columns, and over the name of their input, as column ID."""
+    """Return the rows with the hash of these columns, and of their input's name, as column ID."""
     return rows.select("*", row_id(schema, columns, of).alias(ID))
 
 
@@ -134,16 +134,16 @@ def _low_and_high(sums: tuple[Column, Column]) -> list[Column]:
 
 
 def total(sums: Sequence[RowSums]) -> RowSums:
-    """Return the sums of rows that passed several places, modulo 2^64."""
+    """Return the total of several sums, modulo 2^64."""
     hashes = [each.hash for each in sums]
     added = None if None in hashes else signed(sum(number or 0 for number in hashes))
     return RowSums(sum(each.rows for each in sums), added, sum(each.flagged for each in sums))
 
 
 def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column:
-    """Return the 64-bit hash of these columns, as far as the schema has them, and of the input's name if there is one.
+    """Return the 64-bit hash of those columns that the schema has, and of the input's name, if given.
 
-    The raw text of a bad record comes last and is NULL for a good one, whose hash is the same without this column.
+    PAYLOAD, the raw text of a bad record, is NULL in good rows and leaves their hash unchanged.
     """
     fields = {field.name: field for field in schema}
     parts: list[Column] = [F.lit(of)] if of else []
@@ -152,7 +152,7 @@ def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column
             column = F.col(quoted(name))
             parts.append(_hashable(column, field.dataType))
             if field.nullable and name != PAYLOAD:
-                parts.append(column.isNull())  # NULL adds nothing to a hash: (1, NULL) would be (NULL, 1)
+                parts.append(column.isNull())  # the hash skips NULL: (1, NULL) would equal (NULL, 1)
     return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
 
 
@@ -167,7 +167,7 @@ def used_columns(pipeline: Pipeline) -> list[str] | None:
 
 
 def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSums) -> None:
-    """Refuse an attempt if the rows' number or hash sum differ between two places.
+    """Refuse an attempt if row counts or hash sums differ between two places.
 
     Raises: RowsLost.
     """
