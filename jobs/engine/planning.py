@@ -1,4 +1,4 @@
-"""Planning decides which txids a run covers, and which input each new batch reads."""
+"""Planning decides which batches a run covers, and what each new batch reads."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -35,22 +35,22 @@ def plan_batches(
 
     Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
     uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
-    txids, so a repeated plan opens no batch. If another run opens batches at the same moment, this one plans again after them.
-    Before, the source learns of commits that it has yet to acknowledge; afterwards, some outdated staging is dropped.
+    txids, so a repeated plan opens no batch. If another run opens batches meanwhile, planning starts over after those.
+    First, the source gets the acks that earlier runs owe it; at the end, some old staging is dropped.
 
-    The ledger shows a plan that fails to people until another succeeds (`state_store.plans`), unless the process dies first;
-    one that is refused because of its name, the pause or its range has not begun.
+    A failed plan stays in the ledger until another succeeds, unless the process dies before recording it. Refusals of the
+    name, the range, or a paused or retired pipeline are not recorded.
 
-    Raises: RangeRefused if the range is upside down or would leave a gap; PipelinePaused, PipelineRetired; HoleDetected,
-    SchemaOutOfDate; DeclarationChanged if there is something new, and the declaration is not the registered one; the source's
-    errors; those of `find_pipeline` for a name.
+    Raises: RangeRefused if the range is reversed or would leave a gap; PipelinePaused, PipelineRetired; HoleDetected,
+    SchemaOutOfDate; DeclarationChanged if there are new batches, and the declaration is not the registered one; the source's
+    errors; those of `find_pipeline`.
     """
     name = declared if isinstance(declared, str) else declared.name
     if isinstance(declared, str) and not has_pipeline(declared):
         raise unknown(declared, pipeline_names())
     began = store.begin_plan(name, run_id)
     check_range(name, began.committed, from_txid, to_txid, max_batches)
-    with _recorded(store, name, began, run_id):
+    with _failure_recorded(store, name, began, run_id):
         pipeline = find_pipeline(declared)
         give_overdue_acks(store, pipeline)
         limit = min(max_batches or MAX_BATCHES_PER_RUN, MAX_BATCHES_PER_RUN)
@@ -62,28 +62,28 @@ def plan_batches(
 
 
 @contextmanager
-def _recorded(store: StateStore, pipeline: str, began: Beginning, run_id: str) -> Iterator[None]:
-    """Record an error of the block as that of a failed plan, before it goes on; also one of a time limit, such as Airflow's.
+def _failure_recorded(store: StateStore, pipeline: str, began: Beginning, run_id: str) -> Iterator[None]:
+    """Record an error of the block, such as Airflow's timeout, as a failed plan, then raise it.
 
-    Not that an operator has paused or retired the pipeline meanwhile, or interrupts this process: these are no failures.
+    A pause or retirement of the pipeline, or an interrupt of this process, is no failure.
     """
     try:
         yield
     except (PipelinePaused, PipelineRetired, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        with harmless(pipeline, "that its plan has failed is not in the ledger."):
+        with harmless(pipeline, "the failure of its plan is not recorded in the ledger."):
             store.fail_plan(pipeline, began, run_id, describe(error))
         raise
 
 
 def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeeded) -> SourceMetadata:
-    """Return a new plan for an opaque source's batch, which continues after its predecessor.
+    """Return new metadata for an opaque source's batch, planned again after its predecessor.
 
     Raises: SourceUnavailable, and the source's errors.
     """
     before = position_of(needed.previous)
-    if QUARANTINED in needed.current:  # a batch of quarantined records keeps them; only the source's position may have moved
+    if QUARANTINED in needed.current:  # the batch keeps its quarantined records; only the source's position may have moved
         return {**needed.current, "source": before}
     coordinator = pipeline.source.coordinator(store.settings)
     coordinator.look_back(LedgerHistory(store, pipeline.name))
@@ -107,7 +107,7 @@ class LedgerHistory:
         return self.store.committed(self.pipeline)
 
     def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
-        """Yield each name with its files in the metadata of batches before a txid."""
+        """Yield each name with the files of that name in batches before a txid."""
         return self.store.taken_files(self.pipeline, names, before_txid)
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
@@ -116,7 +116,7 @@ class LedgerHistory:
 
 
 def next_batch(store: StateStore, pipeline: Pipeline) -> SourceMetadata | None:
-    """Return what a plan would let the next new batch read, None if there is nothing new; no batch is opened.
+    """Return the metadata that a plan would give the next new batch; None if nothing is new. Opens no batch.
 
     Raises: the source's errors, as a plan does.
     """
@@ -136,7 +136,7 @@ def _coordinator(store: StateStore, pipeline: Pipeline) -> Coordinator:
 def _plan_once(
     store: StateStore, pipeline: Pipeline, run_id: str, from_txid: int | None, to_txid: int | None, limit: int
 ) -> list[int] | None:
-    """Plan once, after the last batch in the ledger; return None if another run has opened batches meanwhile."""
+    """Plan after the last batch in the ledger; return None if another run opened batches meanwhile."""
     if planned := store.run_txids(pipeline.name, run_id):
         return planned
     after = store.last_opened(pipeline.name)

@@ -399,7 +399,7 @@ def test_the_plans_own_error_is_raised_where_it_cannot_be_recorded(
         fail(settings, asking(away))
     finally:
         server.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
-    assert "that its plan has failed is not in the ledger" in caplog.text
+    assert "the failure of its plan is not recorded in the ledger" in caplog.text
     assert row(settings).failed == 0
 
     caplog.clear()
