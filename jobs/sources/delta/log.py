@@ -1,10 +1,10 @@
 """Reads the log of a Delta table: which files each version adds, and which a snapshot has.
 
-The log is a folder `_delta_log` with a JSON file for each version, written once, and now and then a checkpoint, a Parquet file
-with all that is left of the versions up to its own. Both may be deleted after a time, except for what the newest snapshot
-needs. What the actions mean is said by Delta's protocol (PROTOCOL.md of delta-io/delta).
+The log is a folder `_delta_log`. It has a JSON file of actions for each version, which is written once, and now and then a
+checkpoint: Parquet files with the state of the table at a version. Delta may delete both after a time, except for what the
+newest snapshot needs. Its protocol defines the actions (PROTOCOL.md of delta-io/delta).
 
-Nothing here holds all files of a table: a snapshot holds those that were added or removed since its checkpoint.
+To save memory, a snapshot holds only the files that were added or removed since its checkpoint.
 """
 
 import json
@@ -20,23 +20,23 @@ from jobs.sources.files.objects import ObjectPath, Place, for_arrow, listed
 from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FOLDER = "_delta_log"
-# Features that change nothing for those who read whole Parquet files. A deleted row is refused where a file has one.
+# Features that make no difference to reading whole Parquet files. Only files that have deletion vectors are refused.
 READ_FEATURES = frozenset({"deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
 LAST_READER_VERSION = 3
 ROWS_AT_ONCE = 10_000
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _SECOND_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
-# What is read of a checkpoint: of the table, and of its files.
-_OF_TABLE, _OF_FILES = ("protocol", "metaData"), ("add.path", "add.partitionValues", "add.size", "add.deletionVector")
+# The columns of a checkpoint that are read, about the table and about its files.
+_TABLE_COLUMNS, _FILE_COLUMNS = ("protocol", "metaData"), ("add.path", "add.partitionValues", "add.size", "add.deletionVector")
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that a version adds: its name below the table's folder, its size, and its partition values as text.
+    """A data file in the log: its name below the table's folder, size in bytes, and partition values as text.
 
     `change` is what happened to all of its rows; None if the file's own column `_change_type` says it row by row.
-    `deletions` identifies its deleted rows; None if there are none.
+    `deletions` identifies its deletion vector; None if it has none.
     """
 
     name: str
@@ -48,13 +48,13 @@ class DataFile:
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """Return what a later action calls this file."""
+        """Return what identifies the file in later actions."""
         return self.name, self.deletions
 
 
 @dataclass(frozen=True)
 class Table:
-    """What the log says of the table as a whole, up to a version."""
+    """The table's id, columns and properties, as of a version."""
 
     id: str
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Table:
 
 @dataclass
 class Commit:
-    """What a version does, by its JSON file, which has this digest; `table` only if the version changes it."""
+    """What a version does; `digest` is its JSON file's, `table` is None if unchanged."""
 
     version: int
     digest: str
@@ -72,18 +72,18 @@ class Commit:
     adds: int = 0
     removes: int = 0
     change_files: int = 0
-    partial: DataFile | None = None  # one of its files that have deleted rows
+    partial: DataFile | None = None  # a file with deleted rows, if there is one
     table: Table | None = None
 
 
 @dataclass
 class Snapshot:
-    """The table as of a version: what it is, and the place from which its files are read, one after another."""
+    """The table as of a version: its files are those of a checkpoint, except as changed in `since`."""
 
     version: int
     table: Table
-    checkpoint: tuple[str, ...]  # the names of its files; empty if the log goes back to the table's first version
-    # By their keys: the files since the checkpoint that are there; None for those that were removed since.
+    checkpoint: tuple[str, ...]  # the names of its files; empty if the log is read from the first version on
+    # By `DataFile.key`: files that were added since the checkpoint; None for files that were removed since.
     since: dict[tuple[str, str | None], DataFile | None] = field(default_factory=dict)
 
 
@@ -95,7 +95,7 @@ class Log:
         self._folder = folder / FOLDER
 
     def following(self, version: int) -> Iterator[Commit]:
-        """Yield what the versions after a version do, as far as the log goes; -1 for all.
+        """Yield the versions after this one, up to the newest; all for -1.
 
         Raises: SourceUnreadable, SourceUnavailable; RangeExpired if a version is missing.
         """
@@ -106,11 +106,11 @@ class Log:
             except FileNotFoundError:
                 if (newest := _newest_version(self._names())) < version:
                     return
-                commit = self._commit_before(version, newest)
+                commit = self._known_commit(version, newest)
             yield commit
 
-    def _commit_before(self, version: int, newest: int) -> Commit:
-        """Return what a version does that has a later one: it was written before this one, so it is there or was removed."""
+    def _known_commit(self, version: int, newest: int) -> Commit:
+        """Return a version up to `newest`: it was written, so it is there or was removed (RangeExpired)."""
         try:
             return self.commit(version)
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class Log:
     def commit(self, version: int) -> Commit:
         """Return what a version does.
 
-        Raises: FileNotFoundError; SourceUnreadable for a log that cannot be read as Delta's.
+        Raises: FileNotFoundError if there is no such version; SourceUnreadable.
         """
         digest = sha256()
         commit = Commit(version, "")
@@ -148,7 +148,7 @@ class Log:
         return commit
 
     def _count_file(self, commit: Commit, name: str, action: Mapping[str, Any]) -> None:
-        """Count a file that a version adds or removes, unless it is only written again."""
+        """Count a file that a version adds or removes, unless its rows were only rewritten."""
         if not _changes_rows(action):
             return
         if name == "add":
@@ -159,7 +159,7 @@ class Log:
             commit.partial = self._data_file(action, commit.version)
 
     def files(self, commit: Commit, *, changes: bool = False) -> Iterator[DataFile]:
-        """Yield the files that a version adds, in the order of its JSON file; with `changes`, all that tell changed rows.
+        """Yield the files that a version adds, in the order of its JSON file; with `changes`, all with changed rows.
 
         Raises: FileNotFoundError; SourceUnreadable, before the first file if one of them has deleted rows.
         """
@@ -177,7 +177,7 @@ class Log:
                 yield self._data_file(details, commit.version, "delete")
 
     def snapshot(self, version: int | None = None) -> Snapshot:
-        """Return the table as of a version; None for the newest.
+        """Return the table as of a version, by default the newest.
 
         Raises: SourceUnreadable if there is no such table; RangeExpired if the log does not go back to the version.
         """
@@ -195,19 +195,19 @@ class Log:
         table = None if base is None else self._table_in(checkpoints[base])
         since: dict[tuple[str, str | None], DataFile | None] = {}
         for each in range(0 if base is None else base + 1, version + 1):
-            table = self._commit_before(each, newest).table or table
+            table = self._known_commit(each, newest).table or table
             self._apply(each, since)
         if table is None:
             raise SourceUnreadable(f"{self._folder} does not say what the table is up to version {version}.")
         return Snapshot(version, table, () if base is None else checkpoints[base], since)
 
     def files_in(self, snapshot: Snapshot) -> Iterator[DataFile]:
-        """Yield the files of a snapshot, in no certain order.
+        """Yield the files of a snapshot, in any order.
 
         Raises: SourceUnreadable.
         """
         for name in snapshot.checkpoint:
-            for row in self._rows(name, _OF_FILES):
+            for row in self._rows(name, _FILE_COLUMNS):
                 if row["add"] is not None:
                     file = self._data_file(row["add"], snapshot.version)
                     if file.key not in snapshot.since:
@@ -244,7 +244,7 @@ class Log:
         try:
             with open_file(path) as content:
                 yield from content
-        except SourceChanged:  # what objects that are gone raise
+        except SourceChanged:  # raised for an object that is gone
             raise FileNotFoundError(str(path)) from None
         except FileNotFoundError:
             raise
@@ -263,7 +263,7 @@ class Log:
         return action
 
     def _rows(self, name: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a checkpoint's file, with these columns of their actions."""
+        """Yield the rows of a checkpoint's file, with these columns."""
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
         import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -278,7 +278,7 @@ class Log:
     def _table_in(self, checkpoint: tuple[str, ...]) -> Table | None:
         table = None
         for name in checkpoint:
-            for row in self._rows(name, _OF_TABLE):
+            for row in self._rows(name, _TABLE_COLUMNS):
                 if row.get("protocol") is not None:
                     self._check_protocol(row["protocol"])
                 if row.get("metaData") is not None:
@@ -334,7 +334,7 @@ class Log:
 
 
 def _changes_rows(action: Mapping[str, Any]) -> bool:
-    """Return whether a file that is added or removed changes what rows the table has, and is not only written again."""
+    """Return whether an added or removed file changes the table's rows, rather than only rewriting them."""
     return bool(action.get("dataChange", True))
 
 
@@ -344,7 +344,7 @@ def _newest_version(names: Iterable[str]) -> int:
 
 
 def _complete_checkpoints(names: list[str]) -> dict[int, tuple[str, ...]]:
-    """Return the files of each checkpoint that is there as a whole, by its version."""
+    """Return the names of the files of each complete checkpoint, by version."""
     single: dict[int, tuple[str, ...]] = {}
     parts: dict[tuple[int, int], list[str]] = {}
     for name in names:
