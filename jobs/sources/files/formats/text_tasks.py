@@ -1,7 +1,7 @@
 """Reads text files in Spark's tasks, part by part.
 
-Spark's own readers are not used. They list the files once more, drop lines that look blank to them, and misread quotes and
-numbers. Here counting and reading split records by the same rules, and each record knows its line.
+Spark's own readers are not used: they list the files again, drop some lines as blank, and misread some quotes and numbers.
+Here records are split by the rules that counted them for the plan, each with its line number.
 """
 
 import hashlib
@@ -24,21 +24,22 @@ from jobs.sources.files.partitions import PartitionColumns
 from jobs.sources.files.typed_values import from_texts
 from state_store.errors import MalformedRecord
 
-# The key of a record that is wrapped in JSON: Postgres' text cannot hold it, or it is meaningless without its file's header.
+# The JSON key of a wrapped record: one that Postgres' text cannot hold, or that needs its file's header.
 WRAPPED = "_tidegate_record"
-# Only the beginning of a longer bad record is kept: Postgres takes 64 MB of text, and a wrapped byte may need six.
+# Of a bad record of more than KEPT_BYTES, only the beginning is kept: staging takes texts of up to 64 MiB, and JSON may need
+# six bytes for one.
 KEPT_BYTES, KEPT_BEGINNING = 8 * 1024 * 1024, 64 * 1024
 
 
 def schema_of(types: dict[str, pa.DataType], *, flagged: bool) -> T.StructType:
-    """Return the columns as a Spark schema, with the columns HIDDEN if rows are flagged."""
+    """Return the Spark schema, with origin, refusal and payload (HIDDEN) if rows are flagged."""
     fields = [T.StructField(name, from_arrow_type(kind, prefer_timestamp_ntz=True)) for name, kind in types.items()]
     return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in HIDDEN if flagged)])
 
 
 @dataclass(frozen=True)
 class RecordsReader(TaskReader):
-    """Refuses the first record that does not fit, or flags all such records, with the reason as REFUSAL."""
+    """Reads records: refuses the first bad one, or flags all bad ones with the reason as REFUSAL."""
 
     parser: Parser
     encoding: str
@@ -48,7 +49,7 @@ class RecordsReader(TaskReader):
         """Read one part."""
         grammar = self.parser.grammar
         if isinstance(self.parser, CsvParser):
-            grammar = self.parser.grammar_of(part.names or ["one"])
+            grammar = self.parser.grammar_of(part.names or ["one"])  # a record has one value, even if no column is declared
         for chunk in chunks(text_of(part.path, self.encoding, part.start, part.end, within=part.within), grammar, part.line):
             if len(records := chunk.only(chunk.lines > part.header_line)):
                 yield self._batch(part, records)
@@ -73,18 +74,18 @@ class RecordsReader(TaskReader):
 
 @dataclass(frozen=True)
 class LocalTimes:
-    """Finds the moments of local times in a Spark task, for `pyspark.sql.functions.arrow_udf`."""
+    """Converts local times to moments in a Spark task, for `pyspark.sql.functions.arrow_udf`."""
 
     zone: str
 
     def moments(self, times: pa.Array) -> pa.Array:
-        """Return the moments of times such as ``2024-01-05 10:00:00``; NULL where clocks show a time twice, or never."""
+        """Return the moments of times such as ``2024-01-05 10:00:00``; NULL if clocks repeat or skip that time."""
         return from_texts(parse_type("timestamp"), times, self.zone)[0]
 
 
 @dataclass(frozen=True)
 class PayloadsReader:
-    """Reads raw records from quarantine (ORIGIN and PAYLOAD) as `RecordsReader` read them."""
+    """Parses raw records from quarantine (columns ORIGIN and PAYLOAD) as `RecordsReader` does."""
 
     parser: Parser
     partitions: PartitionColumns
@@ -98,34 +99,34 @@ class PayloadsReader:
                     columns |= self.partitions.values_of(_file_of(origin))
                 except ValueError as error:
                     bad = {0: str(error)}
-                    columns = self._nothing | {name: pa.nulls(1, kind) for name, kind in self.partitions.types.items()}
+                    columns = self._nulls | {name: pa.nulls(1, kind) for name, kind in self.partitions.types.items()}
                 except MalformedRecord as too_long:
                     bad = {0: str(too_long)}
-                    columns = self._nothing | self.partitions.values_of(_file_of(origin))
+                    columns = self._nulls | self.partitions.values_of(_file_of(origin))
                 keeps_all = bool(self.parser.formatted)
                 yield flagged_batch(columns, bad, [origin], [payload].__getitem__, keeps_all=keeps_all)
 
     @property
-    def _nothing(self) -> dict[str, pa.Array]:
+    def _nulls(self) -> dict[str, pa.Array]:
         return {name: pa.nulls(1, kind) for name, kind in self.parser.types.items()}
 
     def _parse(self, record: bytes, names: list[str] | None) -> tuple[dict[str, pa.Array], dict[int, str]]:
         parser = self.parser
         if names is not None and (missing := [name for name in parser.types if name not in names]):
-            return self._nothing, {0: f"its file has no column {missing[0]}"}
+            return self._nulls, {0: f"its file has no column {missing[0]}"}
         if isinstance(parser, CsvParser) and not record:
-            return self._nothing, {0: EMPTY_LINE}  # there is no text left to split
+            return self._nulls, {0: EMPTY_LINE}  # splitting would return no record
         if isinstance(parser, CsvParser):
             split = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
             if [len(chunk) for chunk in split] != [1]:
-                return self._nothing, {0: "its quotes do not make one record"}
+                return self._nulls, {0: "its quotes do not make one record"}
             if split[0].bad:
-                return self._nothing, {0: split[0].bad[0]}
+                return self._nulls, {0: split[0].bad[0]}
         return parser.parse(chunk_of([record]), names)
 
 
 def payload_of(record: bytes, names: Iterable[str] | None) -> str:
-    """Return a record as quarantine keeps it: raw, or wrapped if it needs its columns, has a NUL, or is too long."""
+    """Return a record for quarantine: raw, or in JSON if it needs its columns, has a NUL, or is too long."""
     if len(record) > KEPT_BYTES:
         beginning = record[:KEPT_BEGINNING].decode(errors="ignore")
         summary = {"bytes": len(record), "sha256": hashlib.sha256(record).hexdigest(), "beginning": beginning}
@@ -137,16 +138,16 @@ def payload_of(record: bytes, names: Iterable[str] | None) -> str:
 
 
 def mended_payload(original: str, mended: str) -> str:
-    """Return a corrected record as `record_of` reads it: with the columns of its file, if the original has them."""
+    """Return a corrected record for `record_of`, with the columns of its file, if the original has them."""
     if not original.startswith(f'{{"{WRAPPED}"') or mended.startswith(f'{{"{WRAPPED}"'):
         return mended
     return payload_of(mended.encode(), json.loads(original)["columns"])
 
 
 def record_of(payload: str) -> tuple[bytes, list[str] | None]:
-    """Return the record in a payload, and its file's columns if they are not the declared ones.
+    """Return the record in a payload, and its file's columns if other than declared.
 
-    Raises: MalformedRecord if it was too long to be kept.
+    Raises: MalformedRecord if the record was too long to be kept.
     """
     if not payload.startswith(f'{{"{WRAPPED}"'):
         return payload.encode(), None
