@@ -1,4 +1,4 @@
-"""Spark sessions: Connect, or local in this process, with the settings that exactly-once needs."""
+"""Spark sessions, over Connect or in this process, with the settings that exactly-once needs."""
 
 import logging
 import os
@@ -34,47 +34,47 @@ logger = logging.getLogger(__name__)
 
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
-# How soon an attempt notices that a newer one has fenced it, and how often it reports that it is alive; one small query each.
+# How often an attempt reports that it is alive, and checks whether a newer one has fenced it; one small query each.
 POLL_SECONDS = 5.0
 # A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
-# deadline, so that the attempt can go on reporting that it is alive; queries have no deadline.
+# deadline, so that the attempt keeps reporting that it is alive; queries have no deadline.
 LONGEST_SILENCE_SECONDS = 60.0
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
-# Spark's client retries a call long enough for a server that restarts; after a longer absence the whole batch is tried again.
+# Spark's client retries a call for as long as a server's restart may take; after that, the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
-MAX_CLOSED_SESSIONS = 1000  # the number that a server remembers
+MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
 LOCAL = re.compile(r"local\[(\d+|\*)\]")
 PINNED = {
     "spark.sql.session.timeZone": "UTC",  # a date of a timestamp must not depend on where the batch runs
     "spark.sql.ansi.enabled": "true",  # overflow and bad casts fail; they never become NULL or wrap
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
-    # otherwise the count of source rows is lost when none of them reaches a state, such as in a join with an empty input
+    # these rules would remove the counting of source rows from a query without a result, such as a join with an empty input
     "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation",
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-    # Spark assumes that data read by Python has a few bytes, and would broadcast it for a join, however large it is: a side of
-    # a join is broadcast by its true size, which is known after its shuffle, or if the author says so
+    # Spark assumes that data read by Python has a few bytes, and would broadcast it for a join, however large it is. Adaptive
+    # execution, after a shuffle, knows the true size of a side; authors may still call broadcast()
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": str(10 * 1024**2) + "b",
-    # a traceback that also shows the exception that was being handled when a transform raised (`jobs.compute.spark_errors`)
+    # keep whole tracebacks, with the exceptions that were being handled: `jobs.compute.spark_errors` reads them
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    # a cached plan lists files as they were: the next process asks for the same path, and would get the old lengths
+    # a cached plan keeps its list of files: the next process reads the same path, and would get the old lengths
     "spark.connect.session.planCache.enabled": "false",
     "spark.sql.csv.parser.columnPruning.enabled": "false",  # a ragged record is found even if its columns are not used
 }
 QUICK = {
-    # a task that groups a whole batch also uses the fast hash map of compiled code, and with room for more groups (2^n)
+    # use the fast hash map of compiled code also in a task that groups a whole batch, with room for 2^n groups
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
-# Spark's ports for other machines listen on loopback only, and ask for a secret that Spark generates.
+# For Spark in this process: its ports listen on loopback only, and require a secret that Spark generates.
 PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-# Spark computes the size of an Arrow batch before each row that it adds for Python, unless there is no limit in bytes: then
-# only the number of rows is limited, to 10,000. LIMITED is Spark's default.
+# With a limit in bytes, Spark computes the size of an Arrow batch for Python before each row that it adds. UNLIMITED leaves
+# only the limit of 10,000 rows. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMITED, UNLIMITED = str(64 * 1024**2) + "b", str(2**31 - 1)
-ARRIVED = "spark.tidegate.arrived"  # a session's setting with the name of the artifacts that were sent to it
-_applications: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
+ARRIVED = "spark.tidegate.arrived"  # the session setting that names the artifacts which the session has
+_application_ids: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -88,17 +88,17 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Join the pipeline's session, with the settings PINNED and QUICK; leave it on the server for the next batch.
 
-    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited. `modules` of authors
-    are sent to executors on other machines, if there are any; `packages` have to be installed there.
+    `rows_are_short` promises that Python gets no long rows, so that only their number has to be limited. Authors' `modules`
+    are sent to executors on other machines, where `packages` must be installed.
 
-    Spark starts Python workers per session: a session per batch would pay for a slow start each time. So all batches of a
-    pipeline share one session, until authors' code changes: workers keep what they have imported.
+    All batches of a pipeline share one session, because Spark starts Python workers per session, and slowly. When authors'
+    code changes, a new session is used, because workers keep what they have imported.
 
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid for a wrong address, token file or module,
-    ListenerNotTrusted if another account of this machine listens there, ExecutorsUnprepared if executors lack a package.
+    ListenerNotTrusted if an untrusted account listens there, ExecutorsUnprepared if executors lack a package.
     """
     if LOCAL.fullmatch(settings.spark_remote):
-        yield _configured(_local(settings), settings, rows_are_short)
+        yield _configure(_local(settings), settings, rows_are_short)
         return
     check_reachable(settings)
     artifacts = artifacts_for(settings, modules, packages)
@@ -114,15 +114,15 @@ def spark_session(
 
 
 def application_of(session: SparkSession) -> str:
-    """Return the id of the Spark application of a session of `spark_session`, without a round trip."""
-    return _applications[session]
+    """Return the Spark application's id of a session from `spark_session`, without a round trip."""
+    return _application_ids[session]
 
 
 def expect_brief(session: SparkSession) -> None:
-    """Do without reattaching the session's further queries after a broken connection.
+    """Stop reattaching the session's queries after a broken connection.
 
-    Reattaching needs a separate call for each part of an answer, which confirms that it has arrived: several calls for a small
-    batch. A short query is cheaper to repeat.
+    To allow reattaching, the client confirms each part of an answer by a call: several for a small batch. A short query is
+    cheaper to repeat.
     """
     if isinstance(session, ConnectSession):
         disable_reattach(session)
@@ -135,11 +135,11 @@ def tag_of(pipeline: str, txid: int, number: int) -> str:
 
 @contextmanager
 def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, is_fenced: Callable[[], bool]) -> Iterator[str]:
-    """Tag this thread's operations, and interrupt them when the attempt is fenced or overdue. Yields the tag.
+    """Tag this thread's operations, and interrupt them when the attempt is overdue or fenced by a newer one. Yields the tag.
 
-    The attempts that this one has fenced are interrupted first: their work is never committed. That can miss an attempt that is
-    about to start an operation, so each attempt also checks at short intervals whether it is fenced, and whether the server
-    answers: one that accepts work but is silent for LONGEST_SILENCE_SECONDS is given up.
+    The attempts that this one has fenced are interrupted first: their work is never committed. One that is just starting an
+    operation may be missed, so each attempt also polls whether it is fenced. It also polls whether the server answers; a
+    server that is silent for LONGEST_SILENCE_SECONDS is given up.
 
     Raises: AttemptTimedOut, SparkUnavailable.
     """
@@ -158,7 +158,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
                 if is_overdue.is_set() or is_fenced():
                     spark.interruptTag(tag)
             except (TidegateError, PySparkException, grpc.RpcError) as error:
-                logger.info("%s: whether it is fenced cannot be found out now: %s", attempt, error)
+                logger.info("%s: cannot check now whether it is fenced, or interrupt it: %s", attempt, error)
             if has_ended.is_set() or _answers(spark):
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at >= LONGEST_SILENCE_SECONDS:
@@ -191,12 +191,12 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Return whether the server answers a cheap question; a session within this process always does."""
+    """Return whether the server answers a cheap request; a session in this process always does."""
     if not isinstance(spark, ConnectSession):
         return True
     try:
         spark.conf.get("spark.app.id", None)
-    except (PySparkException, grpc.RpcError, ValueError):  # the last one: the channel was closed
+    except (PySparkException, grpc.RpcError, ValueError):  # ValueError: the channel was closed
         return False
     return True
 
@@ -209,7 +209,7 @@ def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifa
         set_deadlines(session, DEADLINES)
         session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])
         try:
-            _configured(session, settings, rows_are_short)
+            _configure(session, settings, rows_are_short)
             if artifacts is not None:
                 _send(artifacts, session, settings.staging_connections)
         except BaseException as error:
@@ -222,9 +222,9 @@ def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifa
 
 
 def _send(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
-    """Send what tasks need to a session to which it was not sent before, and check its executors.
+    """Send what tasks need to a session, unless it has that already, and check its executors.
 
-    If several processes do so at once, the server accepts the same content from each.
+    Several processes may do so at once: the server accepts the same content from each.
 
     Raises: ExecutorsUnprepared.
     """
@@ -237,30 +237,30 @@ def _send(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
 
 
 def _local(settings: Settings) -> SparkSession:
-    # There is one JVM per process: it stays for the next batch, and ends with the process.
+    # The process has one JVM, which stays for the next batch and ends with the process.
     builder = SparkSession.builder.master(settings.spark_remote).appName("tidegate").config(map=dict(PRIVATE))
     return builder.config("spark.ui.enabled", "false").getOrCreate()
 
 
-def _configured(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
+def _configure(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
     expected = {
         **PINNED,
         **QUICK,
         BYTES_PER_ARROW_BATCH: UNLIMITED if rows_are_short else LIMITED,
-        # Each shuffle partition stages over a connection of its own; adaptive execution makes fewer for small batches.
+        # Each shuffle partition stages over a connection of its own; for small batches, adaptive execution uses fewer.
         "spark.sql.shuffle.partitions": str(settings.staging_connections),
     }
-    current = session.conf.getAll  # one round trip; a session that is joined has most often been configured already
+    current = session.conf.getAll  # one round trip; a shared session has usually been configured already
     for name, value in expected.items():
         if current.get(name) != value:
             session.conf.set(name, value)
-    _applications[session] = current.get("spark.app.id", "unknown")
+    _application_ids[session] = current.get("spark.app.id", "unknown")
     return session
 
 
 def _connect(channel: "_Channel") -> SparkSession:
-    """Return a session of Spark Connect; Spark's own builder makes one from an address only."""
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does: functions then make Connect's columns
+    """Return a Spark Connect session over a channel; Spark's own builder takes only an address."""
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as Spark's own builder does, so that functions return Connect's columns
     # Connect's session has the methods of SparkSession without being a subclass.
     return cast(Any, ConnectSession.Builder().channelBuilder(channel).create())  # type: ignore[no-any-return]
 
@@ -268,7 +268,7 @@ def _connect(channel: "_Channel") -> SparkSession:
 class _Channel(DefaultChannelBuilder):
     """The channel to the server: loopback names are not resolved, and no token goes to an untrusted process.
 
-    To another machine it is pyspark's own channel, so with TLS if there is a token.
+    For another machine, it is pyspark's own channel, with TLS if there is a token.
     """
 
     def __init__(self, settings: Settings, session_id: str) -> None:
@@ -280,7 +280,7 @@ class _Channel(DefaultChannelBuilder):
             self.set("token", token)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - as pyspark calls it
-        """Return the channel; nothing is connected yet."""
+        """Return the channel, not connected yet."""
         address = loopback_address(self.url.hostname)
         if address is None or self.use_ssl:
             return super().toChannel()
@@ -296,14 +296,14 @@ class _Channel(DefaultChannelBuilder):
 
 
 class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no types
-    """Gives each call the token, once the connection's other end is known to belong to us, root or a trusted account."""
+    """Gives each call the token, if the server belongs to this account, root or a trusted one."""
 
     def __init__(self, server: Server, token: str) -> None:
         self._server = server
         self._token = token
 
     def __call__(self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:  # noqa: ARG002
-        """Pass on the token, or the error about an untrusted listener: the call then fails, and is retried."""
+        """Pass on the token, or an untrusted listener's error: the call then fails, and is retried."""
         try:
             if can_see_all():  # on other systems the check takes too long for each call
                 self._server.check()
@@ -314,7 +314,7 @@ class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no type
 
 
 def check_reachable(settings: Settings) -> None:
-    """Fail at once if the server cannot be reached, while Spark's client would retry; local Spark needs no server.
+    """Fail at once if the server cannot be reached, where Spark's client would retry; local Spark has no server.
 
     Raises: SparkUnavailable, SettingsInvalid, ListenerNotTrusted.
     """
