@@ -19,9 +19,9 @@ from state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.5
-WINDOW_POLL_SECONDS = 0.05
-Progress = Callable[[int, str], None]
+POLL_SECONDS = 0.5  # between checks of a batch that is processed here or in another run
+WINDOW_POLL_SECONDS = 0.05  # between checks whether a batch may begin, while too many are in flight
+Progress = Callable[[int, str], None]  # called with a txid and what has happened to its batch
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,14 @@ def run_pipeline(
     max_batches: int | None = None,
     progress: Progress = lambda _txid, _event: None,
 ) -> RunResult:
-    """Plan, process batches concurrently within the pipeline's window, and commit in order in the caller's thread.
+    """Plan, process batches concurrently within the pipeline's limits, and commit in order in the caller's thread.
 
-    A sealed batch waits a little for others that could be committed in the same transaction.
+    A sealed batch, whose staging is complete, waits briefly for others, to commit in the same transaction.
 
-    `progress` is called with a txid and one of planned, processed, committed, skipped; from several threads. If the process
-    dies, the next run picks up the planned batches; committed ones stay. A batch that fails for a reason that may pass is tried
-    again up to the pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes
-    away later, the run waits up to `recovery.SERVER_PATIENCE_SECONDS` for it. Any other error ends the run; later batches that
-    are already sealed stay sealed.
+    `progress` is called from several threads, with a txid and one of planned, processed, committed, skipped. If the process
+    dies, the next run continues with the planned batches; commits stay. A batch with a temporary failure is tried up to the
+    pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes away later, the
+    run waits for it, up to `recovery.SERVER_PATIENCE_SECONDS`. Any other error ends the run; sealed batches stay sealed.
 
     Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
@@ -79,38 +78,38 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
                         return
         except AttemptFenced as fenced:
             with about(pipeline.name, txid, fenced.attempt):
-                logger.warning("%s", fenced)  # the commit of the batch waits for the newer attempt, or repeats its work
+                logger.warning("%s", fenced)  # the batch's commit waits for the newer attempt, or processes the batch again
         progress(txid, "processed")
 
     commits: list[Commit] = []
 
-    def commit_first(number: int) -> None:
+    def commit_up_to(number: int) -> None:
         for txid in txids[len(commits) : number]:
             commits.append(_commit(worker, txid))
             progress(txid, "committed" if commits[-1].skipped_reason is None else "skipped")
 
-    def commit_due(number: int) -> None:
+    def commit_due_up_to(number: int) -> None:
         try:
             is_due = len(commits) < number and store.turn(pipeline.name, txids[len(commits)]).opens
-        except StoreUnavailable as away:
-            logger.info("%s", away)
+        except StoreUnavailable as unavailable:
+            logger.info("%s", unavailable)
             return
         if is_due:
-            commit_first(number)
+            commit_up_to(number)
 
     with ThreadPoolExecutor(pipeline.concurrency, thread_name_prefix=f"{pipeline.name}-process") as pool:
         processing = [pool.submit(process, txid) for txid in txids]
         try:
             for number, processed in enumerate(processing, start=1):
                 while not wait([processed], POLL_SECONDS).done:
-                    commit_due(number - 1)
+                    commit_due_up_to(number - 1)
                 try:
                     processed.result()
                 except Exception:
-                    commit_first(number - 1)
+                    commit_up_to(number - 1)
                     raise
-                commit_due(number)
-            commit_first(len(txids))
+                commit_due_up_to(number)
+            commit_up_to(len(txids))
         except BaseException:
             stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -119,11 +118,11 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
 
 
 def _commit(worker: Worker, txid: int) -> Commit:
-    """Commit a batch; while another run's attempt at it is running, wait. An attempt that hangs is overdue at its timeout."""
+    """Commit a batch; wait while another run processes it, at most until that attempt's timeout."""
     while True:
         try:
             return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))
-        except AttemptNotSealed as elsewhere:
-            with about(worker.name, txid, elsewhere.attempt):
-                logger.info("%s", elsewhere)
+        except AttemptNotSealed as not_sealed:
+            with about(worker.name, txid, not_sealed.attempt):
+                logger.info("%s", not_sealed)
             time.sleep(POLL_SECONDS)
