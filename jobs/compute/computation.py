@@ -1,8 +1,8 @@
 """One attempt, step by step: read the frozen input, transform, aggregate per key, stage, reconcile, seal.
 
-To reconcile is to compare counts and hash sums of rows between two places, such as the source and staging; a difference fails
-the attempt. A flagged row has the reason why it is bad in column REFUSAL. A pass is one computation of the whole batch. The
-route (`jobs.compute.route`) says which shortcuts a pass takes. Any number of attempts may run at once.
+Reconciling compares counts and hash sums of rows at two places, such as the source and staging; a difference fails the
+attempt. A partial is the result for one key. Column REFUSAL of a flagged row says why it is bad. A pass is one
+computation of the whole batch, with the shortcuts of its route. Any number of attempts may run at once.
 """
 
 import logging
@@ -41,8 +41,8 @@ from state_store.state_queries import QueriedState
 
 logger = logging.getLogger(__name__)
 
-# More tasks than any DataFrame has: coalesce() then merges none, but Spark no longer knows that there may be just one. It would
-# join two sides of one task each without a shuffle, and stop reading one side when the other is exhausted: rows would be lost.
+# More tasks than any DataFrame has: coalesce() then merges none, but hides from Spark that there may be just one. Spark would
+# join two sides of one task each without a shuffle, and stop reading one side when the other ends: rows would go uncounted.
 UNKNOWN_TASKS = 100_000
 
 
@@ -51,8 +51,8 @@ def stage_batch(
 ) -> None:
     """Compute the attempt's partials, stage and seal them.
 
-    If the process dies before the end, nothing is sealed, so no staged row reaches a state. The source checks its data against
-    the frozen metadata before the read and before the seal.
+    If the process dies first, nothing is sealed, so no staged row reaches a state. The source checks its data against the
+    frozen metadata before the read and before the seal.
 
     Raises: the source's errors; SettingsInvalid, SchemaOutOfDate, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey,
     Overflow (permanent); RowsLost, AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
@@ -85,7 +85,7 @@ def stage_batch(
 
 @dataclass(frozen=True)
 class _Computed:
-    """The result of one pass over a batch: the row sums at the source and after the transform, and the staged rows."""
+    """The result of one pass: the row sums at the source and after the transform, and the staged rows."""
 
     emitted: RowSums
     returned: RowSums
@@ -94,7 +94,7 @@ class _Computed:
 
 
 class _Computation:
-    """Computes and stages one attempt's batch, in one pass or, if that has to leave its route, in two."""
+    """Computes and stages one attempt's batch, in one pass, or in two if its route fails."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class _Computation:
         self._is_replay = QUARANTINED in attempt.source_metadata
 
     def run(self, routing: Routing) -> _Computed:
-        """Compute and stage by the chosen route; if this process cannot stage the partials, repeat all on Spark's executors.
+        """Compute and stage by the chosen route; if this process cannot stage the partials, repeat all on executors.
 
         Raises: the errors of `stage_batch`.
         """
         attempt, parts = self._attempt, self._read()
-        # Of records from quarantine, which a replay reads, the source knows nothing in advance.
+        # A replay reads records from quarantine, of which the source knows no facts.
         facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
         route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
@@ -148,9 +148,9 @@ class _Computation:
         if not flagged:
             return parts
         # Without a transform, keys and texts that Postgres refuses are flagged here, where each row is still one source record.
-        storable = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
+        checked_states = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
         checked = {
-            name: replace(part, rows=quarantine.with_checks(part.rows, pipeline.check, storable))
+            name: replace(part, rows=quarantine.with_checks(part.rows, pipeline.check, checked_states))
             for name, part in parts.items()
             if part.role == "input"
         }
@@ -162,11 +162,11 @@ class _Computation:
         return self._follow_rows(parts, route)
 
     def _name_of(self, route: Route) -> str:
-        """Return the name of a pass: a second one needs other trackers, as the first may have stopped before its last row."""
+        """Return a pass's name, for its trackers: those of a failed first pass may have counted only some rows."""
         return f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
 
     def _follow_rows(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
-        """Reconcile row by row: compare the sums of the transformed rows with those in the staged partials.
+        """Compute and stage; compare the sums of the transformed rows with those in the staged partials.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
@@ -183,12 +183,12 @@ class _Computation:
         states = list(pipeline.states.items())
         staged = self._stage_states(states[:1], rows, schema, route)
         if states[1:] and not untouched:
-            # The other states read the rows again. Their sums have to equal those of the rows that went into the first state.
+            # The other states compute the rows again. Their sums must equal those of the rows of the first state.
             rows = self._transform({name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()})
             rows = rows if used is None else with_id(rows, schema, used)
         staged += self._stage_states(states[1:], rows, schema, route)
         emitted = self._input_sums(tracked)
-        # Without a transform and flags, the source's rows are the transformed rows: they are counted once.
+        # Without transform and flags, the source's rows are the transformed rows, and are counted only once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
         self._reconcile(emitted, returned, staged)
         if emitted.flagged:
@@ -220,7 +220,7 @@ class _Computation:
         return staged
 
     def _follow_partials(self, parts: Mapping[str, BatchPart], route: Route, expected_rows: int) -> _Computed:
-        """Reconcile partial by partial, where the source vouches for the rows by digests, and for their number.
+        """Compute and stage; follow only partials, as the source vouches for the rows and their number.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
         """
@@ -256,7 +256,7 @@ class _Computation:
         return _TrackedPart(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 
     def _input_sums(self, tracked: "Mapping[str, _TrackedPart]") -> RowSums:
-        """Return the sums over the rows of all inputs, after checking that each input and reference was read completely.
+        """Return the sums of all inputs, after checking that each input and reference was read completely.
 
         Raises: RowsLost, DeclarationInvalid; errors of `Emitter.verify_batch`.
         """
@@ -296,14 +296,14 @@ class _Computation:
         return staging.stage_on_executors(self._store.settings, self._attempt, spec, partials, counter)
 
     def _stage_bad(self, records: DataFrame, emitted: RowSums) -> StagedRows:
-        """Stage the flagged records, all of them."""
+        """Stage all flagged records, for quarantine."""
         spec = QuarantineSpec(self._pipeline.name)
         bad = staging.stage_on_executors(self._store.settings, self._attempt, spec, quarantine.bad(records))
         check_complete(self._attempt, "the quarantine", RowSums(emitted.flagged), RowSums(bad.rows))
         return bad
 
     def _check_expected(self, name: str, rows: int, part: BatchPart) -> None:
-        """Refuse an attempt for which Spark read more or fewer rows than the source itself counts.
+        """Refuse an attempt that read more or fewer rows than the source itself counts.
 
         Raises: RowsLost; the errors of `Emitter.verify_batch` if the source has changed since it was planned.
         """
@@ -311,10 +311,10 @@ class _Computation:
         if expected not in (None, rows):
             self._emitter.verify_batch(attempt, attempt.source_metadata)
             place = f"{part.role} {name}" if name else "the source"
-            joins = ", and once, as a join without equal columns does only if one side is marked by broadcast()" if name else ""
+            joins = " or a join without equal columns, in which one side must be marked by broadcast()" if name else ""
             raise errors.RowsLost(
                 f"{attempt}: {place} has {expected} rows, {rows} arrived in Spark. Either Spark lost or repeated some, or "
-                f"the transform does not read all rows, as with limit(): it has to{joins}."
+                f"the transform does not read each row exactly once, as with limit(){joins}."
             )
 
 
@@ -329,7 +329,7 @@ class _TrackedPart:
 
 
 def _merge_inputs(tracked: Mapping[str, _TrackedPart], route: Route) -> tuple[DataFrame, T.StructType]:
-    """Return the rows of all inputs of a batch as one DataFrame, and its columns.
+    """Return the rows of all inputs as one DataFrame, and its columns.
 
     Raises: DeclarationInvalid if they have different columns.
     """
@@ -343,7 +343,7 @@ def _merge_inputs(tracked: Mapping[str, _TrackedPart], route: Route) -> tuple[Da
 
 @contextmanager
 def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
-    """Turn Spark's errors into ours: one that it reports, else the source's explanation, else that of `meaning_of`."""
+    """Raise Spark's errors as ours: one that a task reported, else the source's explanation, else `meaning_of`."""
     try:
         yield
     except errors.TidegateError as error:

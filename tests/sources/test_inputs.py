@@ -258,7 +258,7 @@ def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
     folders.put("a", [("N1", 1), ("N2", 2), ("N3", 9)])
     folders.put("b", [("N1", 2), ("N2", 9)], columns=SEATS)
     assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
-    with pytest.raises(RowsLost, match=r"as a join without equal columns does only if one side is marked by broadcast\(\)"):
+    with pytest.raises(RowsLost, match=r"a join without equal columns, in which one side must be marked by broadcast\(\)"):
         steps.process(folders.settings, pipeline, 1, owner="run")
     marked = replace(pipeline, transform=partial(joined, mark=F.broadcast))
     steps.process(folders.settings, marked, 1, owner="run")
