@@ -1,7 +1,7 @@
 """Uses of private or undocumented parts of libraries, each with its purpose and the version it was checked with.
 
 An upgrade of one of these libraries starts here: ``tests/jobs/test_library_internals.py`` fails until `CHECKED` names the new
-version, and checks that each part is still there. Nothing is imported until it is used: declarations must not load pyspark.
+version, and checks that each part still exists. Imports are inside functions: declarations must not load pyspark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
     from pyspark.sql.connect.client.core import RpcDeadlines
 
-# Of Airflow, only the name of a task instance is used: `tidegate.airflow_policy`, which imports nothing of ours, sets it.
+# Airflow's private name of a task instance is set in `tidegate.airflow_policy`, which does not import this module.
 CHECKED = {"pyspark": "4.3.0", "confluent-kafka": "2.16.1", "grpcio": "1.85.1", "apache-airflow": "3.3.2"}
 
 
 def note_not_streaming(rows: "DataFrame") -> None:
-    """Set `rows.isStreaming`, which `observe` reads: the server would analyse the whole query to return False."""
+    """Set `rows.isStreaming` for `observe`: the server would analyse the whole query to return False."""
     vars(rows)["isStreaming"] = False
 
 
@@ -33,18 +33,18 @@ def set_deadlines(session: "SparkSession", deadlines: "RpcDeadlines") -> None:
 
 
 def close_channel(session: "SparkSession") -> None:
-    """Break a Connect session's connection, so that a query without an answer fails."""
+    """Close a Connect session's connection, so that a query that hangs fails."""
     session.client._channel.close()
 
 
 def leave_on_server(session: "SparkSession") -> None:
-    """Close this end of a Connect session and keep the server's, with its Python workers, for the next batch."""
+    """Close a Connect session here, but keep it on the server, with its Python workers."""
     vars(session)["release_session_on_close"] = False
     session.stop()
 
 
 def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files: "Mapping[str, bytes]") -> None:
-    """Send archives of modules, and files, to a Connect session; Spark's method would put them on this process' path, too."""
+    """Send archives of modules, and files, to a Connect session; Spark's method would also put them on this process' path."""
     from pyspark.sql.connect.client.artifact import InMemory, new_file_artifact, new_pyfile_artifact  # noqa: PLC0415
 
     artifacts = [new_pyfile_artifact(name, InMemory(content)) for name, content in modules.items()]
@@ -54,7 +54,7 @@ def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files
 
 
 def plan_of(returned: "DataFrame", rows: "Sequence[DataFrame]") -> tuple[Any, list[int]] | str:
-    """Return a DataFrame's plan as sent to the server, and the ids in it of the plans of `rows`; without a server, its text."""
+    """Return a DataFrame's plan as sent to the server, and the ids of the plans of `rows` in it; without a server, its text."""
     plan = getattr(returned, "_plan", None)
     if plan is None:
         return str(returned._jdf.queryExecution().logical())
@@ -75,7 +75,7 @@ def is_text_encoding(codec: Any) -> bool:
 
 
 def refusals_of_kafka_client() -> tuple[int, int]:
-    """Return the codes of a Kafka client's own permanent errors: authentication and TLS failed."""
+    """Return the Kafka client's codes for permanent errors: authentication or TLS failed."""
     from confluent_kafka import KafkaError  # noqa: PLC0415
 
     return KafkaError._AUTHENTICATION, KafkaError._SSL

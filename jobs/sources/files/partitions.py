@@ -12,7 +12,7 @@ from jobs.sources.column_types import SparkType, parse_type
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Hive's name for NULL; Spark uses it for an empty text, too.
+# Hive's name for NULL; Spark also writes it for an empty text.
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 IN_THE_FILES = "Leave it out of the source's partitions, and put it into the schema, to read what the files say."
 _NESTED = ("array", "map", "struct", "binary")
@@ -20,9 +20,9 @@ _NESTED = ("array", "map", "struct", "binary")
 
 @dataclass(frozen=True)
 class PartitionColumns:
-    """The columns that a source takes from its folders' names, and their types.
+    """Columns that a source takes from folder names; `zone` is for timestamps without one.
 
-    Raises: ValueError for a type that a folder's name cannot have.
+    Raises: ValueError for a type that folder names cannot hold.
     """
 
     schema: Mapping[str, str]
@@ -46,7 +46,7 @@ class PartitionColumns:
     def values_of(self, name: str) -> "dict[str, pa.Array]":
         """Return each column's value for a file, as an array of length 1.
 
-        Raises: ValueError that says what is wrong with the names of the file's folders.
+        Raises: ValueError if the folder names lack, repeat or misspell a value.
         """
         texts_of: dict[str, str | None] = {}
         folders = folders_of(name) if self.schema else []
@@ -78,13 +78,13 @@ class PartitionColumns:
 
 
 def folders_of(name: str) -> list[tuple[str, str]]:
-    """Return the columns and raw values in the names of a file's folders."""
+    """Return the columns and raw values in a file's folder names."""
     parts = [folder.partition("=") for folder in PurePosixPath(name).parts[:-1]]
     return [(unquote(key), value) for key, sign, value in parts if sign]
 
 
 def undeclared(name: str, schema: Mapping[str, str]) -> dict[str, str]:
-    """Return the schema's columns, with their types, that a file's folders name like partitions."""
+    """Return the schema's columns, with types, that a file's folder names also hold."""
     columns = {key for key, _ in folders_of(name)}
     return {column: kind for column, kind in schema.items() if column in columns}
 
