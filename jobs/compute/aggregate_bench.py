@@ -1,4 +1,4 @@
-"""Tests whether an aggregate has the same value for any split and order of the rows, by Spark and Postgres, without tables."""
+"""Checks that an aggregate has the same value for any split and order of rows, in Spark and Postgres, without tables."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ from state_store.columns import ValueColumn
 from state_store.settings import Settings
 from state_store.store import StateStore
 
-MOST_BATCHES, MOST_ALONE = 8, 30
+MOST_BATCHES, MOST_ALONE = 8, 30  # batches of a random split; rows that get a batch of their own, in another split
 BATCH = "number_of_the_batch"
-Texts = Mapping[str, str | None]
-Split = list[Sequence[Any]]
+Texts = Mapping[str, str | None]  # a partial, by column
+Split = list[Sequence[Any]]  # the rows of each batch
 
 
 class BrokenPromise(AssertionError):
-    """A source breaks a promise of its kind, or an aggregate that of all aggregates."""
+    """A source or an aggregate breaks what all of its kind promise."""
 
 
 class AggregateBench:
-    """Computes partials of random batches by Spark, and merges them in random order by Postgres."""
+    """Computes partials of random batches in Spark, and merges them in random order in Postgres."""
 
     def __init__(self, tried: Aggregate, rows: DataFrame, settings: Settings, rng: random.Random) -> None:
         self._keyed = State(key={BATCH: "bigint"}, aggregates={"value": tried})
@@ -42,21 +42,21 @@ class AggregateBench:
         self._rng = rng
 
     def check(self, splits: int) -> None:
-        """Compare every split with one pass over all rows; check that merges commute and associate.
+        """Compare splits with one pass over all rows; check that merges commute and associate.
 
         Raises: BrokenPromise; the errors of a batch and of its commit.
         """
         rows = [tuple(row) for row in self._rows.collect()]
         one_by_one: Split = [[row] for row in rows[:MOST_ALONE]] + ([rows[MOST_ALONE:]] if len(rows) > MOST_ALONE else [])
         batches: list[Split] = [[rows], one_by_one, *(self._split(rows) for _ in range(splits))]
-        (nothing,) = self._read(self._overall, []).values()
-        by_number = self._read(self._keyed, [batch for split in batches for batch in split])
+        (empty,) = self._partials_of(self._overall, []).values()
+        by_number = self._partials_of(self._keyed, [batch for split in batches for batch in split])
         numbers = count()
-        partials = [[by_number.get(next(numbers), nothing) for _ in split] for split in batches]
+        partials = [[by_number.get(next(numbers), empty) for _ in split] for split in batches]
         with StateStore.connect(self._settings) as store:
             self._store = store
             whole = self._merge(None, partials[0][0])
-            for one, other in ((nothing, partials[0][0]), (partials[0][0], nothing)):
+            for one, other in ((empty, partials[0][0]), (partials[0][0], empty)):
                 _check_equal("no rows change nothing", whole, self._merge(one, other))
             for split in partials[1:]:
                 kept: Texts | None = None
@@ -71,8 +71,8 @@ class AggregateBench:
         cuts = sorted(self._rng.randint(0, len(rows)) for _ in range(self._rng.randint(1, MOST_BATCHES)))
         return [mixed[start:end] for start, end in pairwise([0, *cuts, len(rows)])]
 
-    def _read(self, state: State, batches: Sequence[Sequence[Any]]) -> dict[int, Texts]:
-        """Return the partial of each batch by its number, as texts; without a key, there is one, of number 0."""
+    def _partials_of(self, state: State, batches: Sequence[Sequence[Any]]) -> dict[int, Texts]:
+        """Return each batch's partial by batch number, as texts; a state without key has one, number 0."""
         schema = T.StructType([T.StructField(BATCH, T.LongType(), nullable=False), *self._rows.schema.fields])
         numbered = [(number, *row) for number, batch in enumerate(batches) for row in batch]
         try:
@@ -100,7 +100,7 @@ def _triples(partials: Sequence[Texts]) -> Iterator[Sequence[Texts]]:
 
 
 def _text(value: ValueColumn) -> Column:
-    """Return a partial as text that Postgres reads; arrays are text already."""
+    """Return partials as text that Postgres reads; arrays are text already."""
     column = F.col(value.name)
     if value.type.name == "timestamptz":
         column = F.date_format(column, "yyyy-MM-dd HH:mm:ss.SSSSSSXXX")
