@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import partitions, quarantine, state_tables, tables
+from state_store import partitions, quarantine, size_partitions, state_tables, tables
 from state_store.batches import existing_input
 from state_store.columns import SNAPSHOT
 from state_store.declaration import SourceMetadata, StateSpec
@@ -232,14 +232,21 @@ def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> I
 def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
     """Yield what the txids after the given one changed in a state, by txid and key, without holding it all.
 
-    Raises: ValueError for a state that does not record changes.
+    Raises: ValueError for a state that does not record changes; SchemaOutOfDate if a partition is missing.
     """
     if state.stream is None:
         raise ValueError(f"State {state.name} does not record changes.")
-    table = state_tables.state_table_of(state) if state.appends else state_tables.changes_table_of(state)
+    after: Any = after_txid
+    if state.appends:
+        table = partitions.readable_table(connection, state)
+    else:
+        size_partitions.check_whole(connection, state)
+        table, s = state_tables.changes_table_of(state), tables.state_table.c
+        # `tidegate prune` may have removed a part of a txid so far.
+        after = sa.func.greatest(after, sa.select(s.pruned_txid).where(s.state == table.name).scalar_subquery())
     order = [table.c.txid, *(table.c[key.name] for key in state.keys)]
     columns = [table.c[column.name] for column in state.stream[1]]
-    statement = sa.select(*columns).where(table.c.txid > after_txid).order_by(*order).limit(limit)
+    statement = sa.select(*columns).where(table.c.txid > after).order_by(*order).limit(limit)
     yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
 
 

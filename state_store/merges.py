@@ -29,6 +29,7 @@ from state_store import (
     partitions,
     quarantine,
     range_partitions,
+    size_partitions,
     staging,
     state_tables,
     updates,
@@ -140,7 +141,8 @@ def _merge(
             )
         return
     expected = staged[0].rows
-    written = _write(connection, state, staged[0].partials)
+    changes = size_partitions.target(connection, state, txid) if state.changes else None  # such a state is merged alone
+    written = _write(connection, state, staged[0].partials, changes=changes)
     if written != expected:
         raise GuardMismatch(
             f"{batches[0]}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -196,9 +198,9 @@ def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why:
     )
 
 
-def _recorded(state: StateSpec, upsert: Insert) -> Insert:
-    """Return an upsert that also records its rows in the state's table of changes."""
-    target, changes = state_tables.state_table_of(state), state_tables.changes_table_of(state)
+def _recorded(state: StateSpec, upsert: Insert, changes: sa.TableClause) -> Insert:
+    """Return an upsert that also records the rows that it writes in a table of changes."""
+    target = state_tables.state_table_of(state)
     assert state.stream is not None
     names = [column.name for column in state.stream[1]]
     written = upsert.returning(*(target.c[name] for name in names)).cte("written")
@@ -221,6 +223,7 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     if state.records:
         records = state_tables.changes_table_of(state)
         connection.execute(sa.delete(records).where(records.c.txid == txid))
+        size_partitions.check_whole(connection, state)
     if state.window:
         windows.take_back(connection, state, txid)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
@@ -255,12 +258,23 @@ def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch:
     return StagedBatch(stage, sum(partition.rows for partition in sealed), partials)
 
 
-def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> int:
-    """Merge the partials of one batch, or of several from `first_txid` on; return how many rows were written."""
+def _write(
+    connection: Connection,
+    state: StateSpec,
+    rows: sa.Select[Any],
+    *,
+    first_txid: int | None = None,
+    changes: sa.TableClause | None = None,
+) -> int:
+    """Merge the partials of one batch, or of several from `first_txid` on; return how many rows were written.
+
+    These are recorded in the table of `changes`, if one is given.
+    """
     is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
     upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
     try:
-        return sum(connection.execute(_recorded(state, upsert) if state.changes else upsert).rowcount for upsert in upserts)
+        statements = upserts if changes is None else [_recorded(state, upsert, changes) for upsert in upserts]
+        return sum(connection.execute(statement).rowcount for statement in statements)
     except DBAPIError as error:
         if not is_too_large_row(error.orig):
             raise

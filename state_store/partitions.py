@@ -1,7 +1,7 @@
 """The tables of states that are divided into partitions: whether they have all of them, and how one is made again.
 
-By a hash of the key, `hash_partitions`, or by the ranges of a column, `range_partitions`. Whatever reads or takes back rows
-refuses a table that lacks a partition, because its rows would be missing in silence.
+By a hash of the key, `hash_partitions`, or by the ranges of a column, `range_partitions`; what states record, by its size,
+`size_partitions`. What reads or takes back rows refuses a table that lacks one, because its rows would be missing in silence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import hash_partitions, lookup, range_partitions, state_tables
+from state_store import hash_partitions, lookup, range_partitions, size_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
@@ -85,8 +85,11 @@ def check_complete(connection: Connection, schema: str, specs: Sequence[Pipeline
 
     Raises: SchemaOutOfDate.
     """
+    notes_partitions = sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER)
     for state in (state for spec in specs for state in spec.readable):
         check_whole(connection, schema, state)
+        if notes_partitions:
+            size_partitions.check_whole(connection, state)
 
 
 def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:

@@ -10,10 +10,10 @@ from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
-from psycopg2.errors import DuplicateTable
+from psycopg2.errors import DuplicateTable, LockNotAvailable
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DataError, ProgrammingError
+from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from state_store import tables
 from state_store.database import set_local
@@ -23,6 +23,9 @@ from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.
 MOST_AT_ONCE = 400
+# While a removal waits for readers, commits and new readers wait for it. So it gives up soon, and is tried again; not before
+# Postgres ends an autovacuum that is in the way, after its deadlock_timeout of usually a second.
+LOCK_TIMEOUT = "1200ms"
 _LEAST = {"integer": -(2**31), "bigint": -(2**63)}
 _SHOWN = 5
 _LONGEST_NAME = 63  # of Postgres
@@ -93,15 +96,23 @@ def add_missing(connection: Connection, state: StateSpec, rows: sa.Select[Any]) 
         _check_every(connection, state, state.ranges)
     for new in missing:
         bounds = (new.partition, new.lower, new.upper, str(state.ranges.every))
-        try:
-            connection.execute(sa.select(sa.func.tidegate.add_range(state.name, *bounds)))
-        except ProgrammingError as error:
-            if not isinstance(error.orig, DuplicateTable):
-                raise
-            raise SchemaOutOfDate(
-                f"State {state.name} gets a row of a range whose partition was detached: table state.{new.partition} is in the "
-                "way. Rename it, move it to another schema, or drop it."
-            ) from error
+        add(connection, sa.select(sa.func.tidegate.add_range(state.name, *bounds)), state, new.partition)
+
+
+def add(connection: Connection, statement: sa.Select[Any], state: StateSpec, partition: str) -> Any:
+    """Have a function of the owner make a partition, and return its result.
+
+    Raises: SchemaOutOfDate if a table that was detached by hand is in the way.
+    """
+    try:
+        return connection.scalar(statement)
+    except ProgrammingError as error:
+        if not isinstance(error.orig, DuplicateTable):
+            raise
+        raise SchemaOutOfDate(
+            f"State {state.name} gets a partition again that was detached: table state.{partition} is in the way. Rename it, "
+            "move it to another schema, or drop it."
+        ) from error
 
 
 def _check_every(connection: Connection, state: StateSpec, ranges: Ranges) -> None:
@@ -171,15 +182,29 @@ def ended(connection: Connection, state: StateSpec, before: str) -> list[str]:
 
 
 def newest_txid(connection: Connection, partition: str) -> int:
-    """Return the last txid that has a row in a partition; 0 if it has none."""
+    """Return the last txid that has a row in a partition, without those that inherit from it; 0 if it has none."""
     rows = sa.table(partition, sa.column("txid"), schema="state")
-    return connection.scalar(sa.select(sa.func.max(rows.c.txid))) or 0
+    return connection.scalar(sa.select(sa.func.max(rows.c.txid)).with_hint(rows, "ONLY", "postgresql")) or 0
 
 
-def drop(connection: Connection, state: StateSpec, partition: str) -> None:
-    """Drop a partition, and remove the note of it."""
+def lock(connection: Connection, names: Collection[str]) -> bool:
+    """Lock tables in schema state, without what inherits from them, against readers; False if some hold one for too long."""
+    listed = ", ".join(f"ONLY {_table(name)}" for name in names)
+    try:
+        with connection.begin_nested():
+            set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
+            connection.execute(sa.DDL(f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
+    except OperationalError as error:
+        if not isinstance(error.orig, LockNotAvailable):
+            raise
+        return False
+    return True
+
+
+def drop(connection: Connection, table: str, partition: str) -> None:
+    """Drop a partition of a table, and remove the note of it."""
     connection.execute(sa.DDL(f"DROP TABLE {_table(partition)}"))  # type: ignore[no-untyped-call]
-    forget(connection, state, partition)
+    forget(connection, table, partition)
 
 
 def detach(connection: Connection, state: StateSpec, partition: str) -> str:
@@ -189,14 +214,14 @@ def detach(connection: Connection, state: StateSpec, partition: str) -> str:
     detached = f"ALTER TABLE state.{state.table_name} DETACH PARTITION {_table(partition)}"
     for step in (detached, f"ALTER TABLE {_table(partition)} RENAME TO {_quoted(kept)}"):
         connection.execute(sa.DDL(step))  # type: ignore[no-untyped-call]
-    forget(connection, state, partition)
+    forget(connection, state.name, partition)
     return kept
 
 
-def forget(connection: Connection, state: StateSpec, partition: str) -> None:
-    """Remove the note of a partition."""
+def forget(connection: Connection, table: str, partition: str) -> None:
+    """Remove the note of a partition of a table."""
     r = tables.state_range.c
-    connection.execute(sa.delete(tables.state_range).where(r.state == state.name, r.partition == partition))
+    connection.execute(sa.delete(tables.state_range).where(r.state == table, r.partition == partition))
 
 
 def _table(name: str) -> str:
@@ -226,15 +251,16 @@ def length(connection: Connection, state: StateSpec, column: str) -> str | int:
     return 1_000_000 if kind in _LEAST else "month"
 
 
-def why_not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate | None:
-    """Return the error for a table that lacks these partitions; None if it lacks none."""
+def why_not_whole(table: str, missing: Collection[str], *, inherit: bool = False) -> SchemaOutOfDate | None:
+    """Return the error for a table that lacks these partitions, which `inherit` from it or not; None if it lacks none."""
     if not missing:
         return None
     shown = ", ".join(sorted(missing)[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
+    attach = f"ALTER TABLE ... INHERIT {table}" if inherit else f"ALTER TABLE {table} ATTACH PARTITION ..."
+    bounds = "" if inherit else ", with the bounds that tidegate.state_range has for it"
     return SchemaOutOfDate(
         f"Table {table} lacks {len(missing)} of the partitions that commits have made, with all their rows: {shown}. What was "
-        "detached has to be attached again, with the bounds that tidegate.state_range has for it "
-        f"(ALTER TABLE {table} ATTACH PARTITION ...). If it is to be gone: tidegate prune. Nothing was changed."
+        f"detached has to be attached again{bounds} ({attach}). If it is to be gone: tidegate prune. Nothing was changed."
     )
 
 

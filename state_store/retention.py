@@ -1,23 +1,33 @@
 """What operators remove once no follower needs it: recorded changes, final windows, range partitions of appended rows."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
-from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
+from state_store import cursors, merges, partitions, range_partitions, size_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
 from state_store.witness import Witness
 
+# A transaction removes no more rows one by one: commits wait for it.
+ROWS_AT_ONCE = 50_000
+
 
 class Pruned(NamedTuple):
-    """What was removed: the changes of txids (numbers of batches) up to this one, and how many rows."""
+    """What was removed of the changes of txids (numbers of batches) up to one: whole partitions, and so many other changes.
+
+    `cut` is the partition whose rows are removed one by one, and the txid up to which they are; `are_more` says whether there
+    are more to remove.
+    """
 
     up_to_txid: int
-    changes: int
+    changes: int = 0
+    partitions: tuple[str, ...] = ()
+    cut: tuple[str, int] = ("", 0)
+    are_more: bool = True
 
 
 class Removal(NamedTuple):
@@ -74,6 +84,12 @@ def pruned_txid(connection: Connection, state: StateSpec) -> int:
     return connection.scalar(sa.select(s.pruned_txid).where(s.state == _followed(state))) or 0
 
 
+def has_changes(connection: Connection, state: StateSpec, up_to_txid: int) -> bool:
+    """Return whether there are recorded changes of txids up to this one, as also after a removal that did not end."""
+    recorded = state_tables.changes_table_of(state)
+    return connection.scalar(sa.select(sa.exists().where(recorded.c.txid <= up_to_txid))) or False
+
+
 def _followed(state: StateSpec) -> str:
     """Return the table by which others follow a state."""
     assert state.stream is not None, "only what can be followed is pruned"
@@ -81,42 +97,95 @@ def _followed(state: StateSpec) -> str:
 
 
 def prune(
-    connection: Connection, spec: PipelineSpec, state: StateSpec, up_to_txid: int, action: tuple[str, str], witness: Witness
-) -> Pruned:
-    """Remove the recorded changes of txids up to this one; `action` is the operator and the reason.
+    connection: Connection, spec: PipelineSpec, state: StateSpec, so_far: Pruned, action: tuple[str, str], witness: Witness
+) -> Pruned | None:
+    """Remove some of the recorded changes of txids up to one, with what was removed `so_far` by transactions before.
+
+    Partitions that are older go as a whole, but for the last one, which commits write into; then, one by one, rows. `action` is
+    the operator and the reason. None if partitions are not removed yet, because readers hold them.
 
     The caller has made sure that no follower needs them. That stays true, as followers only move forward; the source of a
     pipeline that begins to follow later refuses to start.
 
     Raises: RangeRefused if the txid has not committed; what `cursors.lock_cursor` raises.
     """
+    up_to_txid = so_far.up_to_txid
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
-    table: Any = state_tables.changes_table_of(state)
     merges.open_tables(connection, spec)
-    removed = connection.execute(sa.delete(table).where(table.c.txid <= up_to_txid)).rowcount
-    _note(connection, state, up_to_txid)
-    owner, reason = action
-    write_action(connection, spec.name, up_to_txid, "prune", owner, f"changes of {state.name}: {reason}")
-    return Pruned(up_to_txid, removed)
+    names = _attached(connection, state, up_to_txid, committed)
+    last_txids = {name: range_partitions.newest_txid(connection, name) for name in names[:-1]}
+    old = [name for name, txid in last_txids.items() if txid <= up_to_txid and (txid or name != names[0])]
+    old = old[: range_partitions.MOST_AT_ONCE]
+    if old:
+        if not range_partitions.lock(connection, {names[0], *old}):
+            return None
+        _drop(connection, names[0], old)
+        _note(connection, state, max(last_txids[name] for name in old))
+        done = so_far._replace(partitions=(*so_far.partitions, *old))
+    else:
+        done = _cut(connection, names, so_far)
+        _note(connection, state, done.cut[1] if done.are_more else up_to_txid)
+    if so_far == Pruned(up_to_txid):
+        owner, reason = action
+        write_action(connection, spec.name, up_to_txid, "prune", owner, f"changes of {state.name}: {reason}")
+    return done
+
+
+def _attached(connection: Connection, state: StateSpec, up_to_txid: int, committed: int) -> list[str]:
+    """Return the partitions of what a state records that may have txids up to one, and the one that commits write into.
+
+    The note of those that were detached or dropped by hand is removed, if they had no later txid.
+    """
+    assert state.records is not None, "only what is recorded has changes"
+    noted = size_partitions.noted(connection, state)
+    ends = [*(part.first_txid - 1 for part in noted[1:]), committed]
+    for part, end in zip(noted, ends, strict=False):
+        if not part.is_attached and end <= up_to_txid:
+            range_partitions.forget(connection, state.records, part.name)
+    attached = [part for part in noted if part.is_attached]
+    earlier = [part.name for part in attached[:-1] if part.first_txid <= up_to_txid]
+    return [state.records, *earlier, *(part.name for part in attached[-1:])]
+
+
+def _drop(connection: Connection, recorded: str, names: Sequence[str]) -> None:
+    """Remove all rows of partitions: the first one, which has the name of what is recorded, stays without any."""
+    for name in names:
+        if name == recorded:
+            size_partitions.empty(connection, name)
+        else:
+            range_partitions.drop(connection, recorded, name)
+
+
+def _cut(connection: Connection, names: Sequence[str], so_far: Pruned) -> Pruned:
+    """Delete rows one by one, the oldest first."""
+    left = ROWS_AT_ONCE
+    for name in names:
+        first = so_far.cut[1] if so_far.cut[0] == name else 0
+        rows, last = size_partitions.remove_rows(connection, name, (first, so_far.up_to_txid), left)
+        so_far = so_far._replace(changes=so_far.changes + rows, cut=(name, last))
+        left -= rows
+        if not left:
+            return so_far
+    return so_far._replace(are_more=False)
 
 
 def prune_ranges(
     connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
-) -> PrunedRanges:
+) -> PrunedRanges | None:
     """Remove range partitions that end at or before a value, the oldest first, up to one that a follower needs.
 
-    It removes at most `range_partitions.MOST_AT_ONCE`, and says whether there are more.
+    It removes at most `range_partitions.MOST_AT_ONCE`, and says whether there are more. None if they are not removed yet,
+    because readers hold them.
 
-    Readers wait meanwhile, and it waits for them, for some seconds. A row of such a range that comes later has it made again. A
-    pipeline that begins to follow the state from its beginning afterwards is refused, as for changes. Of a partition that was
-    detached or dropped by hand, only the note is removed: what it had is no longer missed.
+    A row of such a range that comes later has it made again. A pipeline that begins to follow the state from its beginning
+    afterwards is refused, as for changes. Of a partition that was detached or dropped by hand, only the note is removed: what
+    it had is no longer missed.
 
     Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
-    set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
     attached = partitions.attached(connection, state_tables.STATE, state)
     ended = range_partitions.ended(connection, state, removal.before)
     pruned = PrunedRanges([], None, [], are_more=len(ended) > range_partitions.MOST_AT_ONCE)
@@ -130,13 +199,15 @@ def prune_ranges(
         pruned.partitions.append(partition)
     if not pruned.partitions or not removal.is_confirmed:
         return pruned
+    if not range_partitions.lock(connection, [state.table_name, *(name for name in pruned.partitions if name in attached)]):
+        return None
     for partition in pruned.partitions:
         if partition not in attached:
-            range_partitions.forget(connection, state, partition)
+            range_partitions.forget(connection, state.name, partition)
         elif removal.detaches:
             pruned.kept.append(range_partitions.detach(connection, state, partition))
         else:
-            range_partitions.drop(connection, state, partition)
+            range_partitions.drop(connection, state.name, partition)
     _note(connection, state, last_txid)
     owner, reason = action
     what = f"partitions of {state.name} before {removal.before}"

@@ -6,10 +6,11 @@ exists; what has committed counts. Numbers such as I6 are rules of docs/protocol
 
 import logging
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -44,7 +45,7 @@ from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
 from state_store.copy_in import CsvReader
-from state_store.database import Database, hold_open
+from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
 from state_store.errors import StoreUnavailable, storable
 from state_store.held_tables import hold
@@ -67,6 +68,8 @@ STAGING_DROPS_PER_PLAN = 20
 RESOLVE_TRIES = 5
 SEAL_PATIENCE_SECONDS = 30
 FILES_AT_ONCE = 10_000  # most names in one statement, so most files held in memory at once
+SECONDS_BETWEEN_REMOVALS = 0.1  # so that the next one does not overtake commits and readers that have waited
+_Removed = TypeVar("_Removed")
 
 
 class StateStore(Database):
@@ -449,25 +452,57 @@ class StateStore(Database):
         with self._transaction(f"reading what was removed of state {state.name}") as connection:
             return retention.pruned_txid(connection, state)
 
-    def prune_changes(self, spec: PipelineSpec, state: StateSpec, up_to_txid: int, owner: str, reason: str) -> retention.Pruned:
-        """Remove the recorded changes of txids up to this one. As the owner of the tables only.
+    def has_changes(self, state: StateSpec, up_to_txid: int) -> bool:
+        """Return whether there are recorded changes of txids up to this one."""
+        with self._transaction(f"looking for changes of state {state.name}") as connection:
+            return retention.has_changes(connection, state, up_to_txid)
 
-        The caller has made sure that no follower needs them (`jobs.sources.changes.removable`).
+    def prune_changes(
+        self, spec: PipelineSpec, state: StateSpec, so_far: retention.Pruned, owner: str, reason: str
+    ) -> retention.Pruned:
+        """Remove some of the recorded changes of txids up to one; to be repeated, with what it returns, while there are more.
 
-        Raises: RangeRefused if the txid has not committed; what `commit_batch` raises.
+        As the owner of the tables only. The caller has made sure that no follower needs them
+        (`jobs.sources.changes.removable`).
+
+        Raises: RangeRefused if the txid has not committed; what `commit_batch` raises, StoreUnavailable also if readers hold
+        the tables for long.
         """
-        with self._commit_transaction(spec.name, f"removing changes of {state.name}") as connection:
-            return retention.prune(connection, spec, state, up_to_txid, (owner, storable(reason)), self.witness)
+        if so_far.changes or so_far.partitions:
+            time.sleep(SECONDS_BETWEEN_REMOVALS)
+        action = (owner, storable(reason))
+        step = partial(retention.prune, spec=spec, state=state, so_far=so_far, action=action, witness=self.witness)
+        return self._removed(spec, state, step)
 
     def prune_ranges(
         self, spec: PipelineSpec, state: StateSpec, removal: retention.Removal, owner: str, reason: str
     ) -> retention.PrunedRanges:
         """Remove range partitions of appended rows, the oldest first, up to one that a follower needs. As the owner only.
 
-        Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises.
+        Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, StoreUnavailable also if
+        readers hold the tables for long.
         """
-        with self._commit_transaction(spec.name, f"removing partitions of {state.name}") as connection:
-            return retention.prune_ranges(connection, spec, state, removal, (owner, storable(reason)), self.witness)
+        action = (owner, storable(reason))
+        step = partial(retention.prune_ranges, spec=spec, state=state, removal=removal, action=action, witness=self.witness)
+        return self._removed(spec, state, step)
+
+    def _removed(self, spec: PipelineSpec, state: StateSpec, remove: Callable[[Connection], _Removed | None]) -> _Removed:
+        """Run a transaction that removes something; again while readers hold the tables, so that commits come in between.
+
+        Raises: StoreUnavailable if they hold them for long.
+        """
+        doing, deadline = f"removing what is old of state {state.name}", time.monotonic() + DDL_LOCK_TIMEOUT_SECONDS
+        while True:
+            with self._commit_transaction(spec.name, doing) as connection:
+                done = remove(connection)
+            if done is not None:
+                return done
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(
+                    f"Partitions of state {state.name} are not removed: transactions that read it have held them for "
+                    f"{DDL_LOCK_TIMEOUT_SECONDS} s (pg_locks shows which). Try again when these have ended."
+                )
+            time.sleep(SECONDS_BETWEEN_REMOVALS)
 
     def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
         """Skip a failed batch: a commit without rows takes its place and records the owner and the reason.

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, partitions, sessions, state_tables, tables
+from state_store import combiners, partitions, sessions, size_partitions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -199,7 +199,8 @@ class EventTime:
 
         Raises: SchemaOutOfDate if a hash partition is missing: its windows would never be recorded.
         """
-        target, final = state_tables.state_table_of(self._state), state_tables.changes_table_of(self._state)
+        target = state_tables.state_table_of(self._state)
+        final = size_partitions.target(self._connection, self._state, self._txid)
         names = [column.name for column in self._state.columns]
         ended = target.c[WINDOW_END]
         windows = sa.select(sa.literal(self._txid, sa.BigInteger), *(target.c[name] for name in names)).where(

@@ -8,10 +8,12 @@ from jobs.compute.route import SAFE, Route, Routing, choose
 from jobs.engine.processing import Processed
 from jobs.engine.worker import Worker
 from jobs.sources import InputFacts
-from state_store import Settings
+from state_store import Settings, StateStore
 from state_store.attempts import AirflowTry, Attempt
 from state_store.beginning import Mode
 from state_store.commits import Commit
+from state_store.declaration import PipelineSpec, StateSpec
+from state_store.retention import Pruned
 
 
 def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits: Any) -> list[int]:
@@ -46,6 +48,14 @@ def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str,
     """Redo the last committed batch."""
     with Worker.open(settings, pipeline, owner=owner) as worker:
         return worker.redo(txid, reason)
+
+
+def prune(owner: StateStore, spec: PipelineSpec, state: StateSpec, up_to_txid: int) -> Pruned:
+    """Remove the recorded changes of txids up to this one, as the command does."""
+    done = Pruned(up_to_txid)
+    while done.are_more:
+        done = owner.prune_changes(spec, state, done, "an operator", "they are old")
+    return done
 
 
 def await_claimant(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:

@@ -296,6 +296,23 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [3]
 
 
+def test_old_partitions_of_changes_are_removed_with_the_rest(shops: CommandLine) -> None:
+    """As a whole, if all of it is old; the setting says how large they become."""
+    for number, amount in enumerate((100, 200, 300, 400, 500), start=1):
+        write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", f"Lisbon,{amount}")
+        shops.environment["TIDEGATE_CHANGES_PARTITION_MIB"] = "0" if number > 2 else "256"
+        assert shops.json("run", "orders")["committed"] == [number]
+    one = shops.json("prune", "orders", "revenue", "--keep", "4", "--yes")
+    assert (one["changes"], one["partitions"]) == (1, [])
+    most = shops.json("prune", "orders", "revenue", "--keep", "2", "--yes")
+    assert (most["changes"], most["partitions"]) == (0, ["revenue_changes", "revenue_changes$3"])
+    rest = shops("prune", "orders", "revenue", "--keep", "0", "--yes")
+    assert "revenue_changes$4 and 1 more change of revenue removed, up to txid 5." in rest.stderr + rest.stdout
+    assert shops.json("changes", "orders", "revenue") == []
+    again = shops("prune", "orders", "revenue", "--keep", "0", "--yes")
+    assert "There is nothing to remove: changes of revenue are kept from txid 6 on." in again.stderr + again.stdout
+
+
 def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: CommandLine) -> None:
     """Or they are detached; what is asked the wrong way changes nothing."""
     write_file(shops.settings.home, "orders/1.csv", "shop,cents", *(f"Lisbon,{amount}" for amount in (500, 1500, 1600, 3100)))

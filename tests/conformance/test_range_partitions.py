@@ -14,10 +14,10 @@ import sqlalchemy as sa
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from jobs.sources.changes import removable
-from state_store import Settings, lookup, partitions, range_partitions, registration, state_tables
+from state_store import Settings, lookup, partitions, range_partitions, registration, state_tables, store
 from state_store.batches import encode_metadata
 from state_store.declaration import SourceMetadata
-from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, UsageError
+from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
 from state_store.operations import Redo
 from state_store.retention import PrunedRanges, Removal
 from state_store.state_rows import StateReader
@@ -277,6 +277,21 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.stored() == []
     flow.merge(4, rows)
     assert flow.stored() == rows
+
+
+def test_readers_hold_up_a_removal_for_some_seconds(sales: Callable[..., Sales], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which then gives up, having removed nothing; batches commit meanwhile."""
+    monkeypatch.setattr(store, "DDL_LOCK_TIMEOUT_SECONDS", 1)
+    flow = sales("date", "month", batches=2)
+    flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
+    with flow.store.engine.connect() as reader:
+        reader.execute(sa.text("SELECT count(*) FROM state.sales"))
+        with pytest.raises(StoreUnavailable, match="transactions that read it have held them for 1 s"):
+            flow.prune("2026-02-01")
+        flow.merge(2, [(3, date(2026, 1, 6))])
+    assert len(flow.stored()) == 3
+    assert flow.prune("2026-02-01").partitions == ["sales$20260101"]
+    assert flow.stored() == [(2, date(2026, 2, 5))]
 
 
 def test_many_partitions_are_removed_by_several_transactions(sales: Callable[..., Sales]) -> None:

@@ -79,7 +79,15 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
 FILES = ["a,1\nb,2\n", "a,3\n", "", "b,4\na,5\nc,6\n", "c,-6\n"]
 
 
+# In one table, and in a partition for each txid.
+@pytest.fixture(params=[256, 0], ids=["one table", "partitions"])
+def divided(request: pytest.FixtureRequest, inbox: Inbox) -> None:
+    """Divide what the inbox and its followers record, or do not."""
+    inbox.settings = replace(inbox.settings, changes_partition_mib=request.param)
+
+
 @pytest.mark.parametrize("limits", [{}, {"max_txids": 1}, {"max_rows": 2}], ids=["one range", "txid by txid", "two rows"])
+@pytest.mark.usefixtures("divided")
 def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:
     """The differences add up to the followed state, in ranges of any size, while the other pipeline goes on."""
     follower = follow(of=limits)
@@ -135,6 +143,7 @@ def test_a_global_state_is_followed_too(inbox: Inbox, upstream: Pipeline, follow
     assert [(row["amount"], row["before"]) for row in inbox.rows(follower, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
+@pytest.mark.usefixtures("divided")
 def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]) -> None:
     """A -> B* -> C -> D*: two committers in the middle, and the last one still has each change once."""
     per_name = State(key={"name": "text"}, aggregates={"amount": Sum("more")}, kind="opaque", changes=True)
@@ -320,6 +329,7 @@ def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, foll
         steps.process(inbox.settings, follower, txid, owner="test")
 
 
+@pytest.mark.usefixtures("divided")
 def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """The range of its last batch stays, for a redo; a pipeline that begins to follow later is refused."""
     follower = follow(of={"max_txids": 2})
@@ -336,9 +346,11 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
 
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
         with pytest.raises(RangeRefused, match="has committed up to txid 5"):
-            owner.prune_changes(spec, state, 6, "an operator", "too far")
-        assert owner.prune_changes(spec, state, 4, "an operator", "old") == (4, 6)
-        assert owner.prune_changes(spec, state, 2, "an operator", "older") == (2, 0)
+            steps.prune(owner, spec, state, 6)
+        done = steps.prune(owner, spec, state, 4)
+        in_partitions = ("per_name_changes$1", "per_name_changes$2", "per_name_changes$4")
+        assert (done.changes, done.partitions) in ((6, ()), (0, in_partitions))
+        assert steps.prune(owner, spec, state, 2)[:2] == (2, 0)
         assert owner.pruned_txid(state) == 4
         assert [change["txid"] for change in owner.changes(state)] == [5]
     steps.redo(inbox.settings, follower, 3, owner="an operator", reason="it was wrong")
@@ -370,7 +382,7 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
         assert removable(store, upstream.spec, state, 0, without=["follower"]) == (2, {})
         with pytest.raises(UsageError, match=r"Pipeline other does not follow inbox\.per_name"):
             removable(store, upstream.spec, state, 0, without=["other"])
-        store.prune_changes(upstream.spec, state, 2, "an operator", "the follower is gone")
+        steps.prune(store, upstream.spec, state, 2)
     with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
         steps.plan(inbox.settings, follower, run_id="again")
 
@@ -414,7 +426,7 @@ def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox
     (txid,) = steps.plan(inbox.settings, follower, run_id="run")
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
         assert removable(owner, upstream.spec, upstream.spec.states[0], 0) == (0, {"follower": 0})
-        owner.prune_changes(upstream.spec, upstream.spec.states[0], 1, "an operator", "by force")
+        steps.prune(owner, upstream.spec, upstream.spec.states[0], 1)
     with pytest.raises(SourceChanged, match=r"some up to txid 1 were removed \(tidegate prune\)"):
         steps.process(inbox.settings, follower, txid, owner="test")
 

@@ -19,7 +19,7 @@ from tidegate.operating import require_reason
 
 if TYPE_CHECKING:
     from state_store import StateStore
-    from state_store.retention import PrunedRanges, Removal
+    from state_store.retention import Pruned, PrunedRanges, Removal
 
 NO_REASON = "no reason given"
 SHOWN_PARTITIONS = 5
@@ -191,21 +191,37 @@ class _Pruning:
         with StateStore.connect(settings) as store:
             up_to_txid, needed = removable(store, self.pipeline, self.state, keep, without=self.without)
             before = store.pruned_txid(self.state)
+            is_done = up_to_txid <= before and not store.has_changes(self.state, up_to_txid)
         held = [name for name, txid in needed.items() if txid == up_to_txid]
         by = f" {', '.join(held)} {'needs' if len(held) == 1 else 'need'} the later ones." if held else ""
         facts = self._facts(max(up_to_txid, before), needed)
-        if up_to_txid <= before:
+        if is_done:
             message = f"There is nothing to remove: changes of {name} are kept from txid {before + 1} on.{by}"
             _report(message, facts, self.as_json)
             return
         if not self.yes:
+            first = min(before + 1, up_to_txid)  # some of it are left if a command before did not come to its end
             raise UsageError(
-                f"The changes of {name} by txids {before + 1} to {up_to_txid} would be removed.{by} Add --yes to do it."
+                f"The changes of {name} by txids {first} to {up_to_txid} would be removed.{by} Add --yes to do it."
             )
         with StateStore.connect(settings, user=settings.pg_owner) as store:
-            done = store.prune_changes(self.pipeline, self.state, up_to_txid, operator("prune"), self.why)
-        message = f"{done.changes} change{'' if done.changes == 1 else 's'} of {name} removed, up to txid {up_to_txid}.{by}"
-        _report(message, facts | {"changes": done.changes}, self.as_json)
+            done = self._removed_changes(store, up_to_txid)
+        message = f"{_removed_in_words(done)} of {name} removed, up to txid {up_to_txid}.{by}"
+        _report(message, facts | {"changes": done.changes, "partitions": list(done.partitions)}, self.as_json)
+
+    def _removed_changes(self, store: "StateStore", up_to_txid: int) -> "Pruned":
+        """Remove changes until there are no more; return what was removed."""
+        from state_store.retention import Pruned  # noqa: PLC0415
+
+        done = Pruned(up_to_txid)
+        while done.are_more:
+            try:
+                done = store.prune_changes(self.pipeline, self.state, done, operator("prune"), self.why)
+            except TidegateError:
+                if done.changes or done.partitions:  # by earlier transactions
+                    output.say(f"{_removed_in_words(done)} of {self.state.name} removed. Then it failed.")
+                raise
+        return done
 
     def prune_ranges(self, before: str, *, detach: bool) -> None:
         """Remove the partitions that end at or before a value."""
@@ -255,6 +271,14 @@ class _Pruning:
         """Return the output of a command that has removed nothing."""
         of = {"pipeline": self.pipeline.name, "state": self.state.name}
         return of | {"up_to_txid": up_to_txid, "changes": 0, "partitions": [], "kept": [], "followers": dict(needed)}
+
+
+def _removed_in_words(done: "Pruned") -> str:
+    whole = [_names(done.partitions) or f"{len(done.partitions)} partitions"] if done.partitions else []
+    if whole and not done.changes:
+        return whole[0]
+    changes = f"{done.changes} {'more ' if whole else ''}change{'' if done.changes == 1 else 's'}"
+    return " and ".join([*whole, changes])
 
 
 def _names(tables: Sequence[str]) -> str:

@@ -1,0 +1,760 @@
+"""Recorded changes that go on in another table when the last is large: each once, whatever is redone, detached or pruned."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+import migrations
+from jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
+from jobs.sources import changes as changes_source
+from jobs.sources.changes import removable
+from state_store import (
+    Settings,
+    merges,
+    partitions,
+    range_partitions,
+    retention,
+    revisions,
+    size_partitions,
+    state_tables,
+    store,
+)
+from state_store.batches import encode_metadata
+from state_store.declaration import PipelineSpec
+from state_store.errors import RangeRefused, SchemaOutOfDate, SourceChanged, StoreUnavailable
+from state_store.operations import Redo
+from tests import steps
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.conformance.test_windows import HOUR, Windows
+from tests.integration.conftest import until
+
+pytestmark = BOTH_POSTGRES
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+# A partition with each txid, as large as a test can fill in no time, and none.
+EACH, SMALL, NONE = 0, 1, 1_000_000
+# What a batch adds: cents, by shop.
+Sums = dict[str, int]
+TOTALS = {
+    "total": State(key={"shop": "text"}, aggregates={"cents": Sum("cents")}, kind="opaque", changes=True),
+}
+
+
+@dataclass
+class Model:
+    """The changes that batches make, in plain Python."""
+
+    batches: list[Sums] = field(default_factory=list)
+
+    def changes(self, after_txid: int = 0) -> list[tuple[Any, ...]]:
+        """Return txid, shop, cents, and those and the txid before, of all txids after one."""
+        kept: dict[str, tuple[int, int]] = {}
+        found = []
+        for txid, batch in enumerate(self.batches, start=1):
+            for shop, cents in sorted(batch.items()):
+                before = kept.get(shop, (None, None))
+                kept[shop] = ((before[0] or 0) + cents, txid)
+                found.append((txid, shop, kept[shop][0], *before))
+        return [change for change in found if change[0] > after_txid]
+
+    def state(self) -> Sums:
+        """Return the cents of each shop."""
+        counted: Counter[str] = Counter()
+        for batch in self.batches:
+            counted.update(batch)
+        return dict(counted)
+
+
+class Totals(Flow):
+    """Batches of cents by shop, beside the model of what they change."""
+
+    def __init__(self, settings: Settings, spec: PipelineSpec, model: Model | None = None) -> None:
+        super().__init__(settings, spec)
+        self.model = model or Model()
+
+    def prepare(self, txid: int, batch: Sums, *, redo: bool = False) -> None:
+        """Seal an attempt at a batch, which is planned if it has to be."""
+        if not redo:
+            assert self.plan(1, run_id=f"run {txid}") == [txid]
+        attempt = self.start(txid, mode="redo" if redo else "resume")
+        self.seal(attempt, self.stage(attempt, "total", batch.items()))
+
+    def merge(self, batch: Sums) -> int:
+        """Commit the next batch; return its txid."""
+        txid = self.store.committed(self.spec.name) + 1
+        self.prepare(txid, batch)
+        self.commit(txid)
+        self.model.batches.append(batch)
+        return txid
+
+    def merge_again(self, batch: Sums) -> None:
+        """Redo the last batch."""
+        txid = self.store.committed(self.spec.name)
+        self.prepare(txid, batch, redo=True)
+        self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
+        self.model.batches[-1] = batch
+
+    def prune(self, up_to_txid: int) -> retention.Pruned:
+        """Remove changes."""
+        return steps.prune(self.owner, self.spec, self.spec.states[0], up_to_txid)
+
+    def changes(self) -> list[tuple[Any, ...]]:
+        """Return the recorded changes, as the model does."""
+        names = ("txid", "shop", "cents", "previous_cents", "previous_txid")
+        return [tuple(row[name] for name in names) for row in self.store.changes(self.spec.states[0])]
+
+    def parts(self) -> dict[str, list[int]]:
+        """Return the txids in each table that has some, by what follows the $ in its name."""
+        statement = sa.text(
+            "SELECT split_part(relname, '$', 2), array_agg(DISTINCT txid ORDER BY txid) FROM state.total_changes AS c "
+            "JOIN pg_class ON pg_class.oid = c.tableoid GROUP BY 1 ORDER BY min(txid)"
+        )
+        with self.owner.engine.connect() as connection:
+            return {name: list(txids) for name, txids in connection.execute(statement)}
+
+    def check(self, after_txid: int = 0) -> None:
+        """Compare state and changes with the model's."""
+        assert self.changes() == self.model.changes(after_txid)
+        assert {row["shop"]: row["cents"] for row in self.rows("total")} == self.model.state()
+
+
+@pytest.fixture
+def totals(settings: Settings, register: Callable[..., None]) -> Iterator[Callable[..., Totals]]:
+    """A function that registers the pipeline and opens its store, or another one, with this size of a large partition."""
+    opened: list[Totals] = []
+    register(pipeline := Pipeline("shop", Stream("opaque"), TOTALS))
+
+    def begin(mib: int = EACH) -> Totals:
+        model = opened[0].model if opened else None
+        opened.append(Totals(replace(settings, changes_partition_mib=mib), pipeline.spec, model))
+        return opened[-1]
+
+    yield begin
+    for each in opened:
+        each.close()
+
+
+def as_tables_are(flow: Flow, statement: str) -> list[tuple[Any, ...]]:
+    """Run one statement as the administrator and return its rows."""
+    with closing(psycopg2.connect(**flow.settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def holding(flow: Flow, statement: str) -> Iterator[Any]:
+    """Keep a transaction open that has run a statement as the administrator; yield its cursor."""
+    with closing(psycopg2.connect(**flow.settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        yield cursor
+
+
+BATCHES: list[Sums] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"a": -4, "b": 5, "c": 6}, {"b": 7}, {"a": 8, "d": 9}]
+
+
+# the commit
+
+
+def test_a_partition_begins_when_the_last_one_has_become_large(totals: Callable[..., Totals]) -> None:
+    """By its size: not after so many txids, as some have many changes and some have few."""
+    flow = totals(SMALL)
+    sizes = [14_000, 1, 1, 1, 7_000, 1, 7_000, 1, 1, 14_000, 1, 1]
+    for number, size in enumerate(sizes):
+        flow.merge({f"{number % 2} {shop}": shop for shop in range(size)})
+    flow.check()
+    parts = flow.parts()
+    assert list(parts) == ["", "2", "8", "11"]
+    assert [txid for txids in parts.values() for txid in txids] == list(range(1, len(sizes) + 1))
+    statement = (
+        "SELECT pg_total_relation_size('state.\"total_changes$2\"'), pg_total_relation_size('state.\"total_changes$11\"')"
+    )
+    assert [size >= 2**20 for size in as_tables_are(flow, statement)[0]] == [True, False]
+
+
+def test_small_changes_make_no_partition(totals: Callable[..., Totals]) -> None:
+    """However many txids have some."""
+    flow = totals()
+    usual = Totals(replace(flow.settings, changes_partition_mib=Settings().changes_partition_mib), flow.spec, flow.model)
+    for batch in BATCHES * 5:
+        usual.merge(batch)
+    usual.check()
+    assert list(usual.parts()) == [""]
+    usual.close()
+
+
+def test_partitions_become_larger_where_there_are_many(totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that readers, who open all of them, never open thousands."""
+    monkeypatch.setattr(size_partitions, "MANY", 1)
+    flow = totals(SMALL)
+    for number in range(12):
+        flow.merge({f"{number} {shop}": shop for shop in range(12_000)})
+    lengths = [len(txids) for txids in flow.parts().values()][:-1]  # the last one is not complete
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1
+    assert lengths[-1] > 1
+    flow.check()
+
+
+def test_txids_without_changes_have_no_partition(totals: Callable[..., Totals]) -> None:
+    """Nor do those that were given up."""
+    flow = totals()
+    flow.merge({"a": 1})
+    flow.merge({})
+    flow.plan(1)
+    flow.fail(3)
+    flow.store.skip_batch(flow.spec, 3, "an operator", "it is broken")
+    flow.model.batches.append({})
+    flow.merge({"a": 2})
+    flow.check()
+    assert flow.parts() == {"1": [1], "4": [4]}
+
+
+def test_readers_do_not_hold_up_a_commit_that_makes_a_partition(totals: Callable[..., Totals]) -> None:
+    """However long they read; nor does a VACUUM, after which one of the next commits makes it."""
+    flow = totals()
+    flow.merge(BATCHES[0])
+    with holding(flow, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM state.total_changes") as reader:
+        flow.merge(BATCHES[1])
+        reader.execute("SELECT count(*) FROM state.total_changes")
+        assert reader.fetchone() == (2,)
+    with holding(flow, "BEGIN; LOCK TABLE ONLY state.total_changes IN SHARE UPDATE EXCLUSIVE MODE"):
+        flow.merge(BATCHES[2])
+    flow.merge(BATCHES[3])
+    assert flow.parts() == {"1": [1], "2": [2, 3], "4": [4]}
+    flow.check()
+
+
+@pytest.mark.parametrize("mib", [EACH, NONE])
+def test_a_redo_writes_its_changes_in_the_place_of_those_before(totals: Callable[..., Totals], mib: int) -> None:
+    """Also where a partition has begun or begins with its txid, and as often as it is made."""
+    flow = totals(mib)
+    for batch in BATCHES[:3]:
+        flow.merge(batch)
+        flow.merge_again(BATCHES[3])
+        flow.check()
+        flow.merge_again({})
+        flow.check()
+        flow.merge_again(batch)
+        flow.check()
+    expected = {"1": [1], "2": [2], "3": [3]} if mib == EACH else {"": [1, 2, 3]}
+    assert flow.parts() == expected
+
+
+def test_a_redo_takes_back_what_is_in_an_older_partition(totals: Callable[..., Totals]) -> None:
+    """It has become large by that txid: the redo begins another one."""
+    before = totals(NONE)
+    for batch in BATCHES[:2]:
+        before.merge(batch)
+    flow = totals(EACH)
+    flow.merge_again(BATCHES[2])
+    flow.check()
+    assert flow.parts() == {"": [1], "2": [2]}
+    flow.merge(BATCHES[3])
+    before.merge_again(BATCHES[4])
+    flow.check()
+    assert flow.parts() == {"": [1], "2": [2], "3": [3]}
+
+
+def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_of_it_or_nothing(
+    totals: Callable[..., Totals],
+) -> None:
+    """The changes are those of a clean run after each, and each txid is in its own partition."""
+    flow = totals()
+    points: list[str] = []
+    is_done = False
+    while not is_done:
+        txid, batch = len(points) + 1, {"a": len(points), f"new {len(points)}": 1}
+        flow.prepare(txid, batch)
+        try:
+            with FaultPlan(at=txid).armed():
+                flow.commit(txid)
+            is_done = True
+        except Crash as crash:
+            flow.die()
+            assert flow.changes() == flow.model.changes() or "after COMMIT" in str(crash)
+            flow.commit(txid)
+            points.append(str(crash))
+        flow.model.batches.append(batch)
+        flow.check()
+    assert flow.parts() == {str(txid): [txid] for txid in range(1, txid + 1)}
+    for step in ("coalesce(last.partition", "SELECT tidegate.add_partition", "WITH written AS", "UPDATE tidegate.cursor"):
+        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+
+
+def test_every_kind_of_state_goes_on_as_in_one_table(settings: Settings, register: Callable[..., None]) -> None:
+    """With NULL as a key, without a key, with derived values, and with so many columns that two statements write its rows."""
+    many = {f"column_{number}": "bigint" for number in range(merges.MANY_COLUMNS)}
+    kinds: dict[str, Any] = {
+        "means": State({"shop": "text"}, {"cents": Avg("cents")}, null_keys=True, kind="opaque", changes=True),
+        "overall": State(aggregates={"cents": Sum("cents")}, kind="opaque", changes=True),
+        "newest": Newest({"shop": "text"}, columns=many, order_by={"at": "bigint"}, kind="opaque", changes=True),
+    }
+    recorded: dict[str, list[Any]] = {}
+    for name, mib in (("divided", EACH), ("whole", NONE)):
+        states = {f"{kind}_{name}": state for kind, state in kinds.items()}
+        register(pipeline := Pipeline(f"shop_{name}", Stream("opaque"), states))
+        flow = Flow(replace(settings, changes_partition_mib=mib), pipeline.spec)
+        flow.plan(*[1] * 3)
+        for txid, redo in ((1, False), (2, False), (2, True), (3, False)):
+            attempt = flow.start(txid, mode="redo" if redo else "resume")
+            staged = []
+            for state in flow.spec.states:
+                shops = [None, "a", "b"][0 if state.keys and state.keys[0].nullable else 1 :]
+                # Of the newest rows, some are newer than those before, and some are older.
+                keys = [[shop] for shop in shops] if state.keys else [[]]
+                numbers = [[(txid + place) % 3 + redo] * len(state.values) for place in range(len(keys))]
+                staged.append(flow.stage(attempt, state, [key + own for key, own in zip(keys, numbers, strict=True)]))
+            flow.seal(attempt, *staged)
+            if redo:
+                flow.owner.redo_batch(flow.spec, txid, Redo("an operator", "it was wrong"))
+            else:
+                flow.commit(txid)
+        recorded[name] = [list(flow.store.changes(state)) for state in flow.spec.states]
+        flow.close()
+    assert recorded["divided"] == recorded["whole"]
+    assert [len(changes) for changes in recorded["divided"]] == [9, 3, 6]
+    parts = as_tables_are(flow, "SELECT state, count(*) FROM tidegate.state_range GROUP BY 1 ORDER BY 1")
+    assert parts == [("means_divided_changes", 3), ("newest_divided_changes", 3), ("overall_divided_changes", 3)]
+
+
+def test_final_windows_go_on_in_partitions_too(settings: Settings, register: Callable[..., None]) -> None:
+    """Each is recorded once by the commit that made it final, as in one table; a redo takes them back from where they are."""
+    window = Tumbling("at", "1 hour", final_after="0 seconds", emit_final=True)
+    flows = []
+    for name, mib in (("divided", EACH), ("whole", NONE)):
+        state = State({"key": "text"}, {"events": Count(), "amount": Sum("amount")}, kind="opaque", window=window)
+        register(pipeline := Pipeline(f"windows_{name}", Stream("opaque"), {name: state}))
+        flows.append(Windows(replace(settings, changes_partition_mib=mib), pipeline.spec))
+    for flow in flows:
+        for hour in range(4):
+            flow.count([("a", hour * HOUR, hour), ("b", hour * HOUR + 1, 1)])
+        flow.finish_events(flow.start(4, mode="redo"), [("a", 9 * HOUR, 1)])
+        flow.owner.redo_batch(flow.spec, 4, Redo("an operator", "it was wrong"))
+    divided, whole = (flow.emitted(flow.spec.states[0].name) for flow in flows)
+    assert divided == whole
+    assert sorted(divided) == [2, 3, 4]
+    names = as_tables_are(flows[0], "SELECT partition FROM tidegate.state_range ORDER BY 1")
+    assert names == [("divided_final$1",), ("divided_final$2",), ("divided_final$3",), ("divided_final$4",)]
+    done = steps.prune(flows[0].owner, flows[0].spec, flows[0].spec.states[0], 3)
+    assert done.partitions == ("divided_final$1", "divided_final$2", "divided_final$3")
+    assert flows[0].emitted("divided") == {4: whole[4]}
+    for flow in flows:
+        flow.close()
+
+
+# roles
+
+
+def test_a_partition_has_one_writer_and_no_readers_of_its_own(totals: Callable[..., Totals], settings: Settings) -> None:
+    """It is read by the table from which it inherits, with the privileges and policies of that."""
+    flow = totals()
+    flow.merge(BATCHES[0])
+    direct, add = 'state."total_changes$1"', "SELECT tidegate.add_partition('total_changes', 9)"
+    for user, sql, refusal in (
+        (settings.pg_user, f"INSERT INTO {direct} (txid, shop) VALUES (1, 'x')", "by the commits of pipeline shop only"),
+        (settings.pg_user, f"SELECT FROM {direct}", "permission denied"),
+        (settings.pg_user, f"UPDATE {direct} SET cents = 0", "permission denied"),
+        (settings.pg_user, add, "by the commits of its pipeline only"),
+        (settings.pg_user, "SELECT tidegate.add_partition('nothing', 9)", "does not exist"),
+        (settings.pg_reader, f"SELECT FROM {direct}", "permission denied"),
+        (settings.pg_reader, add, "permission denied"),
+        (settings.pg_stager, f"SELECT FROM {direct}", "permission denied"),
+        (settings.pg_stager, add, "permission denied"),
+    ):
+        with (
+            closing(psycopg2.connect(**settings.conninfo(user=user))) as connection,
+            connection.cursor() as cursor,
+            pytest.raises(psycopg2.Error, match=refusal),
+        ):
+            cursor.execute(sql)
+    for user in (settings.pg_user, settings.pg_reader, settings.pg_stager):
+        with closing(psycopg2.connect(**settings.conninfo(user=user))) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM state.total_changes")
+            assert cursor.fetchone() == (2,)
+
+
+def test_the_function_of_the_owner_takes_no_types_of_its_caller(totals: Callable[..., Totals], settings: Settings) -> None:
+    """The check of such a type would run as the owner, who may do everything."""
+    totals()
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION pg_temp.note(value anyelement) RETURNS boolean LANGUAGE plpgsql AS "
+            "'BEGIN RAISE NOTICE ''checked by %'', current_user; RETURN true; END'"
+        )
+        for name in ("text", "int8", "bool"):
+            cursor.execute(f"CREATE DOMAIN pg_temp.{name} AS pg_catalog.{name} CHECK (pg_temp.note(value))")
+        cursor.execute("CREATE TEMPORARY TABLE state_range (state text); CREATE TEMPORARY TABLE pg_trigger (oid oid)")
+        cursor.execute("SELECT set_config('tidegate.writer', 'shop', true)")
+        cursor.execute("SELECT tidegate.add_partition('total_changes', 1)")
+        assert cursor.fetchone() == (True,)
+        assert connection.notices == []
+
+
+def test_what_the_table_was_given_holds_for_its_partitions(totals: Callable[..., Totals], settings: Settings) -> None:
+    """Triggers, indexes, a revoked privilege and row-level security, which no partition is a way around."""
+    flow = totals()
+    as_tables_are(
+        flow,
+        """
+        CREATE TABLE public.seen (shop text);
+        GRANT INSERT ON public.seen TO tidegate;
+        CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO public.seen VALUES (NEW.shop || TG_ARGV[0]); RETURN NEW; END';
+        CREATE TRIGGER always AFTER INSERT ON state.total_changes FOR EACH ROW EXECUTE FUNCTION public.see(' always');
+        CREATE TRIGGER never AFTER INSERT ON state.total_changes FOR EACH ROW EXECUTE FUNCTION public.see(' never');
+        ALTER TABLE state.total_changes DISABLE TRIGGER never;
+        CREATE INDEX by_shop ON state.total_changes (shop);
+        REVOKE SELECT ON state.total_changes FROM tidegate_stager;
+        ALTER TABLE state.total_changes ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY few ON state.total_changes FOR SELECT TO tidegate_reader USING (shop = 'a');
+        """,
+    )
+    flow.merge(BATCHES[0])
+    assert as_tables_are(flow, "SELECT shop FROM public.seen ORDER BY 1") == [("a always",), ("b always",)]
+    indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 'state.\"total_changes$1\"'::regclass"
+    assert as_tables_are(flow, indexes) == [(2,)]
+    with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_reader))) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT shop FROM state.total_changes")
+        assert cursor.fetchall() == [("a",)]
+    granted = "SELECT DISTINCT grantee::regrole::text FROM pg_class, aclexplode(relacl) WHERE relname = 'total_changes$1'"
+    assert sorted(as_tables_are(flow, granted)) == [("tidegate",), ("tidegate_owner",)]
+
+
+# detached and dropped by hand
+
+TAKEN_AWAY = {
+    "detached": 'ALTER TABLE state."total_changes$2" NO INHERIT state.total_changes',
+    "dropped": 'DROP TABLE state."total_changes$2"',
+}
+
+
+@pytest.mark.parametrize("how", TAKEN_AWAY)
+def test_a_partition_that_is_gone_is_missed(
+    totals: Callable[..., Totals], settings: Settings, register: Callable[..., None], how: str
+) -> None:
+    """By those who read changes, follow them, take them back, write them or migrate, and by its name, until it is pruned."""
+    flow = totals()
+    for batch in BATCHES[:2]:
+        flow.merge(batch)
+    source = Changes("shop.total")
+    metadata = source.coordinator(settings).initialize_transaction(1, None, None)
+    flow.prepare(2, {}, redo=True)
+    as_tables_are(flow, TAKEN_AWAY[how])
+    lacks = r"Table state.total_changes lacks 1 of the partitions.*: total_changes\$2\. .*INHERIT state.total_changes.*prune"
+    assert metadata is not None
+
+    def check_complete() -> None:
+        with migrations.connected(settings) as connection:
+            partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+
+    for refused in (
+        flow.changes,
+        lambda: source.coordinator(settings).initialize_transaction(1, None, None),
+        lambda: flow.owner.redo_batch(flow.spec, 2, Redo("an operator", "it was wrong")),
+        check_complete,
+    ):
+        with pytest.raises(SchemaOutOfDate, match=lacks):
+            refused()
+    flow.prepare(3, BATCHES[2])
+    with pytest.raises(SchemaOutOfDate, match=lacks):
+        flow.commit(3)
+    assert {row["shop"]: row["cents"] for row in flow.rows("total")} == flow.model.state()
+    if how == "detached":
+        as_tables_are(flow, 'ALTER TABLE state."total_changes$2" INHERIT state.total_changes')
+    else:
+        assert flow.prune(2).partitions == ()
+    flow.commit(3)
+    flow.model.batches.append(BATCHES[2])
+    flow.check(0 if how == "detached" else 2)
+
+
+def test_a_detached_table_is_in_the_way_of_one_of_its_name(totals: Callable[..., Totals]) -> None:
+    """As a redo would make it again, once the other one is forgotten."""
+    flow = totals()
+    for batch in BATCHES[:2]:
+        flow.merge(batch)
+    as_tables_are(flow, TAKEN_AWAY["detached"])
+    flow.prune(2)
+    flow.prepare(2, BATCHES[2], redo=True)
+    with pytest.raises(SchemaOutOfDate, match=r"table state\.total_changes\$2 is in the way\. Rename it"):
+        flow.owner.redo_batch(flow.spec, 2, Redo("an operator", "it was wrong"))
+
+
+# what is old
+
+
+def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callable[..., Totals]) -> None:
+    """Up to each txid; the partition that commits write into stays."""
+    before = totals(NONE)
+    for batch in BATCHES[:3]:
+        before.merge(batch)
+    flow = totals(EACH)
+    for batch in BATCHES[3:]:
+        flow.merge(batch)
+    assert flow.parts() == {"": [1, 2, 3], "4": [4], "5": [5], "6": [6]}
+    with pytest.raises(RangeRefused, match="has committed up to txid 6"):
+        flow.prune(7)
+    with patch.object(retention, "ROWS_AT_ONCE", 2):
+        assert flow.prune(2)[:3] == (2, 3, ())
+        flow.check(2)
+        assert flow.prune(4)[:3] == (4, 0, ("total_changes", "total_changes$4"))
+        flow.check(4)
+        assert flow.prune(4)[:3] == (4, 0, ())
+        assert flow.prune(3)[:3] == (3, 0, ())
+        assert flow.store.pruned_txid(flow.spec.states[0]) == 4
+        assert flow.prune(6)[:3] == (6, 2, ("total_changes$5",))
+    flow.check(6)
+    assert as_tables_are(flow, "SELECT partition FROM tidegate.state_range") == [("total_changes$6",)]
+    flow.merge(BATCHES[0])
+    flow.check(6)
+    actions = as_tables_are(flow, "SELECT txid FROM tidegate.operator_action WHERE action = 'prune' ORDER BY acted_at")
+    assert actions == [(2,), (4,), (4,), (3,), (6,)]
+
+
+def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
+    totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that ends before its end leaves no half of a txid to readers, and is taken up again."""
+    flow = totals(NONE)
+    flow.merge({f"shop {number}": number for number in range(50)})
+    flow.merge(BATCHES[0])
+    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 20)
+    with pytest.raises(Crash), patch.object(size_partitions, "remove_rows", dies_at(2)):
+        flow.prune(1)
+    flow.die()
+    state = flow.spec.states[0]
+    assert flow.parts() == {"": [1, 2]}
+    assert [change[0] for change in flow.changes()] == [2, 2]
+    assert (flow.store.pruned_txid(state), flow.store.has_changes(state, 1)) == (1, True)
+    assert flow.prune(1).changes == 30
+    assert not flow.store.has_changes(state, 1)
+    flow.check(1)
+
+
+def dies_at(call: int) -> Callable[..., Any]:
+    """Return a removal of rows in whose n-th call the process dies."""
+    real, calls = size_partitions.remove_rows, iter(range(1, 1000))
+
+    def remove_rows(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise Crash("remove_rows")
+        return real(*arguments)
+
+    return remove_rows
+
+
+def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals: Callable[..., Totals]) -> None:
+    """The next one removes the rest; meanwhile, readers and followers see whole txids or know that these are removed."""
+    before = totals(NONE)
+    flow = totals(EACH)
+    points: list[str] = []
+    is_done = False
+    with patch.object(retention, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
+        while not is_done:
+            done = flow.store.committed("shop")
+            flow.merge(BATCHES[0])
+            flow.merge(BATCHES[1])
+            before.merge({"a": 1, "b": 1, "c": 1})
+            before.merge({"a": 1, "b": 1, "c": 1})
+            before.merge(BATCHES[3])
+            up_to = done + 4
+            try:
+                with FaultPlan(at=len(points) + 1).armed():
+                    flow.prune(up_to)
+                is_done = True
+            except Crash as crash:
+                points.append(str(crash))
+                flow.die()
+                pruned = flow.store.pruned_txid(flow.spec.states[0])
+                assert done <= pruned <= up_to
+                assert flow.changes() == flow.model.changes(pruned), points
+                before.die()
+                flow.prune(up_to)
+            flow.check(up_to)
+            flow.prune(up_to + 1)
+    for step in ("LOCK TABLE ONLY", "DROP TABLE", "WITH removed AS", "UPDATE tidegate.state_table", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+
+
+def test_readers_hold_up_a_removal_and_no_commit(totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives up after a while, having removed nothing; commits go on meanwhile."""
+    monkeypatch.setattr(store, "DDL_LOCK_TIMEOUT_SECONDS", 2)
+    flow = totals()
+    for batch in BATCHES[:3]:
+        flow.merge(batch)
+    with holding(flow, "BEGIN; SELECT count(*) FROM state.total_changes"):
+        refused: list[BaseException] = []
+
+        def prune() -> None:
+            try:
+                flow.prune(2)
+            except StoreUnavailable as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=prune)
+        thread.start()
+        committed = 0
+        while thread.is_alive():
+            committed += 1
+            flow.merge({"a": 1})
+        thread.join()
+    assert "transactions that read it have held them for 2 s" in str(refused[0])
+    assert committed > 2
+    flow.check()
+    assert flow.prune(2).partitions == ("total_changes$1", "total_changes$2")
+    flow.check(2)
+
+
+def test_a_removal_beside_commits_and_a_follower_takes_nothing_from_either(
+    totals: Callable[..., Totals], settings: Settings, register: Callable[..., None]
+) -> None:
+    """The follower has each change once, in ranges over the borders of partitions, while these begin and go."""
+    flow = totals()
+    follower = Pipeline(
+        "follower", Changes("shop.total", max_txids=3), {"seen": State({"shop": "text"}, {"more": Sum("more")})}
+    )
+    register(follower)
+    following = Following(settings, follower)
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def in_background(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                while not is_over.is_set():
+                    work()
+            except BaseException as error:  # noqa: BLE001 - the test shows it
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def prune() -> None:
+        up_to_txid, _ = removable(flow.store, flow.spec, flow.spec.states[0], 1)
+        flow.prune(up_to_txid)
+
+    threads = [in_background(prune), in_background(following.follow)]
+    for number in range(60):
+        flow.merge({"a": number, "b": -number, f"new {number}": 1})
+    until(lambda: errors or following.reached == 60)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    assert following.seen() == flow.model.state()
+    prune()
+    assert flow.store.pruned_txid(flow.spec.states[0]) > 50
+    following.close()
+
+
+class Following(Flow):
+    """A pipeline that follows the totals, without Spark."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+        super().__init__(settings, pipeline.spec)
+        self._source = pipeline.source
+        self._previous: Any = None
+        self.reached = 0
+
+    def follow(self) -> None:
+        """Plan, process and commit the next range, if there is one."""
+        txid = self.store.committed(self.spec.name) + 1
+        metadata = self._source.coordinator(self.settings).initialize_transaction(txid, self._previous, None)
+        if metadata is None:
+            return
+        after = self.store.last_opened(self.spec.name)
+        assert self.store.open_batches(self.spec, f"run {txid}", [], after, [encode_metadata(metadata)]) == [txid]
+        attempt = self.start(txid)
+        bounds = [int(metadata["after"][0]) if metadata["after"] else 0, int(metadata["to"][0])]
+        statement = "SELECT shop, cents - coalesce(previous_cents, 0) FROM state.total_changes WHERE txid > %s AND txid <= %s"
+        connection = psycopg2.connect(**self.settings.conninfo(user=self.settings.pg_stager))
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute(statement, bounds)
+            rows = cursor.fetchall()
+        assert len(rows) == metadata["rows"]
+        sums: Counter[str] = Counter()
+        for shop, more in rows:
+            sums[shop] += more
+        self.seal(attempt, self.stage(attempt, "seen", sums.items()))
+        self.commit(txid)
+        self._previous, self.reached = metadata, bounds[1]
+
+    def seen(self) -> Sums:
+        """Return the cents of each shop."""
+        return {row["shop"]: row["more"] for row in self.rows("seen")}
+
+
+def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(
+    totals: Callable[..., Totals], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dropped partition is gone also from a snapshot that was taken before: its changes would be passed in silence."""
+    flow = totals()
+    for batch in BATCHES[:3]:
+        flow.merge(batch)
+    look, removals = changes_source._find_upstream, iter([lambda: flow.prune(2)])
+
+    def look_and_remove(connection: Any, source: Changes) -> Any:
+        found = look(connection, source)
+        next(removals, lambda: None)()
+        return found
+
+    monkeypatch.setattr(changes_source, "_find_upstream", look_and_remove)
+    with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
+        Changes("shop.total").coordinator(settings).initialize_transaction(1, None, None)
+
+
+# upgrades
+
+
+def test_a_table_from_before_goes_on_as_the_first_partition(totals: Callable[..., Totals], settings: Settings) -> None:
+    """An upgrade of the ledger changes no table of a state; taken back, all changes are read and written as before."""
+    flow = totals(NONE)
+    for batch in BATCHES[:2]:
+        flow.merge(batch)
+    number = next(int(f.name[:4]) for f in revisions.VERSIONS.glob("*.py") if "tidegate.add_partition" in f.read_text())
+
+    def files() -> list[tuple[Any, ...]]:
+        return as_tables_are(flow, "SELECT relname, relfilenode FROM pg_class WHERE relname LIKE 'total%' ORDER BY 1")
+
+    def walk(number: int) -> None:
+        before = files()
+        migrations.walk(settings, [flow.spec], f"{number:04d}")
+        assert files() == before
+
+    walk(number - 1)
+    walk(number)
+    flow = totals(EACH)
+    for batch in BATCHES[2:4]:
+        flow.merge(batch)
+    flow.check()
+    assert flow.parts() == {"": [1, 2], "3": [3], "4": [4]}
+    walk(number - 1)
+    older_code = (
+        "SET tidegate.writer = 'shop'; INSERT INTO state.total_changes (txid, shop, cents, previous_cents, previous_txid) "
+        "VALUES (5, 'b', 14, 7, 4)"
+    )
+    as_tables_are(flow, older_code)
+    assert flow.parts() == {"": [1, 2, 5], "3": [3], "4": [4]}
+    as_tables_are(flow, "SET tidegate.writer = 'shop'; DELETE FROM state.total_changes WHERE txid = 5")
+    walk(number)
+    with patch.object(size_partitions, "target", lambda *_: state_tables.changes_table_of(flow.spec.states[0])):
+        flow.merge(BATCHES[4])  # as older code did
+    flow.merge(BATCHES[5])
+    flow.check()
+    assert flow.parts() == {"": [1, 2, 5], "3": [3], "4": [4], "6": [6]}
+    assert migrations.upgrade(settings, [flow.spec])[1] == []
+    assert migrations.new_revision(settings, [flow.spec], "nothing is missing") is None
+    assert flow.prune(4)[:3] == (4, 3, ("total_changes$3", "total_changes$4"))
+    flow.check(4)
+    assert flow.prune(6)[:3] == (6, 2, ("total_changes",))
+    flow.check(6)
