@@ -7,21 +7,33 @@ a commit, which has this lock, itself writes into the last one. A table from bef
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Connection, Table, Text
-from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy import BigInteger, Connection, Table
 
 from state_store import lookup, range_partitions, state_tables, tables
-from state_store.database import LARGE_PARTITION_MIB
+from state_store.database import LARGE_PARTITION_MIB, set_local
 from state_store.declaration import StateSpec
 
 # Readers open every partition. For each so many that there are, the next ones may grow by that size more.
 MANY = 64
-_INHERITS = sa.table("pg_inherits", sa.column("inhrelid"), sa.column("inhparent"), schema="pg_catalog")
-_note = tables.state_range.c
-_FIRST_TXID = sa.cast(_note.lower, BigInteger)
+# The last partition that begins up to a txid, its first txid, whether it is attached, and whether it is large. As text, because
+# each commit needs it soon.
+_LAST = sa.text("""
+    SELECT name, coalesce(first_txid, 0), first_txid IS NULL OR EXISTS (
+        SELECT FROM pg_catalog.pg_inherits
+        WHERE inhrelid = to_regclass(format('state.%I', name)) AND inhparent = to_regclass(format('state.%I', recorded))
+    ), pg_total_relation_size(to_regclass(format('state.%I', name))) >= 1024 * 1024 * (1 + made / :many)
+        * nullif(current_setting(:large_mib, true), '')::bigint
+    FROM (SELECT cast(:recorded AS text) AS recorded) AS what
+    CROSS JOIN LATERAL (SELECT count(*) AS made FROM tidegate.state_range WHERE state = recorded) AS counted
+    LEFT JOIN LATERAL (
+        SELECT partition, lower::bigint AS first_txid FROM tidegate.state_range
+        WHERE state = recorded AND lower::bigint <= :txid ORDER BY lower::bigint DESC LIMIT 1
+    ) AS last ON true
+    CROSS JOIN LATERAL (SELECT coalesce(partition, recorded) AS name) AS named
+""")
 
 
 class SizePartition(NamedTuple):
@@ -38,18 +50,8 @@ def target(connection: Connection, state: StateSpec, txid: int) -> sa.TableClaus
     Raises: SchemaOutOfDate if that was detached or dropped by hand, or a detached table is in the way of the new one.
     """
     recorded = state_tables.changes_table_of(state)
-    last = _noted(recorded).where(txid >= _FIRST_TXID).order_by(_FIRST_TXID.desc()).limit(1).subquery("last")
-    all_of_it = sa.select(sa.literal(recorded.name, Text).label("name")).subquery("recorded")
-    name = sa.func.coalesce(last.c.partition, all_of_it.c.name)
-    made = sa.select(sa.func.count()).where(_note.state == recorded.name).scalar_subquery()
-    large_mib = sa.cast(sa.func.nullif(sa.func.current_setting(LARGE_PARTITION_MIB, True), ""), BigInteger)
-    found = sa.select(
-        name,
-        sa.func.coalesce(last.c.first_txid, 0),
-        sa.func.coalesce(last.c.is_attached, sa.true()),
-        sa.func.pg_total_relation_size(_oid(name)) >= large_mib * 1024 * 1024 * (1 + made // MANY),
-    ).select_from(all_of_it.outerjoin(last, sa.true()))
-    into, first_txid, is_attached, is_large = connection.execute(found).one()
+    given = {"recorded": recorded.name, "txid": txid, "many": MANY, "large_mib": LARGE_PARTITION_MIB}
+    into, first_txid, is_attached, is_large = connection.execute(_LAST, given).one()
     _refuse(recorded, [] if is_attached else [into])
     if is_large and first_txid < txid:
         new = f"{recorded.name}${txid}"
@@ -61,12 +63,17 @@ def target(connection: Connection, state: StateSpec, txid: int) -> sa.TableClaus
 
 def noted(connection: Connection, state: StateSpec) -> list[SizePartition]:
     """Return the partitions that commits have made of what a state records, the oldest first."""
-    recorded = state_tables.changes_table_of(state)
-    return list(map(SizePartition._make, connection.execute(_noted(recorded).order_by(_FIRST_TXID))))
+    assert state.records is not None, "only what is recorded has these partitions"
+    r = tables.state_range.c
+    first_txid = sa.cast(r.lower, BigInteger)
+    rows = connection.execute(sa.select(r.partition, first_txid).where(r.state == state.records).order_by(first_txid))
+    missing = set(_missing(connection, state.records))
+    return [SizePartition(name, first, name not in missing) for name, first in rows]
 
 
 def remove_rows(connection: Connection, name: str, txids: tuple[int, int], most: int) -> tuple[int, int]:
     """Delete the first rows of these txids from one partition, at most so many; return their number and last txid."""
+    set_local(connection, {"enable_sort": "off"})  # in the order of the index: of a new table, Postgres knows no sizes
     rows = sa.table(name, sa.column("txid", BigInteger), sa.column("ctid"), schema=state_tables.STATE)
     old = rows.alias("old")
     first = sa.select(old.c.ctid).where(old.c.txid.between(*txids)).order_by(old.c.txid).limit(most)
@@ -88,22 +95,13 @@ def check_whole(connection: Connection, state: StateSpec) -> None:
     Raises: SchemaOutOfDate.
     """
     if state.records:
-        missing = lookup.missing_ranges(connection.connection.driver_connection, state.records)
-        _refuse(state_tables.changes_table_of(state), missing)
+        _refuse(state_tables.changes_table_of(state), _missing(connection, state.records))
+
+
+def _missing(connection: Connection, recorded: str) -> Sequence[str]:
+    return lookup.missing_ranges(connection.connection.driver_connection, recorded)
 
 
 def _refuse(recorded: Table, missing: Sequence[str]) -> None:
     if refusal := range_partitions.why_not_whole(recorded.fullname, missing, inherit=True):
         raise refusal
-
-
-def _noted(recorded: Table) -> sa.Select[Any]:
-    parent = _oid(sa.literal(recorded.name, Text))
-    is_attached = sa.exists().where(_INHERITS.c.inhrelid == _oid(_note.partition), _INHERITS.c.inhparent == parent)
-    columns = (_note.partition, _FIRST_TXID.label("first_txid"), is_attached.label("is_attached"))
-    return sa.select(*columns).where(_note.state == recorded.name)
-
-
-def _oid(name: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
-    """Return the number of a table in schema state; NULL if there is none of this name."""
-    return sa.cast(sa.func.to_regclass(sa.func.format(f"{state_tables.STATE}.%I", name)), OID)
