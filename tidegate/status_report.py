@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from state_store.errors import TidegateError
 from state_store.settings import Settings
 from tidegate import output
-from tidegate.causes import quoted
+from tidegate.batch_causes import quoted
 
 if TYPE_CHECKING:
     from state_store.history import Lag

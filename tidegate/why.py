@@ -12,7 +12,7 @@ from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline, pipeline_names, unknown
 from state_store.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
 from tidegate import remedies, source_report
-from tidegate.causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
+from tidegate.batch_causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
 
 if TYPE_CHECKING:
     from state_store import Settings, StateStore

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from jobs.aggregates import Part
-from jobs.compute import arrays, state_columns, windows
+from jobs.compute import arrays, state_columns, window_pieces
 from jobs.compute.tracking import HASH, ID, ROWS, hash_sum
 from jobs.states import AnyState
 from state_store.columns import POSITION, ColumnType
@@ -57,7 +57,7 @@ def aggregate(
 def _keys(schema: T.StructType, spec: StateSpec) -> list[Column]:
     own = [key for key in spec.keys if spec.window is None or key.name != WINDOW_START]
     keys = [state_columns.column_of(schema, spec, key.name, key.type).alias(key.name) for key in own]
-    return keys if spec.window is None else [*keys, windows.grouped_by(spec.window, _time(schema, spec))]
+    return keys if spec.window is None else [*keys, window_pieces.grouped_by(spec.window, _time(schema, spec))]
 
 
 def _time(schema: T.StructType, spec: StateSpec) -> Column:
@@ -66,12 +66,12 @@ def _time(schema: T.StructType, spec: StateSpec) -> Column:
 
 
 def _values(schema: T.StructType, state: AnyState, spec: StateSpec) -> list[Column]:
-    start = [windows.session_start(_time(schema, spec))] if spec.window and spec.window.is_session else []
+    start = [window_pieces.session_start(_time(schema, spec))] if spec.window and spec.window.is_session else []
     inputs = {part.name: _input(schema, spec, part) for part in state.parts}
 
     def partial(part: Part) -> Column:
         if spec.window and part.function in ("window_end", "no_corrections"):
-            return windows.partial(spec.window, part, inputs[part.name])
+            return window_pieces.partial(spec.window, part, inputs[part.name])
         return _partial(part, inputs, f"State {spec.name}: {part.name}")
 
     return start + [

@@ -38,7 +38,7 @@ SPARK_LOGIN = "Spark's token"
 POLL_SECONDS = 5.0
 # A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
 # deadline, so that the attempt keeps reporting that it is alive; queries have no deadline.
-LONGEST_SILENCE_SECONDS = 60.0
+LONGEST_SERVER_SILENCE_SECONDS = 60.0
 DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session=20)
 # Spark's client retries a call for as long as a server's restart may take; after that, the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
@@ -139,7 +139,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
     The attempts that this one has fenced are interrupted first: their work is never committed. One that is just starting an
     operation may be missed, so each attempt also polls whether it is fenced. It also polls whether the server answers; a
-    server that is silent for LONGEST_SILENCE_SECONDS is given up.
+    server that is silent for LONGEST_SERVER_SILENCE_SECONDS is given up.
 
     Raises: AttemptTimedOut, SparkUnavailable.
     """
@@ -161,7 +161,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
                 logger.info("%s: cannot check now whether it is fenced, or interrupt it: %s", attempt, error)
             if has_ended.is_set() or _answers(spark):
                 answered_at = time.monotonic()
-            elif time.monotonic() - answered_at >= LONGEST_SILENCE_SECONDS:
+            elif time.monotonic() - answered_at >= LONGEST_SERVER_SILENCE_SECONDS:
                 is_lost.set()
                 close_channel(spark)
 
@@ -179,8 +179,8 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
             ) from error
         if is_lost.is_set():
             raise SparkUnavailable(
-                f"{attempt}: Spark's server has not answered for {LONGEST_SILENCE_SECONDS:.0f} s, though it is there. If that "
-                "does not pass, restart it: tidegate down, tidegate up.",
+                f"{attempt}: Spark's server has not answered for {LONGEST_SERVER_SILENCE_SECONDS:.0f} s, though it is there. "
+                "If that does not pass, restart it: tidegate down, tidegate up.",
                 **attempt.identity,
             ) from error
         raise

@@ -21,7 +21,7 @@ from state_store.witness import Mark
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally, until
 from tidegate import error_pages, remedies
-from tidegate.causes import LONGEST_QUOTE, Cause
+from tidegate.batch_causes import LONGEST_QUOTE, Cause
 from tidegate.why import explain, of_error, root_causes
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -16,7 +16,7 @@ from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page import states
 from tidegate.page.app import create_app
-from tidegate.page.queries import arguments_in
+from tidegate.page.query_pipelines import arguments_in
 
 VALUES = {
     "pipeline": "clicks",

@@ -20,7 +20,7 @@ from state_store.declaration import StateSpec
 from state_store.errors import SourceUnreadable, UsageError
 from state_store.settings import Settings
 from tidegate import batch_report, completion, output, source_report
-from tidegate.causes import quoted
+from tidegate.batch_causes import quoted
 from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
 
 if TYPE_CHECKING:

@@ -2,10 +2,21 @@
 
 from fastapi import FastAPI
 
-from tidegate.page import actions, batches, error_pages, frontend, metrics, pipelines, quarantine, queries, states, throughput
+from tidegate.page import (
+    actions,
+    batches,
+    error_pages,
+    frontend,
+    metrics,
+    pipelines,
+    quarantine,
+    query_pipelines,
+    states,
+    throughput,
+)
 from tidegate.page.answers import Answer, BrowserRules, add_error_handlers
 
-_GROUPS = (pipelines, batches, states, queries, throughput, quarantine, actions, metrics, error_pages, frontend)
+_GROUPS = (pipelines, batches, states, query_pipelines, throughput, quarantine, actions, metrics, error_pages, frontend)
 
 
 def create_app() -> FastAPI:
