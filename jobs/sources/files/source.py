@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jobs.sources import Coordinator, Dataset, LeftAlone, Source
 from jobs.sources.column_types import parse_type
 from jobs.sources.files import object_listing
 from jobs.sources.files.done_folder import DoneFolder
+from jobs.sources.files.formats import Format, reader_of
 from jobs.sources.files.glob import Glob
 from jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_files
 from jobs.sources.files.markers import Markers
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Format = Literal["parquet", "csv", "json", "text"]
 # Options that would make Spark drop, guess or repair rows instead of failing.
 RESERVED_OPTIONS = (
     *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
@@ -211,8 +211,8 @@ class Files(Source):
             raise ValueError(f"Files({self.folder!r}, manifests={self.manifests!r}): {error}.") from None
 
     def _check_format(self) -> None:
-        if self.format not in ("parquet", "csv", "json", "text"):
-            raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use parquet, csv, json or text.")
+        if self.format not in get_args(Format):
+            raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use one of {', '.join(get_args(Format))}.")
         if self.format == "text" and self.schema:
             raise ValueError(f"Files({self.folder!r}) of text has the one column value; leave schema out.")
         if self.format != "text" and not self.schema:
@@ -375,9 +375,8 @@ class Files(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "FileReader":
         """Return a reader of the files that the metadata names."""
-        from jobs.sources.files.readers import READERS  # noqa: PLC0415 - declaring a pipeline must not load pyspark
-
-        return READERS[self.format](spark, self, settings.home, PartitionColumns(self.partitions, zone_of(self.options)))
+        reader = reader_of(self.format)
+        return reader(spark, self, settings.home, PartitionColumns(self.partitions, zone_of(self.options)))
 
     @property
     def executor_packages(self) -> tuple[str, ...]:
