@@ -110,9 +110,9 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         generation = current.get("generation", 1)
         before = previous.get("generation", 1) if previous and "topic_id" in previous else 0
-        if not before <= generation < self._source.generation or current["topic_id"] == self._topic.id:
+        if not before <= generation < self._source.generation or self._topic.is_topic_of(current):
             return None
-        if not self._topic.named(current["topic"]).is_still(current["topic_id"]):
+        if not self._topic.named(current["topic"]).is_still_topic_of(current):
             return None
         positions = last_slices(previous) if previous and before == generation else self._starts(current)
         rest = {
@@ -126,7 +126,7 @@ class KafkaCoordinator(PartitionedCoordinator):
     def _note_of_loss(self, txid: int, current: SourceMetadata | None) -> SourceMetadata:
         """Return a note on the records of a topic that is gone, from which a batch was planned in an earlier generation."""
         is_earlier = current is not None and current.get("generation", 1) < self._source.generation
-        if current is None or not is_earlier or current["topic_id"] == self._topic.id:
+        if current is None or not is_earlier or self._topic.is_topic_of(current):
             return {}
         ranges = {name: current[name] for name in ("topic", "topic_id", "partitions")}
         logger.warning("Batch %d was planned from a topic that is gone; its records are given up: %s", txid, json.dumps(ranges))
@@ -169,7 +169,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         )
         if saved["topic"] != self._topic.name:
             raise SourceChanged(f"The batches so far are from topic {saved['topic']}, not from {self._topic.name}. {advice}")
-        if saved["topic_id"] != self._topic.id:
+        if not self._topic.is_topic_of(saved):
             raise SourceChanged(
                 f"Topic {self._topic.name} is another one than before (its id was {saved['topic_id']}, now it is "
                 f"{self._topic.id}): it was deleted and created again, or it is another cluster's. {advice}"

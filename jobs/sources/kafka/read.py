@@ -210,7 +210,7 @@ class KafkaReader(Emitter):
         Raises: RangeExpired, SourceChanged, PartitionUnavailable, SourceUnavailable, SourceUnreadable.
         """
         topic = Topic(metadata["topic"], self._settings)  # asks the brokers again, after the plan did
-        if topic.id != metadata["topic_id"]:
+        if not topic.is_topic_of(metadata):
             raise SourceChanged(
                 f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "

@@ -180,7 +180,7 @@ class Kafka(Source):
         metadata = attempt.source_metadata
         ends = {int(name): last["end"] for name, last in last_slices(metadata).items()}
         topic, group = self._topic(settings), self.group or f"tidegate-{attempt.pipeline}"
-        if topic.id != metadata["topic_id"]:
+        if not topic.is_topic_of(metadata):
             logger.info("%s: the topic was created again since; no offsets are committed for group %s.", attempt, group)
             return
         topic.commit_ahead(group, ends)

@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # typ
 
 from jobs.library_internals import refusals_of_kafka_client
 from jobs.sources.kafka.login import kafka_client
+from state_store.declaration import SourceMetadata
 from state_store.errors import PartitionUnavailable, SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 from state_store.settings import Settings
 
@@ -71,12 +72,16 @@ class Topic:
         """Return another topic of the same cluster."""
         return Topic(name, self._settings)
 
-    def is_still(self, topic_id: str) -> bool:
-        """Return whether the topic exists and has this id."""
+    def is_topic_of(self, metadata: SourceMetadata) -> bool:
+        """Return whether a batch was planned from this topic, and not from an earlier one of its name or another cluster's."""
+        return bool(self.id == metadata["topic_id"])
+
+    def is_still_topic_of(self, metadata: SourceMetadata) -> bool:
+        """Return whether the topic from which a batch was planned still exists."""
         (answer,) = self._ask(self._describe()).values()
         if isinstance(answer, KafkaError) and answer.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False
-        return self.id == topic_id
+        return self.is_topic_of(metadata)
 
     @property
     def partitions(self) -> list[int]:
