@@ -1,5 +1,6 @@
 """References in code, tests and documents resolve within this repository."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -18,6 +19,11 @@ RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_te
 FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|yaml|env|service))\b")
 EXAMPLES = {"dags/orders.py", "tests/test_orders.py", "compose/local.env"}  # files that readers write
+# A row of docs/map.md, and the files and folders that a cell names.
+ROW = re.compile(r"^\| (?P<change>[^|]+) \| (?P<file>[^|]+) \| (?P<test>[^|]+) \|$", re.MULTILINE)
+PLACE = re.compile(r"`([\w.-]+(?:/[\w./-]*|\.(?:md|yml)))`")
+MAP = (PROJECT / "docs/map.md").read_text()
+ROWS = [row for row in ROW.finditer(MAP) if row["file"] != "file"]
 LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
 
 
@@ -60,3 +66,27 @@ def test_the_store_names_all_its_modules() -> None:
     modules = sorted(file.stem for file in (PROJECT / "state_store").glob("*.py") if file.stem != "__init__")
 
     assert sorted(name for group in groups for name in group) == modules
+
+
+def test_the_map_has_a_file_and_a_test_for_each_change() -> None:
+    """In every row both are named, and exist."""
+    lines = [line for line in MAP.splitlines() if line.startswith("| ") and not line.startswith("| change")]
+    folders = {f"{parent}/" for name in TRACKED for parent in Path(name).parents}
+    known = {*TRACKED, *folders, *(folder.rstrip("/") for folder in folders)}
+
+    assert len(ROWS) == len(lines)
+    for row in ROWS:
+        files, tests = PLACE.findall(row["file"]), PLACE.findall(row["test"])
+        assert files, row["change"]
+        assert row["test"].startswith("none") or (tests and all(name.startswith("tests/") for name in tests)), row["change"]
+        assert [name for name in files + tests if name not in known] == [], row["change"]
+
+
+def test_the_map_names_every_module() -> None:
+    """A module without a row is found by those alone who know its name. Those that hold a docstring alone need none."""
+    named = {name for row in ROWS for name in PLACE.findall(row["file"])}
+    modules = [
+        name for name in TRACKED if name.endswith(".py") and name.startswith(("dags/", "jobs/", "state_store/", "tidegate/"))
+    ]
+
+    assert [name for name in modules if name not in named and len(ast.parse((PROJECT / name).read_text()).body) > 1] == []
