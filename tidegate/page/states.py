@@ -27,7 +27,7 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
 MOST_DOWNLOADS = 2  # at once, in each process of the api-server: each holds a connection and a snapshot
 DOWNLOAD_STATEMENT_SECONDS = 300
 SECONDS_PER_PART = 60  # in which the reader of a download has to take a part: its snapshot holds up vacuum and migrations
-MOST_KEYS_OF_A_REQUEST = 1000  # of one request
+MOST_KEYS_OF_A_REQUEST = 1000
 _NEEDS_QUOTES = frozenset('",\r\n')
 _downloads = threading.BoundedSemaphore(MOST_DOWNLOADS)
 
