@@ -72,21 +72,21 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 def commit_batch(
     connection: Connection, spec: PipelineSpec, txid: int, owner: str, attempt_timeout_seconds: int, witness: Witness
 ) -> Commit:
-    """Commit a batch under the cursor's lock, or skip it if it was given up; an existing commit is returned (I8).
+    """Commit a batch under the cursor's lock, or skip it if it was given up. A batch commits once: then its commit is returned.
 
-    Checks the database (I9), the order (I3), the metadata and what it continues (I6, I12), the newest attempt's seal (I4), the
-    declaration (I16), that no file commits twice, the sealed rows (I7), and that each is merged (I14).
+    Runs in the caller's transaction, which must roll back after any error: then nothing of the batch is visible. The numbers
+    are those of the rules in docs/protocol.md.
 
-    Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), SourceChanged, DeclarationChanged,
-    DeclarationInvalid, CheckFailed, GuardMismatch, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises; the driver's
-    errors. After any of them, nothing of the batch is visible.
+    Raises: CommitOutOfOrder before its turn; AttemptNotSealed, StagingLost if it must be processed first, or again;
+    SourceChanged, MetadataCorrupt, UnknownBatch by its metadata; DeclarationChanged, DeclarationInvalid by its code;
+    CheckFailed by an author's check; GuardMismatch if a row was not merged; what `lock_cursor` raises; the driver's errors.
     """
-    cursor = lock_cursor(connection, spec.name, witness, may_be_retired=True)
+    cursor = lock_cursor(connection, spec.name, witness, may_be_retired=True)  # of this database, not an older copy (I9)
     if txid <= cursor.txid:
-        return already_committed(connection, spec.name, txid, cursor.txid)
+        return already_committed(connection, spec.name, txid, cursor.txid)  # I8
     check_in_service(connection, spec.name)
     check_no_hole(connection, spec.name, cursor.txid)
-    if txid != cursor.txid + 1:
+    if txid != cursor.txid + 1:  # I3
         raise CommitOutOfOrder(
             f"{spec.name} cannot commit txid {txid}: {cursor.txid} is the last committed. "
             f"It is retried until {txid - 1} commits; see: tidegate inspect {spec.name}",
@@ -97,11 +97,12 @@ def commit_batch(
     if batch.skip_reason is not None:
         assert batch.skip_owner is not None, "the table holds both or none"
         return commit_skip(connection, spec, cursor, batch, batch.skip_owner, batch.skip_reason)
-    batch_input = existing_input(connection, spec.name, txid)
-    check_sealed(connection, spec, batch, attempt_timeout_seconds)
-    check_continues(spec, batch_input, cursor)
-    check_declaration(connection, spec)
-    source_files.write(connection, spec, [batch_input])
+    batch_input = existing_input(connection, spec.name, txid)  # as it was frozen (I6)
+    check_sealed(connection, spec, batch, attempt_timeout_seconds)  # the newest attempt (I4)
+    check_continues(spec, batch_input, cursor)  # after its predecessor's input (I12)
+    check_declaration(connection, spec)  # I16
+    source_files.write(connection, spec, [batch_input])  # refuses a file that has counted
+    # All rows that were sealed (I7), and each of them (I14).
     (merged,) = merges.merge_all(connection, spec, [batch])
     return record(connection, batch, batch_input, owner, merged=merged)
 

@@ -3,12 +3,10 @@
 Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
 attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.
 
-    turn     a batch may begin if it is in the window, the most batches in flight; it may commit after every earlier txid
+    turn     a batch may begin if it is one of the next `window` txids after the cursor, and commit after every earlier txid
     waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
-    claim    a task that has finished its own batch claims a batch of its run that no task has begun. The claim is the name of
-             a database connection of its own, so it ends with the task. The batch's own task sees it, and waits instead of
-             taking the batch over. Without a claim, both tasks process the batch, and the newer attempt commits. An advisory
-             lock would do the same, but a connection pooler would keep it for its next client
+    claim    a task that has finished its own batch claims one of its run that no task has begun. The task of that batch sees
+             the claim, and waits instead of processing the batch too
 """
 
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from state_store.batches import in_window, with_current_attempt
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
 # one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
 MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
-NAME_BYTES = 63  # Postgres truncates longer names; two batches whose names become the same wait for each other's claimants
+NAME_BYTES = 63  # Postgres truncates longer names: a claim of one of two long pipelines may then count for both
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
@@ -171,21 +169,29 @@ def _previous_input() -> sa.ScalarSelect[bytes]:
 
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
     """Return a run's next txid after this one that is in the window, not begun and not claimed, if any."""
-    b, r, c = tables.batch.c, tables.run_batch.c, tables.cursor.c
-    is_free = sa.and_(b.attempt == 0, b.skip_reason.is_(None), ~_claimant_is_alive(b.pipeline, b.txid))
+    batch, run_batch = tables.batch.c, tables.run_batch.c
+    is_free = sa.and_(batch.attempt == 0, batch.skip_reason.is_(None), ~_claimant_is_alive(batch.pipeline, batch.txid))
     return connection.scalar(
-        sa.select(r.txid)
+        sa.select(run_batch.txid)
         .join_from(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
-        .join(tables.cursor, c.pipeline == r.pipeline)
-        .where(r.pipeline == pipeline, r.run_id == run_id, r.txid > after, in_window(r.txid), is_free)
-        .order_by(r.txid)
+        .join(tables.cursor, tables.cursor.c.pipeline == run_batch.pipeline)
+        .where(run_batch.pipeline == pipeline, run_batch.run_id == run_id, run_batch.txid > after)
+        .where(in_window(run_batch.txid), is_free)
+        .order_by(run_batch.txid)
         .limit(1)
     )
 
 
 def claim(connection: Connection, pipeline: str, txid: int) -> None:
-    """Claim a batch until this connection, which gets the claim's name, ends or claims another."""
-    connection.execute(sa.select(sa.func.set_config("application_name", _claim_name(pipeline, txid), False)))
+    """Claim a batch until this connection, the claimant's own, ends or claims another.
+
+    The claim is the connection's name, which other tasks see among the database's sessions; so it ends with its task, also if
+    that is killed. A connection pooler would keep an advisory lock for its next client. If two tasks claim a batch at once,
+    both process it, and the newer attempt commits.
+    """
+    for_this_transaction_only = False
+    name = sa.func.set_config("application_name", _claim_name(pipeline, txid), for_this_transaction_only)
+    connection.execute(sa.select(name))
 
 
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
@@ -209,12 +215,14 @@ def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: 
 
 
 def _is_open() -> sa.ColumnElement[bool]:
+    """Whether a batch's newest attempt, if any, has neither ended nor fallen silent."""
     return sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
 
 
 def _claimant_is_alive(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    s = _SESSIONS.c
-    return sa.exists().where(s.datname == sa.func.current_database(), s.application_name == _claim_name(pipeline, txid))
+    session = _SESSIONS.c
+    is_of_this_database = session.datname == sa.func.current_database()
+    return sa.exists().where(is_of_this_database, session.application_name == _claim_name(pipeline, txid))
 
 
 def _claim_name(pipeline: str | sa.ColumnElement[str], txid: int | sa.ColumnElement[int]) -> sa.ColumnElement[str]:

@@ -12,7 +12,7 @@ from jobs.pipeline import Pipeline
 from jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
 from jobs.sources import Coordinator
 from state_store import StateStore
-from state_store.batches import QUARANTINED, encode_metadata, position_of
+from state_store.batches import QUARANTINED, BatchInput, encode_metadata, position_of
 from state_store.beginning import ReplanNeeded
 from state_store.declaration import SourceMetadata
 from state_store.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
@@ -33,8 +33,8 @@ def plan_batches(
 ) -> list[int]:
     """Return the txids that a run covers, in order; freeze the metadata of new batches. [] means nothing to do.
 
-    Without a range: all uncommitted batches, then the source's new ones, up to `max_batches` in all. With a range: the
-    uncommitted txids in it; batches up to `to_txid` are opened if the source has them. The same `run_id` always gets the same
+    Without a range: all uncommitted batches, then the source's new ones. With a range: the uncommitted txids in it; batches up
+    to `to_txid` are opened if the source has them. Both up to `max_batches`. The same `run_id` always gets the same
     txids, so a repeated plan opens no batch. If another run opens batches meanwhile, planning starts over after those.
     First, the source gets the acks that earlier runs owe it; at the end, some old staging is dropped.
 
@@ -136,21 +136,28 @@ def _coordinator(store: StateStore, pipeline: Pipeline) -> Coordinator:
 def _plan_once(
     store: StateStore, pipeline: Pipeline, run_id: str, from_txid: int | None, to_txid: int | None, limit: int
 ) -> list[int] | None:
-    """Plan after the last batch in the ledger; return None if another run opened batches meanwhile."""
+    """Plan after the last batch in the ledger; return None if another run has opened batches since this one looked."""
     if planned := store.run_txids(pipeline.name, run_id):
         return planned
-    after = store.last_opened(pipeline.name)
-    last, position = (after.txid, position_of(after.metadata)) if after else (0, None)
+    newest = store.last_opened(pipeline.name)
+    last = newest.txid if newest else 0
     last_requested = last + limit if to_txid is None else to_txid
     pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_requested]
-    metadata: list[bytes] | None = None
-    if len(pending) < limit and last < last_requested:
-        coordinator, metadata = _coordinator(store, pipeline), []
-        for txid in range(last + 1, min(last_requested, last + limit - len(pending)) + 1):
-            if not coordinator.is_ready(txid):
-                break
-            position = coordinator.initialize_transaction(txid, position, None)
-            if position is None:
-                break
-            metadata.append(encode_metadata(position))
-    return store.open_batches(pipeline.spec, run_id, pending, after, metadata, awaits_ack=pipeline.source.wants_acks)
+    most = min(last_requested - last, limit - len(pending))
+    new = _new_batches(store, pipeline, newest, most) if most > 0 else None  # None: the source was not asked
+    return store.open_batches(pipeline.spec, run_id, pending, newest, new, awaits_ack=pipeline.source.wants_acks)
+
+
+def _new_batches(store: StateStore, pipeline: Pipeline, newest: BatchInput | None, most: int) -> list[bytes]:
+    """Return the metadata of the batches that the source has after the newest one, at most so many."""
+    last, position = (newest.txid, position_of(newest.metadata)) if newest else (0, None)
+    coordinator = _coordinator(store, pipeline)
+    found: list[bytes] = []
+    for txid in range(last + 1, last + most + 1):
+        if not coordinator.is_ready(txid):
+            break
+        position = coordinator.initialize_transaction(txid, position, None)
+        if position is None:
+            break
+        found.append(encode_metadata(position))
+    return found

@@ -25,12 +25,12 @@ Result = TypeVar("Result")
 
 
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
-    """Repeat a step of a batch while its failures may pass, with growing pauses; wait for servers that are away.
+    """Try a step of a batch up to `pipeline.tries` times, with growing pauses; wait for servers that are away.
 
-    The pipeline's `tries` limit the repetitions. Under the policy "skip", the ledger counts failures caused by content, and
-    gives the batch up after `tries` of them.
+    The step must be safe to repeat. Under the policy "skip", the ledger counts the tries that fail by content, and gives the
+    batch up after as many of them.
 
-    Raises: the step's errors that another try cannot fix.
+    Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
     for failures in count(1):
         try:
@@ -47,7 +47,7 @@ def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Resu
 
 
 def _is_tried_again(error: Exception, pipeline: Pipeline, failures: int) -> bool:
-    if isinstance(error, BatchRetried):  # the ledger counts these tries
+    if isinstance(error, BatchRetried):  # the ledger counts these tries; after the last one the batch is given up instead
         return True
     return failures < pipeline.tries and outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
 
@@ -55,9 +55,9 @@ def _is_tried_again(error: Exception, pipeline: Pipeline, failures: int) -> bool
 def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
     """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
 
-    The server is polled: a pause that grows would often go on after the server is back.
+    The server is polled twice a second. Pauses grow only while it answers and the step fails nevertheless.
 
-    Raises: the step's errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
+    Raises: the step's other errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
     """
     ends_at: float | None = None
     pause = POLL_SECONDS
