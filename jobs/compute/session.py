@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 REACH_TIMEOUT_SECONDS = 5
 SPARK_LOGIN = "Spark's token"
 # How often an attempt reports that it is alive, and checks whether a newer one has fenced it; one small query each.
-POLL_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 # A server that accepts connections is given up after this time without an answer. Each call in DEADLINES has a much shorter
 # deadline, so that the attempt keeps reporting that it is alive; queries have no deadline.
 LONGEST_SERVER_SILENCE_SECONDS = 60.0
@@ -151,7 +151,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
     def watch() -> None:
         answered_at = time.monotonic()
-        while not has_ended.wait(max(0.1, min(POLL_SECONDS, deadline - time.monotonic()))):
+        while not has_ended.wait(max(0.1, min(HEARTBEAT_SECONDS, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 is_overdue.set()
             try:
