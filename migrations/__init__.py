@@ -102,17 +102,17 @@ class _Outcome(NamedTuple):
 
 
 def _upgrade(connection: Connection, specs: Sequence[PipelineSpec]) -> _Outcome:
-    """Run the migrations; look which pipelines are retired, and which have a state that none makes or another pipeline has."""
+    """Check that this code and role may migrate, then do so; leave retired pipelines out."""
     prerequisites.check(connection)
     revisions.lock_revision(connection)
     revisions.check_not_newer(connection)
     left_out = registration.retired(connection, specs)
     in_service = [spec for spec in specs if spec.name not in left_out]
-    return _Outcome(in_service, left_out, _migrate(connection, in_service))
+    return _Outcome(in_service, left_out, _migrate_and_compare(connection, in_service))
 
 
-def _migrate(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Run the migrations; return a sentence for each pipeline with a state that they do not make or another pipeline has."""
+def _migrate_and_compare(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Run the migrations; return why pipelines are refused whose states these do not make, or another pipeline has."""
     shared = _shared(specs)
     specs = [spec for spec in specs if spec.name not in shared]
     partitions.check_complete(connection, state_tables.STATE, specs)
@@ -228,7 +228,7 @@ def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None
 
 
 def _run(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
-    """Run all migrations; return the configuration of those to which the next one of states belongs."""
+    """Run all migrations; return the configuration for the next migration of states."""
     config = _config(connection, specs)
     command.upgrade(config, "head")
     own = project.own("migrations")

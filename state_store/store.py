@@ -242,8 +242,7 @@ class StateStore(Database):
     def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
         """Yield the states that a pipeline's transform reads, for as long as an attempt at one of its batches lasts.
 
-        States that are read as of "latest" come from one snapshot, which a connection keeps meanwhile, and with it their
-        tables: no migration makes them again.
+        Those read as of "latest" come from one snapshot, whose connection keeps migrations away from their tables.
 
         Raises: DeclarationInvalid, SchemaOutOfDate, StoreUnavailable.
         """
@@ -273,8 +272,7 @@ class StateStore(Database):
     def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
         """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
 
-        A claim asks other tasks to leave the batch alone, but keeps none from it: two may claim the same. So begin it in mode
-        "first", which only the first attempt can. Close the iterator to stop early. If the process dies, its claim ends.
+        A claim is no lock: begin the batch in mode "first", which only its first attempt can. Close the iterator to stop early.
         """
         doing = "claiming batches"
         with self._transaction(doing) as connection:

@@ -5,8 +5,8 @@ attempt at a batch commits (it fences the older ones), in the order of the txids
 
     turn     a batch may begin if it is one of the next `window` txids after the cursor, and commit after every earlier txid
     waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
-    claim    a task that has finished its own batch claims one of its run that no task has begun. The task of that batch sees
-             the claim, and waits instead of processing the batch too
+    claim    a task that has finished its batch claims another one of the same run, which no task has begun. The other one's
+             own task sees the claim, and waits instead of processing the batch too
 """
 
 from collections.abc import Sequence
@@ -186,8 +186,8 @@ def claim(connection: Connection, pipeline: str, txid: int) -> None:
     """Claim a batch until this connection, the claimant's own, ends or claims another.
 
     The claim is the connection's name, which other tasks see among the database's sessions; so it ends with its task, also if
-    that is killed. A connection pooler would keep an advisory lock for its next client. If two tasks claim a batch at once,
-    both process it, and the newer attempt commits.
+    that is killed. (A connection pooler would keep an advisory lock for its next client.) If two tasks claim a batch at once,
+    both process it, and the newer attempt commits. A rollback takes the claim back.
     """
     for_this_transaction_only = False
     name = sa.func.set_config("application_name", _claim_name(pipeline, txid), for_this_transaction_only)

@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
     """Try a step of a batch up to `pipeline.tries` times, with growing pauses; wait for servers that are away.
 
-    The step must be safe to repeat. Under the policy "skip", the ledger counts the tries that fail by content, and gives the
-    batch up after as many of them.
+    The step must be safe to repeat. BatchRetried is always tried again: under the policy "skip", the ledger counts the tries
+    of a batch whose content is at fault, and gives it up after as many.
 
     Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
