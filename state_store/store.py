@@ -139,11 +139,11 @@ class StateStore(Database):
     def taken_files(self, pipeline: str, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
         """Yield each name with its files, one per content, that batches before a txid have read or will read.
 
-        Uncommitted batches are queried first: a batch that commits meanwhile is seen twice rather than not at all. In memory
-        are the files of uncommitted batches, and those of FILES_AT_ONCE names.
+        In memory are the files of uncommitted batches, and those of FILES_AT_ONCE names.
 
         Raises: MetadataCorrupt.
         """
+        # First of uncommitted batches: one that commits meanwhile is seen twice rather than not at all.
         with self._transaction("reading which files are planned") as connection:
             planned = source_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid))
         for start in range(0, len(names), FILES_AT_ONCE):
@@ -175,8 +175,7 @@ class StateStore(Database):
     ) -> list[int] | None:
         """Freeze the metadata of the batches after `after`, and assign them and the `pending` batches to the run.
 
-        Without `metadata`, the source was not asked, so plans that failed may still fail. `awaits_ack` is whether the source
-        has to learn of each commit (`note_ack`).
+        Without `metadata`, the source was not asked. `awaits_ack` is whether it has to learn of each commit (`note_ack`).
 
         Returns the run's txids; those of its first plan if it has planned before; None if another planner was first: then
         nothing is written, and the caller plans again. All or nothing (I6).
@@ -356,7 +355,7 @@ class StateStore(Database):
         """Give up a batch after `tries` failures by its content: it is skipped when its turn comes.
 
         Returns False, having changed nothing, if the batch has committed or is given up already, has failed less often, or if
-        its newest attempt has not failed by the content. This is decided under the batch's lock.
+        its newest attempt has not failed by the content.
         """
         with self._write_transaction("giving up a batch") as connection:
             batch = attempts.lock_batch(connection, pipeline, txid)
@@ -388,8 +387,8 @@ class StateStore(Database):
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it has committed already: in txid order, each exactly once (I1-I4, I8).
 
-        If the connection breaks, the outcome is unknown. It is never guessed, but determined by locking the cursor on a new
-        connection, which waits for the old transaction to end (I10). An attempt that has not ended within the timeout (None:
+        If the connection breaks, the outcome is found out under the cursor's lock on a new one, which waits for the old
+        transaction to end (I10). An attempt that has not ended within the timeout (None:
         that of the settings) is taken for dead.
 
         Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable; permanent errors, such as
