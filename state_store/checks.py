@@ -19,7 +19,7 @@ from state_store.attempts import LockedBatch
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
-from state_store.quarantine import set_aside, without_set_aside
+from state_store.quarantine import is_replay, set_aside, without_set_aside
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 
@@ -29,13 +29,15 @@ class CheckedBatch:
     """What a check may look at: the batch's partials, the states after it, and the batches before it.
 
     Tables are SQLAlchemy's. They are read in the transaction of the commit, after the batch was merged; by a check that sets
-    partials aside, before that.
+    partials aside, before that. `is_replay` says whether the batch takes up records of quarantine, not a slice
+    of the source.
     """
 
     spec: PipelineSpec
     txid: int
     source_rows: int
     staged: Mapping[str, sa.Select[Any]]
+    is_replay: bool = False
 
     @property
     def pipeline(self) -> str:
@@ -51,11 +53,15 @@ class CheckedBatch:
         return self.staged[self._state(name).name].subquery(f"partials_{name}")
 
     def before(self) -> sa.Subquery:
-        """Return the committed batches before this one, and how many rows their sources had: columns txid and source_rows."""
+        """Return the committed batches before this one, and how many rows their sources had: columns txid and source_rows.
+
+        Those that were skipped, and replays of quarantine, are left out.
+        """
         k, a = tables.commit.c, tables.attempt.c
         with_rows = sa.join(tables.commit, tables.attempt, tables.same_attempt(tables.attempt, tables.commit))
         earlier = sa.and_(k.pipeline == self.pipeline, k.txid < self.txid, k.skipped_reason.is_(None))
-        return sa.select(k.txid, a.source_rows).select_from(with_rows).where(earlier).subquery("before")
+        slices = earlier & sa.not_(is_replay(self.pipeline, k.txid))
+        return sa.select(k.txid, a.source_rows).select_from(with_rows).where(slices).subquery("before")
 
     def _state(self, name: str) -> StateSpec:
         state = self.spec.state(name)
@@ -68,7 +74,8 @@ def checked_batch(connection: Connection, spec: PipelineSpec, batch: LockedBatch
     """Return what checks may look at, without the partials, which are added later."""
     a = tables.attempt.c
     rows = sa.select(a.source_rows).where(a.pipeline == spec.name, a.txid == batch.txid, a.attempt == batch.attempt)
-    return CheckedBatch(spec, batch.txid, connection.scalar(rows) or 0, {})
+    replay = bool(connection.scalar(sa.select(is_replay(spec.name, batch.txid))))
+    return CheckedBatch(spec, batch.txid, connection.scalar(rows) or 0, {}, replay)
 
 
 def evaluate(connection: Connection, batch: CheckedBatch) -> None:

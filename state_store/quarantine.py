@@ -122,6 +122,12 @@ def waits() -> sa.ColumnElement[bool]:
     return sa.and_(_is_here(), tables.quarantine.c.state.is_(None))
 
 
+def is_replay(pipeline: str, txid: Any) -> sa.ColumnElement[bool]:
+    """Return whether a batch takes up records that waited."""
+    q = tables.quarantine.c
+    return sa.exists().where(q.pipeline == pipeline, q.replayed_txid == txid)
+
+
 def take_up(connection: Connection, pipeline: str, txid: int | None, new_txid: int) -> int:
     """Let a new batch read the waiting records, of one txid or all; return their number."""
     of_txid = _of(pipeline, txid)

@@ -200,6 +200,28 @@ def test_a_check_that_does_not_say_which_partials_it_means_is_refused(words: Cal
     assert flow.store.committed("words") == 0
 
 
+def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
+    words: Callable[..., Words], as_role: Callable[..., Any]
+) -> None:
+    """It has as many rows as waited: it passes, and is no part of the mean of later batches. A single bound will do."""
+    flow = words(alike=Check(like_before(least=0.5)))
+    flow.finish_words(1, [("a", number) for number in range(10)])
+    flow.commit(1)
+    # As if the second batch took up a record that the first one had set aside.
+    as_role(
+        "tidegate_owner",
+        "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, payload, is_raw, replayed_txid) "
+        "VALUES ('words', 1, 1, 'no int', 'x', true, 2)",
+    )
+    flow.finish_words(2, [("b", 1)])
+    flow.commit(2)
+    flow.finish_words(3, [("a", number) for number in range(5)])
+    flow.commit(3)
+    flow.finish_words(4, [("a", 1)])
+    with pytest.raises(CheckFailed, match=r"\(source_rows=1, mean_before=7\.5\)"):
+        flow.commit(4)
+
+
 def test_batches_with_checks_are_merged_one_by_one(words: Callable[..., Words]) -> None:
     """Each is checked against the states after it alone: the second is at fault, and the first commits."""
     flow = words(few=Check(between("counted", "lines", most=2)))
