@@ -70,14 +70,7 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
     """
     c = tables.cursor.c
     committed: int = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update()) or 0
-    declaration = json.loads(json.dumps(spec.declaration))
-    changed = {name for name, value in known.declaration.items() if declaration.get(name) != value}
-    if committed and changed - {"version", "source_identity", "queries"}:
-        raise DeclarationChanged(
-            f"{spec.name} has committed {committed} batches into other states than these. Give the pipeline and its states "
-            "new names, or take the change back.",
-            pipeline=spec.name,
-        )
+    changed = _check_states(known.declaration, spec, committed)
     _check_inputs(connection, known.declaration["source_identity"], spec)
     _check_planned(connection, known.source_kind, spec)
     if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
@@ -88,6 +81,36 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
             pipeline=spec.name,
         )
     return committed
+
+
+def check_states(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
+    """Refuse states other than those into which a pipeline has committed, before a migration of them is written.
+
+    Raises: DeclarationChanged.
+    """
+    p, c = tables.pipeline.c, tables.cursor.c
+    at = sa.join(tables.pipeline, tables.cursor, p.pipeline == c.pipeline)
+    for spec in specs:
+        statement = sa.select(p.declaration, c.txid).select_from(at).where(p.pipeline == spec.name)
+        if (known := connection.execute(statement).one_or_none()) is not None:
+            _check_states(known.declaration, spec, known.txid)
+
+
+def _check_states(known: Mapping[str, Any], spec: PipelineSpec, committed: int) -> set[str]:
+    """Refuse a change of the states that batches have committed into; return what of the declaration has changed.
+
+    Raises: DeclarationChanged.
+    """
+    declaration = json.loads(json.dumps(spec.declaration))
+    changed = {name for name, value in known.items() if declaration.get(name) != value}
+    if committed and changed - {"version", "source_identity", "queries"}:
+        batches = "a batch" if committed == 1 else f"{committed} batches"
+        raise DeclarationChanged(
+            f"{spec.name} has committed {batches} into other states than these. Give the pipeline and its states "
+            "new names, or take the change back, with the migration that was written for it.",
+            pipeline=spec.name,
+        )
+    return changed
 
 
 def check_sources(connection: Connection, spec: PipelineSpec) -> None:

@@ -166,9 +166,11 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally.commit(1)
     before = contents(settings)
 
-    with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches into other states than these.*new names"):
+    with pytest.raises(DeclarationChanged, match=r"tally has committed a batch into other states than these.*new names"):
         register_spec(replace(changed, version=2))
 
+    with pytest.raises(DeclarationChanged, match="into other states than these"):
+        migrations.new_revision(settings, [changed], "what could not be registered then")
     assert contents(settings) == before
     tally.process(2)
     tally.commit(2)
