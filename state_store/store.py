@@ -687,9 +687,14 @@ class StateStore(Database):
             yield from quarantine.records(connection, pipeline, txid, limit)
 
     def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
-        """Return how many records of each txid, or of the given one, wait in quarantine."""
+        """Return how many records and partials of each txid, or of the given one, are in quarantine."""
         with self._transaction("reading the quarantine") as connection:
             return quarantine.counts(connection, pipeline, txid)
+
+    def quarantine_totals(self, pipeline: str, txid: int | None = None) -> quarantine.QuarantineTotals:
+        """Return how many records wait in quarantine, and how many partials commits have set aside."""
+        with self._transaction("reading the quarantine") as connection:
+            return quarantine.totals(connection, pipeline, txid)
 
     def try_merge(self, state: StateSpec, kept: merges.TextRow | None, partial: merges.TextRow) -> merges.TextRow:
         """Return what a state keeps of a row, or none, and a partial, as Postgres' text: for tests of aggregates.

@@ -572,6 +572,7 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(settings: Settings, r
     with pytest.raises(RangeRefused, match="its commit has set it aside"):
         f.store.mend_quarantined("windows", txid, 1, Mend("{}", "an operator", "it was early"))
     assert f.store.quarantine_counts("windows") == {txid: 1}
+    assert f.store.quarantine_totals("windows") == (0, 1)
     f.close()
 
 

@@ -36,7 +36,7 @@ def quarantine() -> None:
 @click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N records [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
 def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bool) -> None:
-    """Show the records that wait in quarantine: reason, origin, content, and how they were mended."""
+    """Show what is in quarantine: records that wait, how they were mended, and what commits have set aside for good."""
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
@@ -51,7 +51,9 @@ def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bo
         if not counts:
             output.say(f"No record of {operating.named(pipeline, txid)} waits in quarantine.")
             return
-        output.print_table(f"Waiting in quarantine: {sum(counts.values())}", ["txid", "records"], counts.items())
+        totals = store.quarantine_totals(pipeline, txid)
+        aside = f"; set aside for good: {totals.set_aside}" if totals.set_aside else ""
+        output.print_table(f"Waiting in quarantine: {totals.waiting}{aside}", ["txid", "records"], counts.items())
         output.out().print()
         shown = list(store.quarantined(pipeline, txid=txid, limit=limit or ROWS_FOR_PEOPLE))
     columns = ["txid", "number", "reason", "origin", "payload"]
