@@ -146,7 +146,7 @@ class BatchCauses:
         if code in remedies.ENDS_IN_SKIP:
             known["command"] = remedies.command("skip", self._pipeline, batch.txid, "--reason", "...")
             return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Action("skip", batch.txid), **known)
-        return self._of(batch, "HALTED", story, advice=f"{self._fix(batch, code)} Then retry it.", retry=True, **known)
+        return self._of(batch, "HALTED", story, advice=remedies.then_retry(self._fix(batch, code)), retry=True, **known)
 
     def _fix(self, batch: "WaitingBatch", code: str | None) -> str:
         """Return what to do about an error of a batch.

@@ -16,10 +16,10 @@ _FIXES = {
     "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
     "BAD_KEY": f"Correct the key by the transform, or declare null_keys=True{_OR_SKIP}.",
-    "CHECK_FAILED": f"Correct the data or the check, and try again (tidegate retry){_OR_SKIP}.",
+    "CHECK_FAILED": f"Correct the transform or the check{_OR_SKIP}.",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), or take the change back.",
     "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
-    "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors, and try again (tidegate retry).",
+    "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors.",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
@@ -69,6 +69,12 @@ def fix_of(code: str | None, batch: tuple[str, int] | None = None, *, may_skip: 
         return _FIXES[code] if may_skip else _FIXES[code].replace(_OR_SKIP, "")
     whole = "" if batch is None else f" ({command('inspect', batch[0], '--txid', batch[1])})"
     return f"Read the whole error{whole} and fix its cause."
+
+
+def then_retry(fix: str) -> str:
+    """Return what to do about an error of a halted batch, with the retry before the way out that needs none."""
+    correction, or_skip, _ = fix.removesuffix(".").partition(_OR_SKIP)
+    return f"{correction}, then retry it{or_skip}."
 
 
 def fix_of_plan(code: str | None) -> str:

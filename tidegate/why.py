@@ -164,9 +164,10 @@ def _without_batches(wait: "Wait", of_source: Cause | None) -> Iterator[Cause]:
 
 def _idle(wait: "Wait") -> Iterator[Cause]:
     row, name = wait.row, wait.row.pipeline
-    done = f"All batches up to txid {row.opened} have committed." if row.opened else "No batch was opened yet."
+    done = f"Nothing to do. All batches up to txid {row.opened} have committed."
+    idle = done if row.opened else "Nothing waits: no run has opened a batch yet."
     trigger = remedies.command("trigger", name, "--wait")
-    yield cause("IDLE", f"Nothing to do. {done}", since=row.committed_at, severity="ok", command=trigger)
+    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=trigger)
 
 
 def _failing_plans(wait: "Wait") -> Iterator[Cause]:

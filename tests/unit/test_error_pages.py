@@ -109,3 +109,12 @@ def test_the_image_has_the_pages() -> None:
     """They are read from the project's folder, wherever that is."""
     assert error_pages.FOLDER == REPOSITORY / "docs" / "errors"
     assert "COPY docs/errors docs/errors\n" in Path(REPOSITORY / "compose" / "Dockerfile").read_text()
+
+
+def test_advice_names_the_retry_before_the_way_out_that_needs_none() -> None:
+    """A batch that is given up is not retried."""
+    fix = remedies.fix_of("CHECK_FAILED")
+    assert (
+        remedies.then_retry(fix) == "Correct the transform or the check, then retry it; or give the batch up (tidegate skip)."
+    )
+    assert remedies.then_retry("Correct the key.") == "Correct the key, then retry it."

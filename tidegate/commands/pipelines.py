@@ -225,8 +225,15 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
     if as_json:
         output.print_json({"revision": revision, "changed": changed, "retired": left_out, "accepted": accepted})
         return
-    output.say(f"The database is at revision {revision}. Registered: {', '.join(changed) or 'nothing new'}.")
+    output.say(f"The database is at revision {revision}{_of_project()}. Registered: {', '.join(changed) or 'nothing new'}.")
     for sentence in (*left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
         output.say(sentence)
     if accept_epoch and not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")
+
+
+def _of_project() -> str:
+    """Return which revision of a project's own migrations the database is at after `migrate`, if there is a project."""
+    from state_store import project, revisions  # noqa: PLC0415 - loads SQLAlchemy
+
+    return f", and at {revisions.project_head() or 'none'} of the project's migrations" if project.own("migrations") else ""
