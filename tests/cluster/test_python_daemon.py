@@ -25,7 +25,7 @@ def test_a_session_goes_on_after_its_daemon_has_ended(settings: Settings) -> Non
     (server,) = {c.pid for c in psutil.net_connections("tcp") if c.laddr.port == port and c.status == psutil.CONN_LISTEN}
 
     def daemons() -> set[int]:
-        return {child.pid for child in psutil.Process(server).children() if PYTHON_DAEMON in child.cmdline()}
+        return {child.pid for child in psutil.Process(server).children() if _is_daemon(child)}
 
     def sums() -> list[Any]:
         with spark_session(settings, "daemons") as spark:
@@ -38,6 +38,13 @@ def test_a_session_goes_on_after_its_daemon_has_ended(settings: Settings) -> Non
     assert wait_until(lambda: ours not in daemons(), SECONDS, every=1)
     assert sums() == expected == [(sum(range(1000)),)]
     assert len(daemons() - before) == 1
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    try:
+        return PYTHON_DAEMON in process.cmdline()
+    except psutil.NoSuchProcess:  # or it has ended, and its parent has yet to notice
+        return False
 
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
