@@ -84,14 +84,20 @@ def check_not_newer(connection: Connection) -> None:
     if revision is not None and revision > (head := head_revision()):
         database = connection.scalar(sa.select(sa.func.current_database()))
         raise SchemaOutOfDate(f"Database {database} is at revision {revision}, newer than this code ({head}). Update the code.")
-    if (own := project.own("migrations")) is not None:
-        revision, head = current_revision(connection, PROJECT_VERSION_TABLE), project_head() or "none"
-        if revision is not None and (head == "none" or revision > head):
-            database = connection.scalar(sa.select(sa.func.current_database()))
-            raise SchemaOutOfDate(
-                f"Database {database} is at revision {revision} of a project's migrations, newer than those in {own} ({head}). "
-                "Update the project."
-            )
+    own, revision = project.own("migrations"), current_revision(connection, PROJECT_VERSION_TABLE)
+    if revision is None:
+        return
+    database = connection.scalar(sa.select(sa.func.current_database()))
+    if own is None:
+        raise SchemaOutOfDate(
+            f"Database {database} is at revision {revision} of a project's migrations, and {project.find() or Path.cwd()} has "
+            f"no folder pipelines. Go into that project's folder, or let {project.HOME_VARIABLE} name it."
+        )
+    if (head := project_head() or "none") == "none" or revision > head:
+        raise SchemaOutOfDate(
+            f"Database {database} is at revision {revision} of a project's migrations, newer than those in {own} ({head}). "
+            "Update the project."
+        )
 
 
 def check_revision(connection: Connection) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psycopg2
@@ -172,6 +173,19 @@ def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
             assert "Update the project." in refused.stderr
         for name, content in kept.items():
             (shop.home / "migrations" / name).write_text(content)
+
+
+def test_the_examples_do_not_take_a_projects_place(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its folder of pipelines is not mounted, or not in this branch: no migration for them is run or written."""
+    migrated(shop)
+    (shop.home / "pipelines").rename(shop.home / "elsewhere")
+    refusal = r"at revision 0001 of a project's migrations, and .*100% my shop has no folder pipelines\. Go into that project's"
+    for step in (migrations.upgrade, migrations.upgrade_all_but_broken, partial(migrations.new_revision, message="flights")):
+        with pytest.raises(SchemaOutOfDate, match=refusal):
+            step(shop, [FLIGHTS.spec])
+    assert asked(shop, "SELECT pipeline FROM tidegate.pipeline") == [("sales",)]
+    monkeypatch.delenv(project.HOME_VARIABLE)
+    StateStore.connect(shop).close()  # programs that read states need no project
 
 
 def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
