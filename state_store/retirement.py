@@ -243,18 +243,22 @@ def _state_tables(connection: Connection, pipeline: str) -> set[str]:
 
 
 def _relations(connection: Connection, pipeline: str) -> list[str]:
-    """Return the existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped."""
+    """Return the existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped.
+
+    A table of other name or schema that inherits from one is not the pipeline's: it is in the way.
+    """
     s, found, part, i, n = tables.state_table.c, _CLASS.c, _CLASS.alias("part"), _INHERITS.c, _SCHEMA.c
     of_states = sa.and_(
         found.relname.in_(sa.select(s.state).where(s.pipeline == pipeline)),
         found.relnamespace == sa.select(n.oid).where(n.nspname == state_tables.STATE).scalar_subquery(),
         found.relkind.in_(("r", "p", "v")),
     )
+    is_named_so = sa.func.starts_with(part.c.relname, sa.func.concat(found.relname, "$"))
     whole = sa.select(found.relname, sa.case((found.relkind == "v", 0), else_=2)).where(of_states)
     parts = (
         sa.select(part.c.relname, sa.literal(1))
         .select_from(_CLASS.join(_INHERITS, i.inhparent == found.oid).join(part, part.c.oid == i.inhrelid))
-        .where(of_states)
+        .where(of_states, part.c.relnamespace == found.relnamespace, is_named_so)
     )
     rows = connection.execute(sa.union_all(whole, parts)).all()
     return [name for name, _ in sorted(rows, key=lambda row: (row[1], row[0]))]
@@ -275,6 +279,8 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
         write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
     quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    for whole in sorted({name.partition("$")[0] for name in names if "$" in name}):  # readers lock it before its partitions
+        connection.execute(sa.DDL(f"LOCK TABLE ONLY {state_tables.STATE}.{quote(whole)} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
     for name in names:
         relation = f"{state_tables.STATE}.{quote(name)}"
         kind = connection.scalar(sa.select(found.relkind).where(found.oid == sa.cast(relation, postgresql.REGCLASS)))

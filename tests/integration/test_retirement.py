@@ -530,6 +530,18 @@ def test_what_depends_on_a_state_keeps_it(busy: Tally, owner: StateStore, settin
     assert retire(owner, drops_states=True).dropped == ["per_day", "per_shop"]
 
 
+def test_a_table_of_the_teams_own_is_no_part_of_a_state(
+    busy: Tally, owner: StateStore, settings: Settings, as_role: Execute
+) -> None:
+    """If it inherits from one, it is in the way, and not dropped, nor is what has its name in schema state."""
+    as_role("postgres", "CREATE TABLE state.more () INHERITS (state.per_shop); ALTER TABLE state.more OWNER TO tidegate_owner")
+    as_role("postgres", "CREATE SCHEMA kept; CREATE TABLE kept.per_day () INHERITS (state.per_shop)")
+    before = contents(settings)
+    with pytest.raises(UsageError, match=r"table state\.more depends on table state\.per_shop; table kept\.per_day depends"):
+        retire(owner, drops_states=True)
+    assert contents(settings) == before
+
+
 def test_a_reader_delays_the_drop_by_seconds_only(
     busy: Tally, owner: StateStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
