@@ -50,9 +50,9 @@ LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeli
 
 CREATE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
-    -- of a partition: the table that it is part of
-    declared oid := coalesce(pg_partition_root(TG_RELID), (SELECT inhparent FROM pg_inherits WHERE inhrelid = TG_RELID), TG_RELID);
-    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = (SELECT relname FROM pg_class WHERE oid = declared));
+    -- The name of a partition begins with that of its table, and a $.
+    whole text := (SELECT relname FROM pg_class WHERE oid = coalesce(pg_partition_root(TG_RELID), TG_RELID));
+    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = split_part(whole, '$', 1));
 BEGIN
     IF owner IS NULL THEN
         RAISE EXCEPTION 'state.% belongs to no registered pipeline', TG_TABLE_NAME
