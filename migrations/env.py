@@ -18,12 +18,13 @@ def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
 
 
 def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore Alembic's own tables, and state tables whose pipeline is no longer declared: they hold data."""
-    if type_ != "table":
+    """Ignore Alembic's own tables, and what only the database has of states: tables that hold data, indexes of the team's."""
+    if type_ not in ("table", "index"):
         return True
     if name in (VERSION_TABLE, PROJECT_VERSION_TABLE):
         return False
-    return not (reflected and compare_to is None and table.schema == state_tables.STATE)
+    schema = table.schema if type_ == "table" else table.table.schema
+    return not (reflected and compare_to is None and schema == state_tables.STATE)
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
