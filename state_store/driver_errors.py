@@ -44,6 +44,7 @@ _REFUSALS = [
 ]
 _MISSING_STATES = {"42P01", "3F000", "42703"}
 _DUPLICATE_STATE = "42P07"
+_DEPENDENT_STATE = "2BP01"
 _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
@@ -127,6 +128,11 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
         return errors.SchemaOutOfDate(
             f"A table is in the way while {doing}: {message}. If it is a detached partition, rename it, move it to another "
             "schema, or drop it; then try again."
+        )
+    if state == _DEPENDENT_STATE:
+        depends = "; ".join((_detail(error, "message_detail") or "").splitlines())
+        return errors.PermanentError(
+            f"Postgres refused while {doing}: {message}: {depends}. Drop that first, then repeat the command."
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")

@@ -5,7 +5,7 @@ partition made, in its own transaction. The ledger notes each, so that one that 
 prune` removes old ones as a whole. Their names are the table's, a $ and the start of the range.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -187,8 +187,11 @@ def newest_txid(connection: Connection, partition: str) -> int:
     return connection.scalar(sa.select(sa.func.max(rows.c.txid)).with_hint(rows, "ONLY", "postgresql")) or 0
 
 
-def lock(connection: Connection, names: Collection[str]) -> bool:
-    """Lock tables in schema state, without what inherits from them, against readers; False if some hold one for too long."""
+def lock(connection: Connection, names: Sequence[str]) -> bool:
+    """Lock tables in schema state, without what inherits from them, against readers; False if some hold one for too long.
+
+    The first one is that by which readers read the others: they lock it first, too.
+    """
     listed = ", ".join(f"ONLY {_table(name)}" for name in names)
     try:
         with connection.begin_nested():

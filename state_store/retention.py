@@ -119,7 +119,7 @@ def prune(
     old = [name for name, txid in last_txids.items() if txid <= up_to_txid and (txid or name != names[0])]
     old = old[: range_partitions.MOST_AT_ONCE]
     if old:
-        if not range_partitions.lock(connection, {names[0], *old}):
+        if not range_partitions.lock(connection, [names[0], *(name for name in old if name != names[0])]):
             return None
         _drop(connection, names[0], old)
         _note(connection, state, max(last_txids[name] for name in old))

@@ -25,7 +25,7 @@ _LAST = sa.text("""
         SELECT FROM pg_catalog.pg_inherits
         WHERE inhrelid = to_regclass(format('state.%I', name)) AND inhparent = to_regclass(format('state.%I', recorded))
     ), pg_total_relation_size(to_regclass(format('state.%I', name))) >= 1024 * 1024 * (1 + made / :many)
-        * nullif(current_setting(:large_mib, true), '')::bigint
+        * nullif(current_setting(:large_mib, true), '')::numeric
     FROM (SELECT cast(:recorded AS text) AS recorded) AS what
     CROSS JOIN LATERAL (SELECT count(*) AS made FROM tidegate.state_range WHERE state = recorded) AS counted
     LEFT JOIN LATERAL (

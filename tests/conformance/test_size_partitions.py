@@ -29,8 +29,17 @@ from state_store import (
 )
 from state_store.batches import encode_metadata
 from state_store.declaration import PipelineSpec
-from state_store.errors import RangeRefused, SchemaOutOfDate, SourceChanged, StoreUnavailable
+from state_store.errors import (
+    AccessRefused,
+    PermanentError,
+    RangeRefused,
+    SchemaOutOfDate,
+    SourceChanged,
+    StoreUnavailable,
+    TidegateError,
+)
 from state_store.operations import Redo
+from state_store.retirement import Request
 from tests import steps
 from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
@@ -189,6 +198,16 @@ def test_small_changes_make_no_partition(totals: Callable[..., Totals]) -> None:
     usual.check()
     assert list(usual.parts()) == [""]
     usual.close()
+
+
+@pytest.mark.parametrize("mib", [10**13, 10**30])
+def test_a_size_that_no_table_reaches_makes_no_partition(totals: Callable[..., Totals], mib: int) -> None:
+    """Nor does it fail a commit, as if the batch's content were at fault."""
+    flow = totals(mib)
+    for batch in BATCHES[:2]:
+        flow.merge(batch)
+    flow.check()
+    assert list(flow.parts()) == [""]
 
 
 def test_partitions_become_larger_where_there_are_many(totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,6 +451,47 @@ def test_what_the_table_was_given_holds_for_its_partitions(totals: Callable[...,
         assert cursor.fetchall() == [("a",)]
     granted = "SELECT DISTINCT grantee::regrole::text FROM pg_class, aclexplode(relacl) WHERE relname = 'total_changes$1'"
     assert sorted(as_tables_are(flow, granted)) == [("tidegate",), ("tidegate_owner",)]
+    assert migrations.upgrade(settings, [flow.spec])[1] == []
+    assert migrations.new_revision(settings, [flow.spec], "nothing is missing") is None
+
+
+def test_a_policy_that_hides_changes_stops_a_follower(totals: Callable[..., Totals], settings: Settings) -> None:
+    """Before it plans a range without them, which a batch would be held to."""
+    flow = totals()
+    flow.merge(BATCHES[0])
+    as_tables_are(flow, "ALTER TABLE state.total_changes ENABLE ROW LEVEL SECURITY")
+    coordinator = Changes("shop.total").coordinator(settings)
+    with pytest.raises(AccessRefused, match="would be affected by row-level security"):
+        coordinator.initialize_transaction(1, None, None)
+    as_tables_are(flow, "ALTER TABLE state.total_changes DISABLE ROW LEVEL SECURITY")
+    metadata = coordinator.initialize_transaction(1, None, None)
+    assert metadata is not None
+    assert metadata["rows"] == 2
+
+
+def test_a_table_of_the_teams_own_may_unite_what_states_record(totals: Callable[..., Totals]) -> None:
+    """The tables, or some of them, inherit from it, too; they have the same writer as before."""
+    before = totals(NONE)
+    before.merge(BATCHES[0])
+    flow = totals()
+    flow.merge(BATCHES[1])
+    as_tables_are(
+        flow,
+        """
+        CREATE TABLE public.recorded (txid bigint NOT NULL);
+        ALTER TABLE state.total_changes INHERIT public.recorded;
+        CREATE TABLE public.some (txid bigint NOT NULL);
+        ALTER TABLE state."total_changes$2" INHERIT public.some;
+        """,
+    )
+    before.merge(BATCHES[2])
+    flow.merge(BATCHES[3])
+    flow.merge_again(BATCHES[4])
+    assert flow.parts() == {"": [1], "2": [2, 3], "4": [4]}
+    flow.check()
+    assert as_tables_are(flow, "SELECT count(*) FROM public.recorded") == [(len(flow.changes()),)]
+    flow.prune(2)
+    flow.check(2)
 
 
 # detached and dropped by hand
@@ -616,6 +676,48 @@ def test_readers_hold_up_a_removal_and_no_commit(totals: Callable[..., Totals], 
     assert committed > 2
     flow.check()
     assert flow.prune(2).partitions == ("total_changes$1", "total_changes$2")
+    flow.check(2)
+
+
+@pytest.mark.parametrize("removal", ["prune", "retire"])
+def test_a_reader_that_has_only_the_first_table_is_waited_for(totals: Callable[..., Totals], removal: str) -> None:
+    """As one that holds it before its snapshot: it goes on to the other tables, without a deadlock with the removal."""
+    flow = totals()
+    for number in range(9):
+        flow.merge({"a": number})
+    outcome: list[object] = []
+    waits = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'state.total_changes'::regclass"
+
+    def remove() -> None:
+        try:
+            if removal == "prune":
+                outcome.append(len(flow.prune(8).partitions))
+            else:
+                outcome.append(flow.owner.retire("shop", Request("an operator", "replaced", drops_states=True)).dropped)
+        except TidegateError as error:
+            outcome.append(error)
+
+    with holding(flow, "BEGIN; LOCK TABLE ONLY state.total_changes IN ACCESS SHARE MODE") as reader:
+        thread = threading.Thread(target=remove)
+        thread.start()
+        until(lambda: as_tables_are(flow, waits))
+        reader.execute("SELECT count(*) FROM state.total_changes")
+        assert reader.fetchone() == (9,)
+    thread.join()
+    assert outcome == [8 if removal == "prune" else ["total", "total_changes"]]
+
+
+def test_what_depends_on_a_partition_keeps_it(totals: Callable[..., Totals]) -> None:
+    """It is named, and nothing is removed."""
+    flow = totals()
+    for batch in BATCHES[:3]:
+        flow.merge(batch)
+    as_tables_are(flow, 'CREATE VIEW public.second AS SELECT shop FROM state."total_changes$2"')
+    with pytest.raises(PermanentError, match=r'view second depends on table state\."total_changes\$2"\. Drop that first'):
+        flow.prune(2)
+    flow.check()
+    as_tables_are(flow, "DROP VIEW public.second")
+    flow.prune(2)
     flow.check(2)
 
 
