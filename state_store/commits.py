@@ -55,7 +55,7 @@ class Commit:
     def __str__(self) -> str:
         outcome = "committed" if self.skipped_reason is None else "skipped"
         outcome = f"already {outcome}" if self.already_committed else outcome
-        return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} keys"
+        return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} key{'' if self.key_count == 1 else 's'}"
 
 
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:

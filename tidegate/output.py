@@ -7,13 +7,17 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from traceback import StackSummary
+
     from rich.console import Console
     from rich.table import Table
 
+CODE = [Path(__file__).resolve().parents[1] / package for package in ("jobs", "state_store", "tidegate")]
 # The width of a table in a file or a pipe, where no window limits it.
 PIPED_WIDTH = 200
 # Characters that a terminal obeys or hides: control characters, marks that change the direction of text, characters without
@@ -40,10 +44,34 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an unexpected exception as Python does, with every character visible: it may quote data."""
+    """Print an unexpected exception as Python does, with every character visible: it may quote data.
+
+    If a pipeline's module raises it when it is loaded, only the module's calls are shown: the rest says nothing to its author.
+    """
     import traceback  # noqa: PLC0415 - rarely needed
 
-    sys.stderr.write(visible("".join(traceback.format_exception(kind, error, trace)), keep="\n"))
+    report = traceback.TracebackException(kind, error, trace)
+    _keep_authors_calls(report.stack)
+    sys.stderr.write(visible("".join(report.format()), keep="\n"))
+
+
+def _keep_authors_calls(calls: "StackSummary") -> None:
+    """Leave out the calls before a pipeline's module, and those of Tidegate after it."""
+    pipelines = sys.modules.get("jobs.pipelines")
+    if pipelines is None:
+        return
+    folder = pipelines.__path__[-1]
+    of_author = [number for number, call in enumerate(calls) if Path(call.filename).is_relative_to(folder)]
+    if not of_author or calls[of_author[0]].name != "<module>":
+        return
+    first, last = of_author[0], of_author[-1]
+    only_ours = all(_is_ours(call.filename) for call in calls[last + 1 :])
+    calls[:] = calls[first : last + 1] if only_ours else calls[first:]
+
+
+def _is_ours(file: str) -> bool:
+    """Return whether code is Tidegate's; that of its dataclasses has no file."""
+    return file == "<string>" or any(Path(file).is_relative_to(folder) for folder in CODE)
 
 
 def out() -> "Console":

@@ -34,6 +34,8 @@ _SIMPLE: dict[str, tuple[Family, str]] = {
     "timestamp_ntz": ("timestamp_ntz", "timestamp_ntz"),
     "binary": ("binary", "binary"),
 }
+# Types of states that are called otherwise in Spark.
+_OF_POSTGRES = {"text": "string", "varchar": "string", "timestamptz": "timestamp", "bytea": "binary", "bool": "boolean"}
 _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?", re.IGNORECASE)
 # What the error about a refused value adds, by family.
 _HINTS = {
@@ -119,7 +121,8 @@ def _leading_type(text: str) -> tuple[SparkType, str]:
             raise ValueError(f"{whole!r} is not a type: a decimal has up to 38 digits")
         return SparkType(f"decimal({precision},{scale})", "decimal", digits=(precision, scale)), rest
     if match[2] or name not in _SIMPLE:
-        raise ValueError(f"{whole!r} is not a type of a column")
+        hint = f": sources have Spark's types, so {_OF_POSTGRES[name]}" if name in _OF_POSTGRES else ""
+        raise ValueError(f"{whole!r} is not a type of a column{hint}")
     family, alias = _SIMPLE[name]
     return SparkType(name, family, alias), rest
 

@@ -149,3 +149,28 @@ def test_the_demo_is_for_the_examples(shop: Path) -> None:
 
     assert (done.returncode, "has pipelines of its own" in done.stderr) == (2, True)
     assert not (shop / ".tidegate").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        (
+            'Files("data", format="csv", schema={"shop": "text"})',
+            "'text' is not a type of a column: sources have Spark's types, so string",
+        ),
+        ("undefined_name", "name 'undefined_name' is not defined"),
+    ],
+    ids=["declaration", "author's code"],
+)
+def test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it(shop: Path, code: str, shown: str) -> None:
+    """With the author's line, and none of the calls that loaded the module or checked the declaration."""
+    broken = shop / "pipelines/broken.py"
+    broken.write_text(f"from tidegate import Files\n\nSOURCE = {code}\n")
+
+    done = run(MAIN, "explain", "broken", where=shop)
+
+    first, at, line, *_, last = done.stderr.splitlines()
+    assert (done.returncode, first) == (1, "Traceback (most recent call last):")
+    assert (at, line) == (f'  File "{broken}", line 3, in <module>', f"    SOURCE = {code}")
+    assert last.endswith(shown)
+    assert done.stderr.count("  File ") == 1

@@ -107,9 +107,10 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
         store.check_not_followed(declared.spec, txid, without)
     if not yes:
         origin = "" if declared.source.kind == "transactional" else ", from what its source holds now"
+        keys = f"{status.key_count} key{'' if status.key_count == 1 else 's'}"
         raise UsageError(
-            f"{pipeline} {txid} has {operating.ended(status)}, with {status.key_count} keys. Redoing it takes back what it "
-            f"did to {', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
+            f"{pipeline} {txid} has {operating.ended(status)}, with {keys}. Redoing it takes back what it did to "
+            f"{', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
         )
     from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
