@@ -85,7 +85,7 @@ def pruned_txid(connection: Connection, state: StateSpec) -> int:
 
 
 def has_changes(connection: Connection, state: StateSpec, up_to_txid: int) -> bool:
-    """Return whether there are recorded changes of txids up to this one, as also after a removal that did not end."""
+    """Return whether there are recorded changes of txids up to this one, such as after a removal that was stopped."""
     recorded = state_tables.changes_table_of(state)
     return connection.scalar(sa.select(sa.exists().where(recorded.c.txid <= up_to_txid))) or False
 
@@ -99,13 +99,12 @@ def _followed(state: StateSpec) -> str:
 def prune(
     connection: Connection, spec: PipelineSpec, state: StateSpec, so_far: Pruned, action: tuple[str, str], witness: Witness
 ) -> Pruned | None:
-    """Remove some of the recorded changes of txids up to one, with what was removed `so_far` by transactions before.
+    """Remove some of the recorded changes of txids up to one; return what was removed `so_far` and now.
 
-    Partitions that are older go as a whole, but for the last one, which commits write into; then, one by one, rows. `action` is
-    the operator and the reason. None if partitions are not removed yet, because readers hold them.
+    First whole partitions, never the last one, which commits write into; then rows. None while readers hold the partitions.
+    `action` is the operator and the reason.
 
-    The caller has made sure that no follower needs them. That stays true, as followers only move forward; the source of a
-    pipeline that begins to follow later refuses to start.
+    No follower needs them, as the caller has checked: followers only move forward, and later ones refuse to start.
 
     Raises: RangeRefused if the txid has not committed; what `cursors.lock_cursor` raises.
     """
@@ -134,7 +133,7 @@ def prune(
 
 
 def _attached(connection: Connection, state: StateSpec, up_to_txid: int, committed: int) -> list[str]:
-    """Return the partitions of what a state records that may have txids up to one, and the one that commits write into.
+    """Return the partitions that may have recorded txids up to one, and the one that commits write into.
 
     The note of those that were detached or dropped by hand is removed, if they had no later txid.
     """
@@ -174,14 +173,12 @@ def _cut(connection: Connection, names: Sequence[str], so_far: Pruned) -> Pruned
 def prune_ranges(
     connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
 ) -> PrunedRanges | None:
-    """Remove range partitions that end at or before a value, the oldest first, up to one that a follower needs.
+    """Remove range partitions that end by a value, the oldest first, up to one that a follower needs.
 
-    It removes at most `range_partitions.MOST_AT_ONCE`, and says whether there are more. None if they are not removed yet,
-    because readers hold them.
+    At most `range_partitions.MOST_AT_ONCE`; the result says whether there are more. None while readers hold them.
 
-    A row of such a range that comes later has it made again. A pipeline that begins to follow the state from its beginning
-    afterwards is refused, as for changes. Of a partition that was detached or dropped by hand, only the note is removed: what
-    it had is no longer missed.
+    A later row of such a range has it made again. A pipeline that begins to follow the state from its beginning is refused
+    from then on. Of a partition that was detached or dropped by hand, the note goes: it is no longer missed.
 
     Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
     """

@@ -228,7 +228,7 @@ class StateStore(Database):
         Returns the commit if the batch has committed; `NotStarted` if its newest attempt is sealed (unless the mode is
         "restage", for lost staging), if it was given up, if it has an attempt (in mode "first"), or if too many batches are in
         flight; `ReplanNeeded` if the source has to plan the batch again: call again with its plan as `new_input`. Mode "redo"
-        starts an attempt at the last committed batch. If the process dies afterwards, the next attempt fences this one.
+        starts an attempt at the last committed batch.
 
         Raises: UnknownBatch, MetadataCorrupt, HoleDetected, SchemaOutOfDate, DeclarationChanged; RangeRefused for a batch
         that cannot be redone.
@@ -313,8 +313,8 @@ class StateStore(Database):
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
         """Copy rows into the attempt's staging from this process; return the partition for the seal.
 
-        For few rows, which need no Spark task. Call it once per attempt and state: if the answer is lost, or this process dies,
-        the attempt is not sealed, and the next attempt has its own table.
+        For few rows, which need no Spark task. Call it once per attempt and state: if the answer is lost, the attempt is not
+        sealed, and the next one has its own table.
 
         Raises: StoreUnavailable, also for an error that `content` raises while it is read.
         """
@@ -457,10 +457,9 @@ class StateStore(Database):
     def prune_changes(
         self, spec: PipelineSpec, state: StateSpec, so_far: retention.Pruned, owner: str, reason: str
     ) -> retention.Pruned:
-        """Remove some of the recorded changes of txids up to one; to be repeated, with what it returns, while there are more.
+        """Remove some of the recorded changes of txids up to one; repeat it with what it returns while there are more.
 
-        As the owner of the tables only. The caller has made sure that no follower needs them
-        (`jobs.sources.changes.removable`).
+        As the owner of the tables only. No follower needs them, as the caller has checked (`jobs.sources.changes.removable`).
 
         Raises: RangeRefused if the txid has not committed; what `commit_batch` raises, StoreUnavailable also if readers hold
         the tables for long.
@@ -474,7 +473,7 @@ class StateStore(Database):
     def prune_ranges(
         self, spec: PipelineSpec, state: StateSpec, removal: retention.Removal, owner: str, reason: str
     ) -> retention.PrunedRanges:
-        """Remove range partitions of appended rows, the oldest first, up to one that a follower needs. As the owner only.
+        """Remove range partitions of appended rows, as the owner of the tables (`retention.prune_ranges`).
 
         Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, StoreUnavailable also if
         readers hold the tables for long.
@@ -540,7 +539,7 @@ class StateStore(Database):
             return retirement.retire(connection, pipeline, replace(request, reason=storable(request.reason)))
 
     def reinstate(self, pipeline: str, owner: str, reason: str) -> bool:
-        """Let a retired pipeline go on where it stood. As the owner of the tables only. False if it was not retired.
+        """Let a retired pipeline go on where it stood, as the owner of the tables. False if it was not retired.
 
         Raises: UnknownPipeline if it is not registered; RangeRefused if its states were dropped; PipelineRetired if one whose
         states it reads is retired.
