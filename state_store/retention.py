@@ -85,7 +85,7 @@ def pruned_txid(connection: Connection, state: StateSpec) -> int:
 
 
 def has_changes(connection: Connection, state: StateSpec, up_to_txid: int) -> bool:
-    """Return whether there are recorded changes of txids up to this one, such as after a removal that was stopped."""
+    """Return whether there are recorded changes of txids up to this one."""
     recorded = state_tables.changes_table_of(state)
     return connection.scalar(sa.select(sa.exists().where(recorded.c.txid <= up_to_txid))) or False
 

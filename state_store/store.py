@@ -422,7 +422,7 @@ class StateStore(Database):
             return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
     def check_not_followed(self, spec: PipelineSpec, txid: int, without: Collection[str] = ()) -> None:
-        """Refuse to redo a txid if another pipeline than those `without` follows a state: a hint, as `redo_batch` decides.
+        """Refuse to redo a txid if a pipeline besides `without` follows a state. A hint: `redo_batch` decides.
 
         Raises: RangeRefused; UsageError if one of `without` follows no state.
         """
@@ -647,7 +647,7 @@ class StateStore(Database):
             return waits.read(connection, requested, marked, self.witness)
 
     def losses(self) -> dict[str, str]:
-        """Return for each pipeline that is halted here, because this database lacks commits or may lack some, a sentence."""
+        """Return a sentence for each pipeline that is halted because this database lacks commits, or may."""
         with self._transaction("reading which pipelines there are") as connection:
             pipelines = overview.pipeline_names(connection)
         return {name: loss for name, wait in self.waits(dict.fromkeys(pipelines)).items() if (loss := wait.loss)}
