@@ -182,7 +182,7 @@ def test_another_meaning_is_another_declaration(tables: Tables, register: Any) -
     tables.put(as_table([("a", None, 1)]))
     tables.run(pipeline)
     for changed in (CappedSum("n", cap=1), Newer("n")):
-        with pytest.raises(DeclarationChanged, match="has committed 1 batches into other states"):
+        with pytest.raises(DeclarationChanged, match="has committed a batch into other states"):
             tables.declare_over(as_table([]).schema, State(aggregates={"capped": changed}))
 
 

@@ -402,7 +402,7 @@ def test_a_spark_server_that_dies_in_mid_batch_leaves_no_rows_out(inbox: Inbox, 
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections without answering, as on a machine that swaps: it counts as away, and no row is left out."""
     monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
-    monkeypatch.setattr(spark_module, "POLL_SECONDS", 0.5)
+    monkeypatch.setattr(spark_module, "HEARTBEAT_SECONDS", 0.5)
     monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
     server = server_process(stack, "spark")
     with held_in_spark(inbox) as (_, _, processing):
