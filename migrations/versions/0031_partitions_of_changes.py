@@ -5,18 +5,19 @@ from alembic import op
 revision = "0031"
 down_revision = "0030"
 
-OF_HASHES = """
+BY_ROOT = """
     declared oid := coalesce(pg_partition_root(TG_RELID), TG_RELID);  -- of a hash partition: the table that it is part of
+    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = (SELECT relname FROM pg_class WHERE oid = declared));
 """
-OF_ALL = """
-    -- of a partition: the table that it is part of
-    declared oid := coalesce(pg_partition_root(TG_RELID), (SELECT inhparent FROM pg_inherits WHERE inhrelid = TG_RELID), TG_RELID);
+BY_NAME = """
+    -- The name of a partition begins with that of its table, and a $.
+    whole text := (SELECT relname FROM pg_class WHERE oid = coalesce(pg_partition_root(TG_RELID), TG_RELID));
+    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = split_part(whole, '$', 1));
 """
 SINGLE_WRITER = """
 CREATE OR REPLACE FUNCTION tidegate.single_writer() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
-@DECLARED@
-    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = (SELECT relname FROM pg_class WHERE oid = declared));
+@OWNER@
 BEGIN
     IF owner IS NULL THEN
         RAISE EXCEPTION 'state.% belongs to no registered pipeline', TG_TABLE_NAME
@@ -89,7 +90,7 @@ TABLE_COMMENT = (
 
 
 def upgrade() -> None:
-    op.execute(SINGLE_WRITER.replace("@DECLARED@", OF_ALL.strip("\n")))
+    op.execute(SINGLE_WRITER.replace("@OWNER@", BY_NAME.strip("\n")))
     op.execute(ADD_PARTITION)
     op.execute(f"REVOKE EXECUTE ON FUNCTION {SIGNATURE} FROM PUBLIC")
     op.execute(f"GRANT EXECUTE ON FUNCTION {SIGNATURE} TO tidegate")
@@ -104,4 +105,4 @@ def downgrade() -> None:
     for column, (_, comment) in COMMENTS.items():
         op.alter_column("state_range", column, comment=comment, schema="tidegate")
     op.execute(f"DROP FUNCTION {SIGNATURE}")
-    op.execute(SINGLE_WRITER.replace("@DECLARED@", OF_HASHES.strip("\n")))
+    op.execute(SINGLE_WRITER.replace("@OWNER@", BY_ROOT.strip("\n")))
