@@ -1,7 +1,7 @@
 """Pipeline: an author's declaration, checked on construction. Nothing here imports pyspark."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -9,7 +9,7 @@ from jobs import state_queries
 from jobs.checks import Check, check_declared
 from jobs.state_queries import StateQuery
 from jobs.states import AnyState
-from state_store.declaration import WINDOW, PipelineSpec, exactly_once
+from state_store.declaration import WINDOW, PipelineSpec, exactly_once, rebuilt_name
 
 if TYPE_CHECKING:
     from jobs.sources import Source
@@ -79,6 +79,8 @@ class Pipeline:
     retry_delay_seconds: int = 5
     message_timeout_seconds: int | None = None
     tracking: Tracking = "full"
+    # Not for authors: `rebuild` sets it.
+    rebuilds: str | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -129,7 +131,21 @@ class Pipeline:
             window=1 if reads_itself else self.window,
             checks=tuple(self.checks.items()),
             queries=tuple(query.read for query in self.queries),
+            rebuilds=self.rebuilds,
         )
+
+    def rebuild(self) -> "Pipeline":
+        """Return the pipeline that computes this one's committed batches again, into states of other names.
+
+        Raises: ValueError if a name is too long to be followed by the version.
+        """
+        states = {rebuilt_name(name, self.version): state for name, state in self.states.items()}
+        return replace(self, name=rebuilt_name(self.name, self.version), states=states, rebuilds=self.name)
+
+    @property
+    def wants_acks(self) -> bool:
+        """Return whether the source has to learn of each commit; a rebuild's has learned of them already."""
+        return self.rebuilds is None and self.source.wants_acks
 
     @property
     def is_exactly_once(self) -> bool:

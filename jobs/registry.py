@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jobs.pipelines
 from jobs.pipeline import Pipeline
 from jobs.queries import Query
+from state_store.declaration import RebuildName, rebuild_named
 from state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
 
 ENTRY_POINTS = "tidegate.pipelines"
@@ -31,14 +32,17 @@ def pipeline_names() -> list[str]:
 
 
 def has_pipeline(name: str) -> bool:
-    """Return whether there is a pipeline of this name; import none."""
-    return name in _own_names() or _entry_point(name) is not None
+    """Return whether there is a pipeline of this name, or that of its rebuild; import none."""
+    if name in _own_names() or _entry_point(name) is not None:
+        return True
+    return (rebuild := rebuild_named(name)) is not None and has_pipeline(rebuild.pipeline)
 
 
 def find_pipeline(name: Pipeline | str) -> Pipeline:
-    """Return the pipeline of this name; a pipeline is returned as it is.
+    """Return the pipeline of this name, or the rebuild of one; a pipeline is returned as it is.
 
-    Raises: UnknownPipeline with the existing names; SettingsInvalid if its module holds no such `PIPELINE`.
+    Raises: UnknownPipeline with the existing names, also for a rebuild of another version than the code's; SettingsInvalid if
+    its module holds no such `PIPELINE`.
     """
     if isinstance(name, Pipeline):
         return name
@@ -46,12 +50,24 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
         place, definition = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
     elif point := _entry_point(name):
         place, definition = point.value, point.load()
+    elif (rebuild := rebuild_named(name)) is not None and has_pipeline(rebuild.pipeline):
+        return _rebuild(name, rebuild)
     else:
         raise unknown(name, pipeline_names())
     pipeline = getattr(definition, "PIPELINE", definition)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).", pipeline=name)
     return pipeline
+
+
+def _rebuild(name: str, of: RebuildName) -> Pipeline:
+    pipeline = find_pipeline(of.pipeline)
+    if pipeline.version != of.version:
+        raise UnknownPipeline(
+            f"There is no pipeline {name}: it would rebuild {of.pipeline}, whose version is {pipeline.version} now.",
+            pipeline=name,
+        )
+    return pipeline.rebuild()
 
 
 def unknown(name: str, names: Collection[str]) -> UnknownPipeline:

@@ -1,6 +1,6 @@
 """The exactly-once protocol: Postgres alone decides whether a batch counts: whether its rows are in the states.
 
-I1 to I23 are the rules of docs/protocol.md. A txid is a batch's number, an attempt a try at it, a partial its result for one
+I1 to I24 are the rules of docs/protocol.md. A txid is a batch's number, an attempt a try at it, a partial its result for one
 key; the cursor is the pipeline's row with the last committed txid.
 
     plan     open_batches   txids and frozen metadata, write-once, before anything is read (I6)
@@ -42,7 +42,7 @@ A caller that lost the answer to a COMMIT never guesses: it asks under the lock 
 The modules, by what they are about:
 
     a batch's life   store, plans, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns
-    by hand          operations, mending, retention, retirement
+    by hand          operations, mending, retention, retirement, rebuilds, rebuilt_tables
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
     declarations     declaration, columns, window_spec, registration, revisions
     tables           tables, state_tables, partitions, hash_partitions, range_partitions, size_partitions, history_views

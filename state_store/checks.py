@@ -103,7 +103,7 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
     Raises: DeclarationInvalid if a check cannot be evaluated, or does not select the keys of the partials.
     """
     for name, check in batch.spec.checks:
-        if check.of != state.name:
+        if check.of is None or batch.spec.state(check.of) != state:
             continue
         statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
         wrong = _wrong_partials(batch, state, name, statement, staged.partials)

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from state_store.columns import (
     ARRAY_MERGES,
@@ -46,7 +46,7 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 AsOf = Literal["previous txid", "latest"]
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Fields that may change without changing what a stored value means.
-_WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks")
+_WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks", "rebuilds")
 # Fields that older versions lacked, with the values that they implied, which are left out: fingerprints stay the same.
 _LATER_FIELDS: dict[str, Any] = {
     "order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False, "queries": (),
@@ -392,6 +392,8 @@ class PipelineSpec:
     checks: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
     # The states that the transform reads.
     queries: tuple[StateRead, ...] = ()
+    # The pipeline whose committed batches this one computes again (`state_store.rebuilds`); None: it plans its own.
+    rebuilds: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)
@@ -464,8 +466,27 @@ class PipelineSpec:
         return (*self.states, QuarantineSpec(self.name)) if self.quarantines else self.states
 
     def state(self, name: str) -> StateSpec | None:
-        """Return the state of this name, or None."""
-        return next((state for state in self.states if state.name == name), None)
+        """Return the state of this name, or None; in a rebuild, also by the name that it will have."""
+        names = (name, rebuilt_name(name, self.version)) if self.rebuilds else (name,)
+        return next((state for state in self.states if state.name in names), None)
+
+
+class RebuildName(NamedTuple):
+    """The name of a rebuild in parts: the pipeline that it computes again, and for which version."""
+
+    pipeline: str
+    version: int
+
+
+def rebuilt_name(name: str, version: int) -> str:
+    """Return the name of a pipeline or state while it is rebuilt for this version."""
+    return f"{name}__v{version}"
+
+
+def rebuild_named(name: str) -> RebuildName | None:
+    """Return the parts of the name of a rebuild; None for any other name."""
+    pipeline, mark, version = name.rpartition("__v")
+    return RebuildName(pipeline, int(version)) if mark and version.isdecimal() and pipeline else None
 
 
 def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:

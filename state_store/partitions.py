@@ -185,10 +185,15 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
     yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
-    quoted = f'{table.schema}."{table.name}$before"'
-    like_before = _MADE_LIKE_BEFORE.format(made=table.fullname, before=f"{table.fullname}$before", quoted=quoted)
+    like_before = made_like_before(table, f"{table.name}$before")
     yield " ".join(like_before.split())  # one line of the migration
     yield f"DROP TABLE {table.fullname}$before"
+
+
+def made_like_before(table: Table, before: str) -> str:
+    """Return the statement that gives a table what another one in its schema has beyond its declaration, but for indexes."""
+    quoted = f"{table.schema}.{postgresql.dialect().identifier_preparer.quote(before)}"  # type: ignore[no-untyped-call]
+    return _MADE_LIKE_BEFORE.format(made=table.fullname, before=f"{table.schema}.{before}", quoted=quoted)
 
 
 def _indexed(table: Table) -> Iterator[sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index]:

@@ -44,6 +44,15 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     committed = _check_change(connection, known, spec) if known else 0
     if not committed:
         _check_empty(connection, spec)
+    replace_declaration(connection, spec)
+    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
+    connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
+    connection.execute(insert(tables.plan).values(pipeline=spec.name).on_conflict_do_nothing())
+    return True
+
+
+def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
+    """Write the declaration of a pipeline, whatever was registered before, and let it own the tables that this declares."""
     row = {
         "pipeline": spec.name,
         "source_kind": spec.source_kind,
@@ -56,11 +65,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     upsert = insert(tables.pipeline).values(row)
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     _own(connection, spec)
-    new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
-    connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
-    connection.execute(insert(tables.plan).values(pipeline=spec.name).on_conflict_do_nothing())
     _put_views(connection, spec, is_changed=True)
-    return True
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:
@@ -71,8 +76,7 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
     c = tables.cursor.c
     committed: int = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update()) or 0
     changed = _check_states(known.declaration, spec, committed)
-    _check_inputs(connection, known.declaration["source_identity"], spec)
-    _check_planned(connection, known.source_kind, spec)
+    check_source_change(connection, known.declaration["source_identity"], known.source_kind, spec)
     if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
         raise DeclarationChanged(
             f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
@@ -106,8 +110,9 @@ def _check_states(known: Mapping[str, Any], spec: PipelineSpec, committed: int) 
     if committed and changed - {"version", "source_identity", "queries"}:
         batches = "a batch" if committed == 1 else f"{committed} batches"
         raise DeclarationChanged(
-            f"{spec.name} has committed {batches} into other states than these. Give the pipeline and its states "
-            "new names, or take the change back, with the migration that was written for it.",
+            f"{spec.name} has committed {batches} into other states than these. Let them be computed again: raise "
+            f"its version, and run: tidegate rebuild {spec.name}. Or give the pipeline and its states new names. Or take the "
+            "change back, with the migration that was written for it.",
             pipeline=spec.name,
         )
     return changed
@@ -222,6 +227,15 @@ def _own(connection: Connection, spec: PipelineSpec) -> None:
     connection.execute(sa.delete(tables.state_table).where(s.pipeline == spec.name, s.state.not_in(spec.tables)))
     if new := [{"state": table, "pipeline": spec.name} for table in spec.tables]:
         connection.execute(insert(tables.state_table).values(new).on_conflict_do_nothing())
+
+
+def check_source_change(connection: Connection, identity: str, kind: str, spec: PipelineSpec) -> None:
+    """Refuse a change of the source, which was of this identity and kind, by which a planned batch or a position is lost.
+
+    Raises: DeclarationChanged, MetadataCorrupt.
+    """
+    _check_inputs(connection, identity, spec)
+    _check_planned(connection, kind, spec)
 
 
 def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> None:

@@ -112,6 +112,20 @@ def check_revision(connection: Connection) -> None:
     if (revision, found_of_project) == (head, project_needs):
         return
     check_not_newer(connection)
+    if revision is not None and _is_rebuilding(connection):
+        return
+    check_migrated(connection)
+
+
+def check_migrated(connection: Connection) -> None:
+    """Refuse a database to which not all migrations of this code and of the project have been applied.
+
+    Raises: SchemaOutOfDate with the command to type.
+    """
+    revision, head, project_needs = current_revision(connection), head_revision(), project_head()
+    found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
+    if (revision, found_of_project) == (head, project_needs):
+        return
     database = connection.scalar(sa.select(sa.func.current_database()))
     if revision is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
@@ -121,6 +135,22 @@ def check_revision(connection: Connection) -> None:
         f"Database {database} is at revision {found_of_project or 'none'} of the project's migrations, which are at "
         f"{project_needs}. Run: tidegate migrate"
     )
+
+
+def _is_rebuilding(connection: Connection) -> bool:
+    """Return whether only migrations of states are missing, and a pipeline is rebuilt, for whose end they wait.
+
+    A commit needs no more than that its declaration is the registered one.
+    """
+    p = tables.pipeline.c
+    rebuilding = sa.exists().where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
+    return not needs_ledger(connection) and bool(connection.scalar(sa.select(rebuilding)))
+
+
+def needs_ledger(connection: Connection) -> bool:
+    """Return whether a migration of the ledger is missing."""
+    revision = current_revision(connection)
+    return revision is None or max(revision, _revisions(connection)[1] or "") < ledger_revision()
 
 
 def refusal(connection: Connection) -> TidegateError | None:

@@ -28,6 +28,7 @@ from state_store import (
     overview,
     plans,
     quarantine,
+    rebuilds,
     retention,
     retirement,
     revisions,
@@ -195,7 +196,10 @@ class StateStore(Database):
             batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it
-            if new and not batches.insert_batches(connection, spec.name, after, new, run_id, awaits_ack=awaits_ack):
+            if new and not (
+                batches.insert_batches(connection, spec.name, after, new, run_id, awaits_ack=awaits_ack)
+                and rebuilds.follow_decisions(connection, spec, after, new)
+            ):
                 connection.rollback()
                 return None
             txids = [*pending, *range(last + 1, last + 1 + len(new))]
@@ -206,10 +210,33 @@ class StateStore(Database):
                 plans.note_success(connection, spec.name, only_that=not txids)
             return txids
 
+    def batches_to_rebuild(self, spec: PipelineSpec, after: int, most: int) -> list[SourceMetadata]:
+        """Return the metadata of the batches of a rebuild after a txid, at most so many: those that its pipeline has committed.
+
+        Raises: MetadataCorrupt; SchemaOutOfDate if one of the two is not registered.
+        """
+        with self._transaction("reading which batches to rebuild") as connection:
+            return rebuilds.next_batches(connection, spec, after, most)
+
+    def begin_rebuild(self, spec: PipelineSpec, *, is_confirmed: bool = True) -> rebuilds.Progress:
+        """Register the rebuild of a pipeline, with empty states of its own, as the owner of the tables. Safe to repeat.
+
+        Unless it `is_confirmed`, nothing is done, and this returns how far it is.
+
+        Raises: DeclarationChanged if nothing has to be rebuilt, or this pipeline cannot be; SchemaOutOfDate if it is not
+        registered; PipelineRetired.
+        """
+        with self._write_transaction(f"beginning to rebuild {spec.name}") as connection:
+            return rebuilds.begin(connection, spec, is_confirmed=is_confirmed)
+
     def drop_old_staging(self, spec: PipelineSpec) -> int:
-        """Drop some staging of attempts whose batches committed before the retention; return their number."""
+        """Drop some staging of attempts whose batches committed before the retention; return their number.
+
+        That of a rebuild is dropped as soon as its batch has committed: its batches are not redone.
+        """
+        hours = 0 if spec.rebuilds else self.settings.staging_retention_hours
         with self._write_transaction("dropping old staging", lock_timeout_seconds=1) as connection:
-            return staging.drop_old(connection, spec, self.settings.staging_retention_hours, STAGING_DROPS_PER_PLAN)
+            return staging.drop_old(connection, spec, hours, STAGING_DROPS_PER_PLAN)
 
     # process
 

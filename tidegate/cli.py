@@ -47,6 +47,7 @@ VERBS = {
     "prune": "operations",
     "pause": "operations",
     "resume": "operations",
+    "rebuild": "rebuilding",
     "retire": "retiring",
     "reinstate": "retiring",
     "demo": "demo",

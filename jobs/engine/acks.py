@@ -18,7 +18,7 @@ def ack(store: StateStore, pipeline: Pipeline, commit: Commit) -> bool:
 
     Return False if the source raises: the error is logged, the batch stays committed, and the next plan gives the ack again.
     """
-    if not pipeline.source.wants_acks:
+    if not pipeline.wants_acks:
         return True
     metadata = store.source_metadata(pipeline.name, commit.txid)
     if QUARANTINED not in metadata:
@@ -37,7 +37,7 @@ def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
     because it was declared otherwise when a batch was planned, is owed none any more.
     """
     for commit in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
-        if not pipeline.source.wants_acks:
+        if not pipeline.wants_acks:
             store.note_ack(pipeline.name, commit.txid, commit.attempt)
             continue
         if not ack(store, pipeline, commit):

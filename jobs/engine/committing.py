@@ -91,7 +91,7 @@ class Committer:
         Raises: RangeRefused, UsageError, StagingLost, and the errors of `commit`.
         """
         pipeline = self._pipeline
-        request = Redo(self._owner, reason, pipeline.source.wants_acks, without)
+        request = Redo(self._owner, reason, pipeline.wants_acks, without)
         commit = self._store.redo_batch(pipeline.spec, txid, request)
         ack(self._store, pipeline, commit)
         return commit

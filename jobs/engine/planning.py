@@ -122,6 +122,8 @@ def next_batch(store: StateStore, pipeline: Pipeline) -> SourceMetadata | None:
     """
     after = store.last_opened(pipeline.name)
     txid, position = (after.txid + 1, position_of(after.metadata)) if after else (1, None)
+    if pipeline.rebuilds is not None:
+        return next(iter(store.batches_to_rebuild(pipeline.spec, txid - 1, 1)), None)
     coordinator = _coordinator(store, pipeline)
     return coordinator.initialize_transaction(txid, position, None) if coordinator.is_ready(txid) else None
 
@@ -145,12 +147,14 @@ def _plan_once(
     pending = [txid for txid in store.uncommitted(pipeline.name, limit) if (from_txid or 1) <= txid <= last_requested]
     most = min(last_requested - last, limit - len(pending))
     new = _new_batches(store, pipeline, newest, most) if most > 0 else None  # None: the source was not asked
-    return store.open_batches(pipeline.spec, run_id, pending, newest, new, awaits_ack=pipeline.source.wants_acks)
+    return store.open_batches(pipeline.spec, run_id, pending, newest, new, awaits_ack=pipeline.wants_acks)
 
 
 def _new_batches(store: StateStore, pipeline: Pipeline, newest: BatchInput | None, most: int) -> list[bytes]:
     """Return the metadata of the batches that the source has after the newest one, at most so many."""
     last, position = (newest.txid, position_of(newest.metadata)) if newest else (0, None)
+    if pipeline.rebuilds is not None:
+        return [encode_metadata(metadata) for metadata in store.batches_to_rebuild(pipeline.spec, last, most)]
     coordinator = _coordinator(store, pipeline)
     found: list[bytes] = []
     for txid in range(last + 1, last + most + 1):

@@ -37,7 +37,7 @@ def bash(words: str, **environment: str) -> list[str]:
     ("words", "offered"),
     [
         ("tidegate ''", list(VERBS)),
-        ("tidegate re", ["restore", "retry", "redo", "resume", "retire", "reinstate"]),
+        ("tidegate re", ["restore", "retry", "redo", "resume", "rebuild", "retire", "reinstate"]),
         ("tidegate inspect fl", ["flights"]),
         ("tidegate trigger ''", ["flights", "word_count"]),
         ("tidegate quarantine ''", ["list", "mend", "replay"]),

@@ -29,6 +29,7 @@ VERBS = {
     "quarantine replay": ("quarantine", "replay", "{}", "--reason", "fixed"),
     "retire": ("retire", "{}", "--reason", "not needed", "--yes"),
     "reinstate": ("reinstate", "{}"),
+    "rebuild": ("rebuild", "{}", "--yes"),
 }
 
 # These look at the declaration alone, at first.

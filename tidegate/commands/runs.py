@@ -186,14 +186,19 @@ def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None
 
 def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, prepared: Prepared = UNPREPARED) -> None:
     """Run a pipeline in this process, show its progress, and report."""
-    from jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
-
     find_pipeline(pipeline)
-    settings = Settings.load()
     if prepared.message and not as_json:
         output.say(prepared.message)
+    _report(run_here(pipeline, parameters, quiet=as_json), as_json, prepared)
+
+
+def run_here(pipeline: str, parameters: dict[str, int], *, quiet: bool) -> Outcome:
+    """Run a pipeline in this process, and show its progress, unless it is `quiet`; return what has become of its batches."""
+    from jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
+
+    settings = Settings.load()
     outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
-    with progress.shown(outcome, quiet=as_json) as refresh:
+    with progress.shown(outcome, quiet=quiet) as refresh:
 
         def on_progress(txid: int, event: str) -> None:
             if event == "planned":
@@ -207,7 +212,7 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
             outcome.phases |= dict.fromkeys(skipped, "skipped")
             refresh()
     outcome.state = "success"
-    _report(outcome, as_json, prepared)
+    return outcome
 
 
 def through_airflow(

@@ -1,0 +1,230 @@
+"""The verb rebuild: a changed aggregate of a pipeline that has committed, in a project of its own, from end to end."""
+
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg2
+import pytest
+
+import migrations
+from jobs import Count, Files, Max, Pipeline, State, Sum
+from state_store import Settings
+from state_store.declaration import PipelineSpec
+from state_store.project import HOME_VARIABLE
+from tests.cli.conftest import CommandLine, write_file
+
+USAGE = 2
+SALES = """
+from tidegate import Count, Files, Max, Min, Pipeline, Sum, State, Tumbling
+
+PIPELINE = Pipeline(
+    name="sales",
+    source=Files("data/sales", glob="*.csv", format="csv", max_files=1, schema={schema}),
+    version={version},
+    on_poison="quarantine",
+    check={{"priced": "cents >= {least}"}},
+    states={{
+        "daily": State(key={key}, aggregates={aggregates}),
+        "total": State(key={{}}, aggregates={{"sold": Count()}}),
+    }},
+)
+"""
+DAYS = {"day": "date", "shop": "string", "cents": "int"}
+SCHEMA = repr(DAYS)
+KEY = '{"day": "date", "shop": "text"}'
+COUNT = '{"sold": Count()}'
+MORE = '{"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents", "integer")}'
+
+
+@pytest.fixture
+def project(settings: Settings) -> CommandLine:
+    """The command line in a project with the pipeline `sales`, which is registered."""
+    line = CommandLine(settings, {"TIDEGATE_HOME": str(settings.home)})
+    (settings.home / "pipelines").mkdir()
+    declare(settings.home)
+    migrate(line, "sales")
+    return line
+
+
+def declare(home: Path, **changed: Any) -> None:
+    """Write the pipeline's file."""
+    usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
+    (home / "pipelines/sales.py").write_text(SALES.format(**usual | changed))
+
+
+def specs_of(project: CommandLine) -> list[PipelineSpec]:
+    """Return the project's pipelines as the second test declares them, for this process, which has another project."""
+    source = Files(
+        "data/sales", glob="*.csv", format="csv", max_files=1, schema={"day": "date", "shop": "string", "cents": "int"}
+    )
+    checked = {"on_poison": "quarantine", "check": {"priced": "cents >= 0"}}
+    total = State(key={}, aggregates={"sold": Count()})
+    more = {"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents", "integer")}
+    by_day = State(key={"day": "date", "shop": "text"}, aggregates={"sold": Count()})
+    sales = {"daily": State(key={"shop": "text"}, aggregates=more), "total": total}
+    return [
+        Pipeline("counts", source, {"by_day": by_day, "in_all": total}, **checked).spec,
+        Pipeline("sales", source, sales, version=2, **checked).spec,
+    ]
+
+
+def migrate(project: CommandLine, message: str) -> None:
+    """Write the missing migration, and run it."""
+    project.json("migrate", "--new", message)
+    project.json("migrate")
+
+
+def sell(project: CommandLine, day: int) -> None:
+    """Write a day's file."""
+    rows = [f"2026-01-{day:02d},{shop},{cents}" for shop, cents in (("Lisbon", 100 * day), ("Porto", 7), ("Porto", 9 - day))]
+    write_file(project.settings.home, f"sales/{day:02d}.csv", "day,shop,cents", *rows)
+
+
+def rows(project: CommandLine, table: str = "daily", user: str | None = None) -> list[tuple[Any, ...]]:
+    """Return what a state has, without its txid."""
+    connection = psycopg2.connect(**project.settings.conninfo(user=user))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM state.{table}")
+            names = [column.name for column in cursor.description]
+            found = cursor.fetchall()
+    finally:
+        connection.close()
+    return sorted(tuple(v for name, v in zip(names, row, strict=True) if name != "txid") for row in found)
+
+
+def oracle(project: CommandLine, select: str) -> list[tuple[Any, ...]]:
+    """Return what DuckDB makes of the raw files."""
+    files = project.settings.home / "data/sales/*.csv"
+    return sorted(duckdb.sql(select.replace("SALES", f"read_csv('{files}')")).fetchall())
+
+
+def asked(project: CommandLine, statement: str, user: str | None = None) -> list[tuple[Any, ...]]:
+    """Return what a role is answered."""
+    connection = psycopg2.connect(**project.settings.conninfo(user=user or project.settings.pg_owner))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+ALL = "SELECT day, shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= {} GROUP BY ALL"
+
+
+def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine) -> None:
+    """Readers have the former state until the rebuild takes its place; new batches go on from there."""
+    for day in (1, 2, 3):
+        sell(project, day)
+    assert project.json("run", "sales")["committed"] == [1, 2, 3]
+    before = rows(project)
+    declare(project.settings.home, aggregates=MORE)
+
+    refused = project("migrate", "--new", "more")
+    assert "Let them be computed again: raise its version, and run: tidegate rebuild sales." in refused.stderr, refused.stderr
+    unraised = project("rebuild", "sales")
+    assert "sales cannot be rebuilt: raise its version above 1" in unraised.stderr, unraised.stderr
+    declare(project.settings.home, aggregates=MORE, version=2)
+    unconfirmed = project("rebuild", "sales")
+    assert (unconfirmed.returncode, unconfirmed.stdout) == (USAGE, "")
+    assert "3 batches of sales would be computed again for version 2, as pipeline sales__v2." in unconfirmed.stderr
+
+    sell(project, 4)
+    done = project.json("rebuild", "sales", "--yes")
+    assert done == {"pipeline": "sales", "rebuild": "sales__v2", "committed": 3, "rebuilt": 3}
+    assert rows(project) == before
+    assert [row[:3] for row in rows(project, "daily__v2")] == before
+    asked(project, "CREATE INDEX by_shop ON state.daily (shop)")
+    asked(project, "GRANT SELECT (shop) ON state.daily TO PUBLIC")
+    migrate(project, "more")
+    assert rows(project) == oracle(project, ALL.format(0) + " HAVING day < '2026-01-04'")
+    assert project.json("run", "sales")["committed"] == [4]
+    assert rows(project) == oracle(project, ALL.format(0))
+    assert rows(project, "total") == oracle(project, "SELECT true, count(*) FROM SALES WHERE cents >= 0")
+    names = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace ORDER BY 1"
+    assert [name for (name,) in asked(project, names)] == ["by_shop", "daily", "pk_daily", "pk_total", "total"]
+    granted = "SELECT has_column_privilege('pg_monitor', 'state.daily', 'shop', 'SELECT')"
+    assert asked(project, granted) == [(True,)]
+    assert "Retired: sales__v2" in project("status").stderr
+    staged = "SELECT count(*) FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relname ~ '__v'"
+    assert asked(project, staged) == [(0,)]
+    assert project.json("get", "sales", "daily", "2026-01-04", "Lisbon")[0]["row"]["cents"] == 400
+
+
+def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the changed code is deployed with its migration: nothing of it runs before its rebuild has caught up.
+
+    The rebuild is killed in the middle, and goes on where it stood.
+    """
+    other = SALES.replace('name="sales"', 'name="counts"').replace('"daily"', '"by_day"').replace('"total"', '"in_all"')
+    usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
+    (project.settings.home / "pipelines/counts.py").write_text(other.format(**usual))
+    migrate(project, "counts")
+    for day in range(1, 9):
+        sell(project, day)
+    assert project.json("run", "sales")["committed"] == list(range(1, 9))
+    assert project.json("run", "counts", "--max-batches", "2")["committed"] == [1, 2]
+    before = rows(project)
+
+    declare(project.settings.home, key='{"shop": "text"}', aggregates=MORE, version=2)
+    rebuild = project.start("rebuild", "sales", "--yes")
+    while not (asked(project, "SELECT 1 FROM tidegate.commit WHERE pipeline = 'sales__v2' AND txid >= 2")):
+        assert rebuild.poll() is None
+        time.sleep(0.05)
+    rebuild.send_signal(signal.SIGKILL)
+    rebuild.communicate()
+    reached = project.json("inspect", "sales__v2")
+    assert 2 <= len([batch for batch in reached if batch["phase"] == "committed"]) < 8
+
+    written = Path(project.json("migrate", "--new", "by shop")["written"])
+    assert written.name == "0003_by_shop.py"
+    sell(project, 9)
+    for verb in (("migrate",), ("run", "sales")):
+        refused = project(*verb)
+        assert refused.returncode == 1
+    assert "sales is being rebuilt, and sales__v2 has committed" in project("migrate").stderr
+    assert "Let it go on: tidegate rebuild sales --yes" in project("migrate").stderr
+    assert "Run: tidegate migrate" in project("run", "sales").stderr
+    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
+    broken = migrations.upgrade_all_but_broken(project.settings, specs_of(project))
+    assert list(broken) == ["sales"]
+    assert rows(project) == before
+    assert project.json("run", "counts")["committed"] == list(range(3, 10))
+    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 8
+    assert project.json("migrate")["changed"] == ["sales"]
+    assert project.json("run", "sales")["committed"] == [9]
+    by_shop = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= 0 GROUP BY ALL"
+    assert rows(project) == oracle(project, by_shop)
+
+
+def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path: Path) -> None:
+    """As where the changed code is tried from another checkout: the rebuild follows until the former code stops."""
+    for day in (1, 2):
+        sell(project, day)
+    assert project.json("run", "sales")["committed"] == [1, 2]
+    new = tmp_path / "new release"
+    for part in ("pipelines", "migrations"):
+        shutil.copytree(project.settings.home / part, new / part)
+    (new / "data").symlink_to(project.settings.home / "data")
+    changed = replace(project, settings=replace(project.settings, home=new), environment={"TIDEGATE_HOME": str(new)})
+    declare(new, aggregates=MORE, version=2)
+    assert changed.json("rebuild", "sales", "--yes")["rebuilt"] == 2
+    sell(project, 3)
+    assert project.json("run", "sales")["committed"] == [3]
+    changed.json("migrate", "--new", "more")
+    refused = changed("migrate")
+    assert "sales__v2 has committed 2 of its 3 batches" in refused.stderr, refused.stderr
+    assert changed.json("rebuild", "sales", "--yes")["rebuilt"] == 3
+    assert changed.json("migrate")["changed"] == ["sales"]
+    sell(project, 4)
+    late = project("run", "sales")
+    assert late.returncode == 1
+    assert "Update the project" in late.stderr, late.stderr
+    assert changed.json("run", "sales")["committed"] == [4]
+    assert rows(project) == oracle(project, ALL.format(0))

@@ -1,0 +1,459 @@
+"""Rebuilds of each kind of state, compared with a pipeline that was declared so from the beginning; what is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import migrations
+from jobs import (
+    Changes,
+    Check,
+    Count,
+    Files,
+    FixedBatches,
+    History,
+    Max,
+    Newest,
+    Pipeline,
+    Ranges,
+    Rows,
+    State,
+    StateQuery,
+    Sum,
+    Tumbling,
+    Update,
+)
+from jobs.engine.local_run import run_pipeline
+from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables, state_tables
+from state_store.checks import CheckedBatch
+from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, SourceChanged
+from state_store.mending import Mend
+from state_store.retirement import Request
+from tests.steps import plan, process, redo
+
+numbers = iter(range(1, 1_000_000))
+SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}
+COUNTED = {"sold": Count()}
+SUMMED = {"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents", "integer")}
+BY_SHOP = {"shop": "text"}
+
+
+def sales(version: int = 1, **changed: Any) -> Pipeline:
+    """A pipeline over files of sales; a changed one, if parts are given."""
+    usual: dict[str, Any] = {
+        "source": Files("sales", glob="*.csv", format="csv", schema=SCHEMA, max_files=1),
+        "states": {"by_shop": State(key=BY_SHOP, aggregates=COUNTED)},
+        "on_poison": "quarantine",
+        "tries": 1,
+    }
+    return Pipeline("sales", version=version, **usual | changed)
+
+
+@pytest.fixture(autouse=True)
+def sold(settings: Settings) -> None:
+    """Three days of sales."""
+    for day in (1, 2, 3):
+        sell(settings, day, (9, "Lisbon", 100 * day), (10, "Porto", 7), (11, "Porto", day - 2))
+
+
+def sell(settings: Settings, day: int, *rows: tuple[int, str, Any]) -> Path:
+    """Write a day's file."""
+    file = settings.home / f"sales/{day:02d}.csv"
+    file.parent.mkdir(exist_ok=True)
+    lines = [f"2026-01-{day:02d}T{hour:02d}:00:00Z,{shop},{cents}" for hour, shop, cents in rows]
+    file.write_text("\n".join(["at,shop,cents", *lines, ""]))
+    return file
+
+
+def run(settings: Settings, pipeline: Pipeline, **limits: int) -> list[int]:
+    """Run a pipeline; return the txids that it has committed."""
+    return [commit.txid for commit in run_pipeline(settings, pipeline, run_id=f"run {next(numbers)}", **limits).commits]
+
+
+def rebuilt(settings: Settings, pipeline: Pipeline) -> list[int]:
+    """Rebuild a pipeline, as the command does; return the txids."""
+    txids: list[int] = []
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        while (progress := owner.begin_rebuild(pipeline.spec)).rebuilt < progress.committed:
+            txids += run(settings, pipeline.rebuild())
+    return txids
+
+
+def migrate(settings: Settings, pipeline: Pipeline) -> None:
+    """Let a rebuild take its pipeline's place, as `migrate` does with a migration that makes the changed tables."""
+    spec = pipeline.spec
+    with migrations.connected(settings) as connection:
+        found = rebuilds.find(connection, [spec])
+        assert (found.pending, found.ready) == ({}, [spec])
+        before = overview.spec_of_pipeline(connection, spec.name)
+        rebuilt_tables.empty(connection, spec, before)
+        state_tables.metadata_of((before,)).drop_all(connection)
+        state_tables.metadata_of((spec,)).create_all(connection)
+        rebuilds.take_place(connection, spec)
+
+
+def from_the_beginning(settings: Settings, register: Callable[..., None], pipeline: Pipeline, **limits: int) -> Pipeline:
+    """Run a pipeline of the same declaration and other names from the beginning."""
+    clean = replace(pipeline, name="clean", states={f"clean_{name}": state for name, state in pipeline.states.items()})
+    register(clean)
+    run(settings, clean, **limits)
+    return clean
+
+
+def content(settings: Settings, table: str) -> list[tuple[Any, ...]]:
+    """Return a table's rows, with their txids, by the names of its columns."""
+    with migrations.connected(settings) as connection:
+        found = sa.Table(table, sa.MetaData(), schema="state", autoload_with=connection)
+        columns = [found.c[name] for name in sorted(found.c.keys())]
+        return sorted(map(repr, connection.execute(sa.select(*columns))))
+
+
+def asked(settings: Settings, statement: str) -> list[Any]:
+    """Return what the tables' owner is answered."""
+    with migrations.connected(settings) as connection:
+        return list(connection.execute(sa.text(statement)).all())
+
+
+NAMED_AS_REBUILDS = """
+    SELECT conname FROM pg_constraint WHERE connamespace = 'state'::regnamespace AND conname ~ '__v'
+    UNION SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace AND relname ~ '__v'
+"""
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "an aggregate more": ({"kept": State(key=BY_SHOP, aggregates=COUNTED)}, {"kept": State(key=BY_SHOP, aggregates=SUMMED)}),
+    "an aggregate less": ({"kept": State(key=BY_SHOP, aggregates=SUMMED)}, {"kept": State(key=BY_SHOP, aggregates=COUNTED)}),
+    "another key": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
+        {"kept": State(key={"shop": "text", "cents": "integer"}, aggregates=COUNTED)},
+    ),
+    "a state more, one less": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED), "gone": State(key={}, aggregates=COUNTED)},
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED), "new": State(key={}, aggregates=SUMMED)},
+    ),
+    "another kind": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
+        {"kept": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")},
+    ),
+    "hash partitions": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, hash_partitions=2)},
+        {"kept": State(key=BY_SHOP, aggregates=SUMMED, hash_partitions=3)},
+    ),
+    "windows": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, window=Tumbling("at", "1 day", final_after="1 hour"))},
+        {"kept": State(key=BY_SHOP, aggregates=SUMMED, window=Tumbling("at", "6 hours", final_after="1 hour"))},
+    ),
+    "rows": (
+        {"kept": Rows({"shop": "text"})},
+        {"kept": Rows({"shop": "text", "cents": "integer"})},
+    ),
+    "ranges": (
+        {"kept": Rows({"at": "timestamptz"}, range_partitions=Ranges("at", "month"))},
+        {"kept": Rows({"at": "timestamptz", "cents": "integer"}, range_partitions=Ranges("at", "day"))},
+    ),
+    "changes": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque", changes=True)},
+        {"kept": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque", changes=True)},
+    ),
+    "changes from now on": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
+        {
+            "kept": History(
+                key=BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"}, kind="opaque", changes=True
+            )
+        },
+    ),
+    "final windows": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, window=Tumbling("at", "1 day"))},
+        {
+            "kept": State(
+                key=BY_SHOP, aggregates=SUMMED, window=Tumbling("at", "6 hours", final_after="1 hour", emit_final=True)
+            )
+        },
+    ),
+    "newest": (
+        {"kept": Newest(key=BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"})},
+        {"kept": Newest(key=BY_SHOP, columns={"cents": "integer"}, null_keys=True, order_by={"at": "timestamptz"})},
+    ),
+    "history": (
+        {"kept": History(key=BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"})},
+        {"kept": History(key=BY_SHOP, columns={"cents": "bigint"}, order_by={"at": "timestamptz"})},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
+    settings: Settings, register: Callable[..., None], kind: str
+) -> None:
+    """Before and after later batches; the tables have the names that migrations give them."""
+    before, after = KINDS[kind]
+    settings = replace(settings, changes_partition_mib=0)  # what is recorded of each txid is in a table of its own
+    register(sales(states=before))
+    assert run(settings, sales(states=before)) == [1, 2, 3]
+    changed = sales(2, states=after)
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    migrate(settings, changed)
+    clean = from_the_beginning(settings, register, changed)
+
+    def same() -> None:
+        for name in changed.spec.tables:
+            assert content(settings, name) == content(settings, f"clean_{name}")
+
+    same()
+    sell(settings, 4, (5, "Faro", 1), (9, "Porto", 2))
+    assert run(settings, changed) == run(settings, clean) == [4]
+    same()
+    assert asked(settings, NAMED_AS_REBUILDS) == []
+
+
+def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: Settings, register: Callable[..., None]) -> None:
+    """A record that the changed check lets through counts in its own batch, and is not replayed there; others are."""
+    strict, loose = {"priced": "cents >= 0"}, {"priced": "cents >= -1"}
+    sell(settings, 4, (9, "Faro", -5), (9, "Faro", -5), (9, "Porto", -1), (10, "Lisbon", "much"))
+    sell(settings, 5, (9, "Porto", "damaged"))
+    first = sales(check=strict)
+    register(first)
+    assert run(settings, first) == [1, 2, 3, 4, 5]
+    with StateStore.connect(settings) as store:
+        records = {record["payload"]: record for record in store.quarantined("sales")}
+        for payload, cents in (("2026-01-04T10:00:00Z,Lisbon,much", 70), ("2026-01-05T09:00:00Z,Porto,damaged", 3)):
+            record = records[payload]
+            mended = f"{payload.rpartition(',')[0]},{cents}"
+            store.mend_quarantined("sales", record["txid"], record["number"], Mend(mended, "me", "a typo"))
+        assert [record["txid"] for record in store.quarantined("sales")] == [1, 4, 4, 4, 4, 5]
+        assert store.replay_quarantined(first.spec, "me", "mended", txid=4) == (6, 4)
+    assert run(settings, first) == [6]
+    sell(settings, 6, (9, "Porto", 1))
+    assert run(settings, first) == [7]
+
+    changed = sales(2, check=loose, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    assert rebuilt(settings, changed) == [1, 2, 3, 4, 5, 6, 7]
+    migrate(settings, changed)
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Lisbon": (4, 670), "Porto": (8, 21)}
+    with StateStore.connect(settings) as store:
+        waiting = [(record["txid"], record["mended_payload"]) for record in store.quarantined("sales")]
+        assert waiting == [(5, "2026-01-05T09:00:00Z,Porto,3"), (6, None), (6, None)]
+        numbers_of = "SELECT quarantined_rows FROM tidegate.commit WHERE pipeline = 'sales' ORDER BY txid"
+        assert [number for (number,) in asked(settings, numbers_of)] == [0, 0, 0, 3, 1, 2, 0]
+        assert store.replay_quarantined(changed.spec, "me", "mended") == (8, 3)
+    assert run(settings, changed) == [8]
+    assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Porto'") == [(9, 24)]
+
+
+def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Txid 2 was given up, txid 4 was sealed by the former declaration and had not committed."""
+    blocks = {"priced": Check(lambda batch: sa.select(batch.state("by_shop").c.shop).where(batch.source_rows > 3))}
+    first = sales(checks=blocks)
+    register(first)
+    assert run(settings, first, max_batches=1) == [1]
+    sell(settings, 2, *[(9, "Lisbon", 1000)] * 4)
+    with pytest.raises(CheckFailed):
+        run(settings, first, max_batches=1)
+    with StateStore.connect(settings) as store:
+        store.skip_batch(first.spec, 2, "me", "twice")
+    sell(settings, 4, (9, "Faro", 4))
+    assert run(settings, first, max_batches=1) == [3]
+    (txid,) = plan(settings, first, run_id="open")
+    process(settings, first, txid, owner="me")
+
+    changed = sales(2, checks=blocks, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    skipped = "SELECT pipeline, txid, skipped_reason FROM tidegate.commit WHERE skipped_reason IS NOT NULL ORDER BY 1"
+    assert asked(settings, skipped) == [("sales", 2, "twice"), ("sales__v2", 2, "twice")]
+    migrate(settings, changed)
+    assert run(settings, changed) == [4]
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Lisbon": (2, 400), "Porto": (4, 14), "Faro": (1, 4)}
+
+
+def test_checks_of_a_rebuild_know_its_states_by_the_names_that_they_will_have(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """One sets partials aside, one warns of what the state has."""
+
+    def dear(batch: CheckedBatch) -> sa.Select[Any]:
+        partials = batch.partials("by_shop")
+        return sa.select(partials).where(partials.c.cents > 250)
+
+    def busy(batch: CheckedBatch) -> sa.Select[Any]:
+        state = batch.state("by_shop")
+        return sa.select(state).where(state.c.sold > 4)
+
+    checks = {"dear": Check(dear, "quarantine", of="by_shop"), "busy": Check(busy, "warn")}
+    register(sales())
+    run(settings, sales())
+    changed = sales(2, checks=checks, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    migrate(settings, changed)
+    aside = "SELECT pipeline, txid, state, origin FROM tidegate.quarantine"
+    assert asked(settings, aside) == [("sales", 3, "by_shop", "state by_shop")]
+    warned = "SELECT txid FROM tidegate.check_result WHERE name = 'busy' AND found IS NOT NULL AND pipeline = 'sales__v2'"
+    assert asked(settings, warned) == [(3,)]
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Lisbon": (2, 300), "Porto": (6, 21)}
+
+
+def noted(batch: Any) -> None:
+    """Do nothing with the rows of a batch."""
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "the same version": ({"version": 1}, "first raise its version above 1"),
+    "another source": ({"source": FixedBatches([[]], SCHEMA)}, "it has another kind of source"),
+    "an update": ({"states": {"by_shop": Update({"shop": "text"}, noted)}}, "by_shop is an update of your own"),
+    "its own states": (
+        {"queries": [StateQuery("sales.by_shop")], "transform": lambda rows: rows},
+        "its transform reads its own states",
+    ),
+    "a long name": ({"states": {"s" * 37: State(key={}, aggregates=COUNTED)}}, "A rebuild adds the version to each name."),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(
+    settings: Settings, register: Callable[..., None], why: str
+) -> None:
+    """By name, with what to do."""
+    register(sales())
+    run(settings, sales())
+    changed, refusal = REFUSED[why]
+    usual = {"version": 2, "states": {"by_shop": State(key=BY_SHOP, aggregates=SUMMED)}}
+    pipeline = sales(**usual | changed)
+    with StateStore.connect(settings, user=settings.pg_owner) as owner, pytest.raises(DeclarationChanged, match=refusal):
+        owner.begin_rebuild(pipeline.spec)
+    assert asked(settings, "SELECT pipeline FROM tidegate.pipeline") == [("sales",)]
+
+
+def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: Callable[..., None]) -> None:
+    """They have read what its rows were."""
+    first = sales(states={"sale": Rows({"shop": "text"})})
+    follower = Pipeline("later", Changes("sales.sale"), {"by_later": State(key=BY_SHOP, aggregates=COUNTED)})
+    register(first, follower)
+    run(settings, first)
+    changed = sales(2, states={"sale": Rows({"shop": "text", "cents": "integer"})})
+    refusal = pytest.raises(DeclarationChanged, match="later follows or reads its states")
+    with StateStore.connect(settings, user=settings.pg_owner) as owner, refusal:
+        owner.begin_rebuild(changed.spec)
+
+
+def test_a_changed_transform_computes_all_batches_again(settings: Settings, register: Callable[..., None]) -> None:
+    """The states are declared as before, so without a rebuild the change would be for the batches to come."""
+    summed = {"by_shop": State(key=BY_SHOP, aggregates=SUMMED)}
+    register(sales(states=summed))
+    run(settings, sales(states=summed))
+    twice = sales(2, states=summed, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
+    assert rebuilt(settings, twice) == [1, 2, 3]
+    migrate(settings, twice)
+    assert asked(settings, "SELECT sold, cents, dearest FROM state.by_shop WHERE shop = 'Lisbon'") == [(3, 1200, 600)]
+
+
+def test_files_are_found_where_acks_have_put_them(settings: Settings, register: Callable[..., None]) -> None:
+    """In the done folder; one that was deleted there is named, and nothing of the rebuild takes its pipeline's place."""
+    source = replace(sales().source, done_folder="done")
+    register(sales(source=source))
+    assert run(settings, sales(source=source)) == [1, 2, 3]
+    run(settings, sales(source=source))
+    assert sorted(file.name for file in (settings.home / "done").rglob("*.csv")) == ["01.csv", "02.csv", "03.csv"]
+    changed = sales(2, source=source, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    (lost,) = (settings.home / "done").rglob("02.csv")
+    content_of = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(SourceChanged, match=r"02\.csv"):
+        rebuilt(settings, changed)
+    lost.write_bytes(content_of)
+    assert rebuilt(settings, changed) == [2, 3]
+    migrate(settings, changed)
+    assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Lisbon'") == [(3, 600)]
+
+
+def test_one_that_begins_to_follow_meanwhile_is_in_the_way(settings: Settings, register: Callable[..., None]) -> None:
+    """It is seen again when the rebuild is to take its pipeline's place, under the lock that its registration waits for."""
+    sale = {"sale": Rows({"shop": "text"})}
+    register(sales(states=sale))
+    run(settings, sales(states=sale))
+    changed = sales(2, states={"sale": Rows({"shop": "text", "cents": "integer"})})
+    rebuilt(settings, changed)
+    register(Pipeline("later", Changes("sales.sale"), {"by_later": State(key=BY_SHOP, aggregates=COUNTED)}))
+    with migrations.connected(settings) as connection:
+        (why,) = rebuilds.find(connection, [changed.spec]).pending.values()
+    assert "later follows or reads its states" in why
+    assert "Or retire the rebuild: tidegate retire sales__v2" in why
+
+
+def test_one_that_was_given_up_is_in_nobodys_way(settings: Settings, register: Callable[..., None]) -> None:
+    """It is retired with its states; the next has a higher version. What has taken its place can be rebuilt once more."""
+    register(sales())
+    run(settings, sales())
+    second = sales(2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    rebuilt(settings, second)
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.retire("sales__v2", Request("me", "wrong", drops_states=True))
+        with pytest.raises(PipelineRetired):
+            owner.begin_rebuild(second.spec)
+    for version, aggregates in ((3, SUMMED), (4, COUNTED | {"last": Max("cents", "bigint")})):
+        changed = sales(version, states={"by_shop": State(key=BY_SHOP, aggregates=aggregates)})
+        assert rebuilt(settings, changed) == [1, 2, 3]
+        migrate(settings, changed)
+    clean = from_the_beginning(settings, register, changed)
+    assert content(settings, "by_shop") == content(settings, next(iter(clean.states)))
+    assert asked(settings, NAMED_AS_REBUILDS) == []
+
+
+def test_a_view_of_the_team_is_in_the_way_and_its_trigger_index_and_grants_are_kept(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """The refusal names the view, and changes nothing."""
+    register(sales())
+    run(settings, sales())
+    changed = sales(2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    rebuilt(settings, changed)
+    before = content(settings, "by_shop")
+    with migrations.connected(settings) as connection:
+        for statement in (
+            "CREATE VIEW public.shops AS SELECT shop FROM state.by_shop",
+            "CREATE INDEX by_sold ON state.by_shop (sold) WHERE shop LIKE 'L%'",
+            "CREATE UNIQUE INDEX by_both ON state.by_shop (shop, sold)",
+            "GRANT UPDATE ON state.by_shop TO tidegate_stager",
+        ):
+            connection.execute(sa.DDL(statement.replace("%", "%%")))
+
+    def take_place() -> None:
+        with migrations.connected(settings) as connection:
+            spec = overview.spec_of_pipeline(connection, "sales")
+            rebuilt_tables.empty(connection, changed.spec, spec)
+            connection.execute(sa.text("ALTER TABLE state.by_shop ADD cents bigint, ADD dearest integer"))
+            rebuilds.take_place(connection, changed.spec)
+
+    with pytest.raises(DeclarationChanged, match=r"state.by_shop: view shops depends on .* Drop that first, then run"):
+        take_place()
+    assert content(settings, "by_shop") == before
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.text("DROP VIEW public.shops"))
+    take_place()
+    indexes = "SELECT indexdef FROM pg_indexes WHERE tablename = 'by_shop' ORDER BY indexname"
+    assert [definition for (definition,) in asked(settings, indexes)] == [
+        "CREATE UNIQUE INDEX by_both ON state.by_shop USING btree (shop, sold)",
+        "CREATE INDEX by_sold ON state.by_shop USING btree (sold) WHERE (shop ~~ 'L%'::text)",
+        "CREATE UNIQUE INDEX pk_by_shop ON state.by_shop USING btree (shop)",
+    ]
+    assert asked(settings, "SELECT has_table_privilege('tidegate_stager', 'state.by_shop', 'UPDATE')") == [(True,)]
+
+
+def test_a_redo_after_it_takes_back_the_last_batch(settings: Settings, register: Callable[..., None]) -> None:
+    """Opaque states: the values before the last txid are those that the rebuild has kept."""
+    opaque = replace(sales().source, kind="opaque")
+    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
+    register(sales(source=opaque, states=states))
+    run(settings, sales(source=opaque, states=states))
+    changed = sales(2, source=opaque, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    migrate(settings, changed)
+    before = content(settings, "by_shop")
+    redo(settings, changed, 3, owner="me", reason="once more")
+    assert content(settings, "by_shop") == before
