@@ -16,7 +16,7 @@ from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.database import set_local
-from state_store.declaration import PipelineSpec, followed_as, parts_of
+from state_store.declaration import PipelineSpec, followed_as, parts_of, rebuilt_name
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.merges import Merged
 from state_store.witness import Witness
@@ -108,6 +108,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     commits.check_no_hole(connection, spec.name, cursor.txid)
     check_redoable(spec, txid, cursor.txid)
     check_not_followed(connection, spec, txid, request.without)
+    _check_not_rebuilt(connection, spec, txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
     if batch.attempt == cursor.attempt:
@@ -186,6 +187,27 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
             f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {streams[followed]}, and may have "
             "counted what would be taken back. Correct it by a later batch; or, if that pipeline is not run any more, add "
             f"--without {name}.",
+            pipeline=spec.name,
+            txid=txid,
+        )
+
+
+def _check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) -> None:
+    """Refuse to redo a batch that a rebuild has, under the cursor's lock, for which the rebuild waits when it opens the batch.
+
+    Raises: RangeRefused.
+    """
+    b, p = tables.batch.c, tables.pipeline.c
+    rebuild = connection.scalar(
+        sa.select(p.pipeline)
+        .join_from(tables.pipeline, tables.batch, b.pipeline == p.pipeline)
+        .where(p.pipeline.regexp_match(f"^{rebuilt_name(spec.name, '[0-9]+')}$"), p.retired_at.is_(None), b.txid == txid)
+        .limit(1)
+    )
+    if rebuild is not None:
+        raise RangeRefused(
+            f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "
+            f"First let it take its pipeline's place (tidegate migrate), or retire it (tidegate retire {rebuild}).",
             pipeline=spec.name,
             txid=txid,
         )

@@ -67,12 +67,30 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> 
         raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}", pipeline=spec.name)
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
     rebuild = rebuild_of(spec)
+    _check_same(connection, spec, rebuild)
     if is_confirmed:
         state_tables.metadata_of((rebuild,)).create_all(connection)
         registration.register(connection, rebuild)
     c = tables.cursor.c
     rebuilt = connection.scalar(sa.select(c.txid).where(c.pipeline == rebuild.name)) or 0
     return Progress(rebuild.name, committed, rebuilt)
+
+
+def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Refuse a declaration that has changed since its rebuild was begun, whose tables are of the former one.
+
+    Raises: DeclarationChanged, PipelineRetired.
+    """
+    p = tables.pipeline.c
+    known = connection.scalar(sa.select(p.fingerprint).where(p.pipeline == rebuild.name))
+    if known is not None:
+        cursors.check_in_service(connection, rebuild.name)
+    if known not in (None, rebuild.fingerprint):
+        raise DeclarationChanged(
+            f"{rebuild.name} was begun for another declaration of {spec.name}. Raise its version above {spec.version}, and "
+            f"retire the former rebuild: tidegate retire {rebuild.name} --drop-states",
+            pipeline=spec.name,
+        )
 
 
 def _why_not(connection: Connection, before: PipelineSpec, spec: PipelineSpec, committed: int) -> str | None:
@@ -144,12 +162,19 @@ def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInp
 
     Of any other pipeline, nothing was decided.
 
-    Returns False if the records to replay are others than when the batch was planned: then the caller plans again.
+    Returns False if the last batch was redone since it was planned, or the records to replay are others: then the caller plans
+    again. The pipeline's cursor is locked, so a redo comes before, or is refused.
     """
     if spec.rebuilds is None:
         return True
+    c = tables.cursor.c
+    connection.execute(sa.select(c.txid).where(c.pipeline == spec.rebuilds).with_for_update(read=True))
     first = (after.txid if after else 0) + 1
-    _skip(connection, spec, first, first + len(metadata) - 1)
+    last = first + len(metadata) - 1
+    now = batches.existing_input(connection, spec.rebuilds, last).metadata
+    if QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]:
+        return False
+    _skip(connection, spec, first, last)
     planned = batches.existing_input(connection, spec.name, first).metadata
     if QUARANTINED not in planned:
         return True

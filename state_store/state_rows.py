@@ -44,14 +44,19 @@ class AsOf:
 
 @dataclass(frozen=True)
 class Version:
-    """A pipeline's last commit: as long as this stays the same, so do all rows of its states."""
+    """A pipeline's last commit, what it declares, and its range partitions: while all stay the same, so do its states' rows.
+
+    A rebuild changes rows without a commit, and the declaration; `tidegate prune` removes rows, and partitions.
+    """
 
     txid: int
     attempt: int | None
     history: str
+    fingerprint: str
+    partitions: int
 
     def __str__(self) -> str:
-        return f"{self.history}-{self.txid}-{self.attempt or 0}"
+        return f"{self.history}-{self.txid}-{self.attempt or 0}-{self.fingerprint[:12]}-{self.partitions}"
 
 
 class StateReader:
@@ -124,9 +129,13 @@ class StateReader:
 
 def version_of(connection: Connection, pipeline: str) -> Version:
     """Return the version of a pipeline's states in this snapshot."""
-    c = tables.cursor.c
-    row = connection.execute(sa.select(c.txid, c.attempt, c.history).where(c.pipeline == pipeline)).one()
-    return Version(row.txid, row.attempt, str(row.history))
+    c, p, r, s = tables.cursor.c, tables.pipeline.c, tables.state_range.c, tables.state_table.c
+    made = sa.select(sa.func.count()).select_from(tables.state_range).join(tables.state_table, r.state == s.state)
+    partitions_of = made.where(s.pipeline == p.pipeline).correlate(tables.pipeline).scalar_subquery()
+    known = sa.join(tables.cursor, tables.pipeline, c.pipeline == p.pipeline)
+    statement = sa.select(c.txid, c.attempt, c.history, p.fingerprint, partitions_of).select_from(known)
+    txid, attempt, history, fingerprint, count = connection.execute(statement.where(c.pipeline == pipeline)).one()
+    return Version(txid, attempt, str(history), fingerprint, count)
 
 
 def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:

@@ -166,8 +166,7 @@ def _idle(wait: "Wait") -> Iterator[Cause]:
     row, name = wait.row, wait.row.pipeline
     done = f"Nothing to do. All batches up to txid {row.opened} have committed."
     idle = done if row.opened else "Nothing waits: no run has opened a batch yet."
-    trigger = remedies.command("trigger", name, "--wait")
-    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=trigger)
+    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=starts_a_run(name)["command"])
 
 
 def _failing_plans(wait: "Wait") -> Iterator[Cause]:

@@ -1,6 +1,9 @@
 """Rebuilds of each kind of state, compared with a pipeline that was declared so from the beginning; what is refused."""
 
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +33,12 @@ from jobs import (
 from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables, state_tables
 from state_store.checks import CheckedBatch
-from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, SourceChanged
+from state_store.declaration import PipelineSpec
+from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused, SourceChanged
+from state_store.ledger_reader import LedgerReader
 from state_store.mending import Mend
 from state_store.retirement import Request
+from state_store.state_rows import StateReader, version_of
 from tests.steps import plan, process, redo
 
 numbers = iter(range(1, 1_000_000))
@@ -443,6 +449,108 @@ def test_a_view_of_the_team_is_in_the_way_and_its_trigger_index_and_grants_are_k
         "CREATE UNIQUE INDEX pk_by_shop ON state.by_shop USING btree (shop)",
     ]
     assert asked(settings, "SELECT has_table_privilege('tidegate_stager', 'state.by_shop', 'UPDATE')") == [(True,)]
+
+
+def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """A reader loops while the rebuild goes on and takes its pipeline's place: nothing is missing, and no txid goes back."""
+    register(sales())
+    run(settings, sales())
+    changed = sales(2, states={"by_shop": State(key=BY_SHOP, aggregates=COUNTED | {"cents": Sum("cents", "bigint")})})
+    seen: list[tuple[int, Any]] = []
+    stopped = threading.Event()
+
+    def read() -> None:
+        with StateReader.open(settings, "sales", "by_shop") as reader:
+            while not stopped.is_set():
+                found = reader.range(limit=10)
+                seen.append((found.txid, [{n: v for n, v in row.items() if n != "txid"} for row in found.rows]))
+
+    with LedgerReader(settings) as ledger, ThreadPoolExecutor(1) as pool:
+
+        def version() -> str:
+            with ledger.snapshot("reading the version") as connection:
+                return str(version_of(connection, "sales"))
+
+        before = version()
+        reading = pool.submit(read)
+        try:
+            rebuilt(settings, changed)
+            assert version() == before
+            migrate(settings, changed)
+            time.sleep(0.5)
+        finally:
+            stopped.set()
+        reading.result()
+        assert version() != before
+    counts = [{"shop": "Lisbon", "sold": 3}, {"shop": "Porto", "sold": 6}]
+    sums = [{"shop": "Lisbon", "sold": 3, "cents": 600}, {"shop": "Porto", "sold": 6, "cents": 21}]
+    assert [found for _, found in seen if found not in (counts, sums)] == []
+    assert {txid for txid, _ in seen} == {3}
+    first_new = [found for _, found in seen].index(sums)
+    assert 10 < first_new < len(seen) - 1
+    assert all(found == sums for _, found in seen[first_new:])
+
+
+def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register: Callable[..., None]) -> None:
+    """The rebuild may have read what the redo takes back; before it has the batch, and once it is retired, it is not."""
+    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
+    first = sales(states=states, source=replace(sales().source, kind="opaque"))
+    register(first)
+    run(settings, first)
+    changed = replace(first, version=2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.begin_rebuild(changed.spec)
+    assert run(settings, changed.rebuild(), max_batches=2) == [1, 2]
+    redo(settings, first, 3, owner="me", reason="before")
+    assert rebuilt(settings, changed) == [3]
+    with pytest.raises(RangeRefused, match="sales 3 cannot be redone: sales__v2 computes it again"):
+        redo(settings, first, 3, owner="me", reason="after")
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.retire("sales__v2", Request("me", "wrong"))
+    redo(settings, first, 3, owner="me", reason="retired")
+
+
+def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again(
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redo that reads another file commits in between: the rebuild has what counts, not what it first saw."""
+    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
+    first = sales(states=states, source=replace(sales().source, kind="opaque"))
+    register(first)
+    run(settings, first)
+    changed = replace(first, version=2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.begin_rebuild(changed.spec)
+    plan_as_usual, redone = StateStore.batches_to_rebuild, []
+
+    def planned(store: StateStore, spec: PipelineSpec, after: int, most: int) -> list[dict[str, Any]]:
+        found = plan_as_usual(store, spec, after, most)
+        if not redone:
+            sell(settings, 3, (9, "Faro", 33))
+            redone.append(redo(settings, first, 3, owner="me", reason="another file"))
+        return found
+
+    monkeypatch.setattr(StateStore, "batches_to_rebuild", planned)
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    migrate(settings, changed)
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Lisbon": (2, 300), "Porto": (4, 13), "Faro": (1, 33)}
+
+
+def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Even before its first commit: its tables are those of the former declaration."""
+    register(sales())
+    run(settings, sales())
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.begin_rebuild(sales(2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)}).spec)
+        other = sales(2, states={"by_shop": State(key={}, aggregates=SUMMED)})
+        with pytest.raises(DeclarationChanged, match=r"sales__v2 was begun for another declaration of sales\. Raise"):
+            owner.begin_rebuild(other.spec)
+        owner.begin_rebuild(replace(other, version=3).spec)
 
 
 def test_a_redo_after_it_takes_back_the_last_batch(settings: Settings, register: Callable[..., None]) -> None:
