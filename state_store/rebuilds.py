@@ -251,10 +251,9 @@ def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
     Raises: MetadataCorrupt.
     """
     found = Found({}, [])
-    if (revisions.current_revision(connection) or "") < registration.RETIRED_SINCE:
-        return found
-    for spec in specs:
-        if not is_begun(connection, spec):
+    rebuilding = begun(connection, specs)
+    for spec in specs if _has_rebuilds(connection) else ():
+        if spec.name not in rebuilding:
             try:
                 registration.check_states(connection, [spec])
             except DeclarationChanged as changed:
@@ -266,15 +265,27 @@ def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
     return found
 
 
-def is_begun(connection: Connection, spec: PipelineSpec) -> bool:
-    """Return whether a rebuild of this declaration is registered, and in service."""
+def begun(connection: Connection, specs: Sequence[PipelineSpec]) -> set[str]:
+    """Return the names of those of these pipelines of whose declaration a rebuild is registered, and in service."""
+    if not _has_rebuilds(connection):
+        return set()
     p = tables.pipeline.c
-    try:
-        rebuild = rebuild_of(spec)
-    except ValueError:  # a name is too long for one
-        return False
-    begun = sa.exists().where(p.pipeline == rebuild.name, p.retired_at.is_(None), p.fingerprint == rebuild.fingerprint)
-    return bool(connection.scalar(sa.select(begun)))
+    in_service = sa.select(p.pipeline, p.fingerprint).where(p.retired_at.is_(None))
+    fingerprints = {row.pipeline: row.fingerprint for row in connection.execute(in_service)}
+    found = set()
+    for spec in specs:
+        try:
+            rebuild = rebuild_of(spec)
+        except ValueError:  # a name is too long for one
+            continue
+        if fingerprints.get(rebuild.name) == rebuild.fingerprint:
+            found.add(spec.name)
+    return found
+
+
+def _has_rebuilds(connection: Connection) -> bool:
+    """Return whether the ledger is not older than retired pipelines, as which rebuilds end."""
+    return (revisions.current_revision(connection) or "") >= registration.RETIRED_SINCE
 
 
 def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:

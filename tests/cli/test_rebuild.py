@@ -188,7 +188,7 @@ def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine
     for verb in (("migrate",), ("run", "sales")):
         refused = project(*verb)
         assert refused.returncode == 1
-    assert "sales is being rebuilt, and sales__v2 has committed" in project("migrate").stderr
+    assert "sales is being rebuilt: sales__v2 has committed" in project("migrate").stderr
     assert "Let it go on: tidegate rebuild sales --yes" in project("migrate").stderr
     assert "Run: tidegate migrate" in project("run", "sales").stderr
     monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
