@@ -39,7 +39,8 @@ class Pipeline:
 
     `guarantee`: source and states must be of kinds that give exactly-once, unless this says "at_least_once".
 
-    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record.
+    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record. Of
+    several inputs, it may have conditions for each: ``check={"flights": {"has a tail": "tailnum IS NOT NULL"}}``.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
     warns, or sets rows aside (`jobs.checks.Check`).
@@ -71,7 +72,7 @@ class Pipeline:
     version: int = 1
     description: str = field(default="", compare=False)
     guarantee: Guarantee = "exactly_once"
-    check: Mapping[str, str] = field(default_factory=dict)
+    check: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
     checks: Mapping[str, Check] = field(default_factory=dict)
     queries: Sequence[StateQuery] = ()
     on_poison: PoisonPolicy = "block"
@@ -98,6 +99,9 @@ class Pipeline:
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
+        for name, what in self.check.items():
+            if not isinstance(what, str) and name not in self.source.input_names:
+                raise ValueError(f"Pipeline {self.name} has checks for input {name!r}, which its source does not have.")
         self.source.check_pipeline(self)
         if self.queries and self.transform is None:
             raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")
@@ -130,6 +134,12 @@ class Pipeline:
             checks=tuple(self.checks.items()),
             queries=tuple(query.read for query in self.queries),
         )
+
+    def check_of(self, name: str) -> dict[str, str]:
+        """Return the conditions for the records of an input, by name; a single source has the one input ""."""
+        of_input = self.check.get(name, {})
+        for_all = {label: condition for label, condition in self.check.items() if isinstance(condition, str)}
+        return for_all if isinstance(of_input, str) else {**for_all, **of_input}
 
     @property
     def is_exactly_once(self) -> bool:
