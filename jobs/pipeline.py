@@ -99,9 +99,7 @@ class Pipeline:
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
-        for name, what in self.check.items():
-            if not isinstance(what, str) and name not in self.source.input_names:
-                raise ValueError(f"Pipeline {self.name} has checks for input {name!r}, which its source does not have.")
+        self._check_inputs()
         self.source.check_pipeline(self)
         if self.queries and self.transform is None:
             raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")
@@ -114,6 +112,11 @@ class Pipeline:
         check_declared(self.name, self.checks, self.spec)
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._why_not_exactly_once())
+
+    def _check_inputs(self) -> None:
+        for name, what in self.check.items():
+            if not isinstance(what, str) and name not in self.source.input_names:
+                raise ValueError(f"Pipeline {self.name} has checks for input {name!r}, which its source does not have.")
 
     @cached_property
     def spec(self) -> PipelineSpec:
@@ -140,6 +143,14 @@ class Pipeline:
         of_input = self.check.get(name, {})
         for_all = {label: condition for label, condition in self.check.items() if isinstance(condition, str)}
         return for_all if isinstance(of_input, str) else {**for_all, **of_input}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Return all conditions for single records by name, those of one input after its name: ``flights: has a tail``."""
+        found: dict[str, str] = {}
+        for name, what in self.check.items():
+            found |= {name: what} if isinstance(what, str) else {f"{name}: {label}": each for label, each in what.items()}
+        return found
 
     @property
     def is_exactly_once(self) -> bool:
