@@ -178,7 +178,8 @@ class History(_Keyed):
     column in `order_by` until that of the key's next version, in whatever order they come: a late one is put between its
     neighbours. Two rows of a key that are equal in all of `order_by` are one version, with the greater in `columns`, so that
     replays agree. A row with NULL in `order_by` fails the batch, as its place is unknown; and so does one with NULL in `key`,
-    unless `null_keys` makes NULL there a key as any other, with versions of its own.
+    unless `null_keys` makes NULL there a key as any other, with versions of its own. Then only the first three columns of `key`
+    are looked up by the index.
 
     The state is a view with the columns of key, `order_by` and `columns`, ``valid_to`` (NULL: it is still valid), the ``txid``
     that brought the version, last if it came repeatedly, and ``to_txid``, that of the version which ended it. The versions

@@ -268,7 +268,8 @@ def replay_quarantined(
     metadata = {QUARANTINED: taken, "source": position_of(after.metadata), **beside}
     declared = parts_of(spec.source_identity)
     if "" not in declared:
-        metadata["records"] = quarantine.records_by_input(connection, pipeline, new_txid)
+        records = quarantine.records_by_input(connection, pipeline, new_txid)
+        metadata = {"references": {}, **metadata, "records": records}
         _check_replayable(spec, declared, metadata)
     if not batches.insert_batches(connection, pipeline, after, [encode_metadata(metadata)], owner, awaits_ack=False):
         return False
@@ -287,7 +288,7 @@ def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: S
             "Declare it again, or take up the records of other txids: --txid.",
             pipeline=spec.name,
         )
-    if missing := [name for name in references_of(spec.source_identity) if name not in metadata.get("references", {})]:
+    if missing := [name for name in references_of(spec.source_identity) if name not in metadata["references"]]:
         raise RangeRefused(
             f"{spec.name}: a replay is joined with reference {missing[0]}, whose version has to be read for it. Type the "
             f"command: tidegate quarantine replay {spec.name}",
