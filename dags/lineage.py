@@ -45,6 +45,8 @@ def lineage_of(pipeline_name: str, txid: int) -> OperatorLineage:
     server, database = f"postgres://{settings.pg_host}:{settings.pg_port}", settings.pg_database
     if QUARANTINED in batch.source_metadata:
         read = [Dataset(server, f"{database}.tidegate.quarantine")]
+        if pipeline.source.input_names:  # with the references that the records are joined with
+            read += pipeline.source.datasets(batch.source_metadata, settings)
     else:
         read = list(pipeline.source.datasets(batch.source_metadata, settings))
     facet = TidegateBatchRunFacet(pipeline_name, txid, batch.status.phase, batch.status.attempt or None)

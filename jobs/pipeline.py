@@ -39,7 +39,8 @@ class Pipeline:
 
     `guarantee`: source and states must be of kinds that give exactly-once, unless this says "at_least_once".
 
-    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record.
+    `check` names conditions, in Spark SQL over the source's columns, that must be true, and not NULL, for every record. Of
+    several inputs, it may have conditions for each: ``check={"flights": {"has a tail": "tailnum IS NOT NULL"}}``.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
     warns, or sets rows aside (`jobs.checks.Check`).
@@ -71,7 +72,7 @@ class Pipeline:
     version: int = 1
     description: str = field(default="", compare=False)
     guarantee: Guarantee = "exactly_once"
-    check: Mapping[str, str] = field(default_factory=dict)
+    check: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
     checks: Mapping[str, Check] = field(default_factory=dict)
     queries: Sequence[StateQuery] = ()
     on_poison: PoisonPolicy = "block"
@@ -100,6 +101,7 @@ class Pipeline:
         ):
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
+        self._check_inputs()
         self.source.check_pipeline(self)
         if self.queries and self.transform is None:
             raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")
@@ -112,6 +114,11 @@ class Pipeline:
         check_declared(self.name, self.checks, self.spec)
         if self.guarantee == "exactly_once" and not self.is_exactly_once:
             raise ValueError(self._why_not_exactly_once())
+
+    def _check_inputs(self) -> None:
+        for name, what in self.check.items():
+            if not isinstance(what, str) and name not in self.source.input_names:
+                raise ValueError(f"Pipeline {self.name} has checks for input {name!r}, which its source does not have.")
 
     @cached_property
     def spec(self) -> PipelineSpec:
@@ -146,6 +153,20 @@ class Pipeline:
     def wants_acks(self) -> bool:
         """Return whether the source has to learn of each commit; a rebuild's has learned of them already."""
         return self.rebuilds is None and self.source.wants_acks
+
+    def check_of(self, name: str) -> dict[str, str]:
+        """Return the conditions for the records of an input, by name; a single source has the one input ""."""
+        of_input = self.check.get(name, {})
+        for_all = {label: condition for label, condition in self.check.items() if isinstance(condition, str)}
+        return for_all if isinstance(of_input, str) else {**for_all, **of_input}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Return all conditions for single records by name, those of one input after its name: ``flights: has a tail``."""
+        found: dict[str, str] = {}
+        for name, what in self.check.items():
+            found |= {name: what} if isinstance(what, str) else {f"{name}: {label}": each for label, each in what.items()}
+        return found
 
     @property
     def is_exactly_once(self) -> bool:

@@ -52,17 +52,21 @@ class _Keyed(ABC):
     @property
     def required(self) -> Mapping[str, str]:
         """Return the columns in which no row may have NULL, and what each of them is."""
-        keys = {} if self.null_keys else dict.fromkeys(sorted(self.keyed_by), "key column")
-        return keys | ({self.window.spec.column: "time column"} if self.window else {})
+        keys = [name for name in sorted(self.keyed_by) if not self._may_be_null(name)]
+        return dict.fromkeys(keys, "key column") | ({self.window.spec.column: "time column"} if self.window else {})
 
     @property
     def derived(self) -> tuple[DerivedColumn, ...]:
         """Return the columns that Postgres derives from others."""
         return ()
 
+    def _may_be_null(self, column: str) -> bool:
+        """Return whether NULL in a column that rows are found by is a value as any other."""
+        return self.null_keys and column in self.key
+
     def spec(self, name: str) -> StateSpec:
         """Return the store's view of this state."""
-        keys = tuple(KeyColumn(column, ColumnType(kind), self.null_keys) for column, kind in self.keyed_by.items())
+        keys = tuple(KeyColumn(name, ColumnType(kind), self._may_be_null(name)) for name, kind in self.keyed_by.items())
         values = tuple(part.value_column for part in self.parts)
         window = self.window.spec if self.window else None
         if name == _UPSERTED and not (isinstance(self, History) or (window and window.is_session)):
@@ -173,7 +177,9 @@ class History(_Keyed):
     `key`, `columns` and `order_by` map columns of the rows to Postgres types. A version is valid from the value of the first
     column in `order_by` until that of the key's next version, in whatever order they come: a late one is put between its
     neighbours. Two rows of a key that are equal in all of `order_by` are one version, with the greater in `columns`, so that
-    replays agree. A row with NULL in `key` or `order_by` fails the batch.
+    replays agree. A row with NULL in `order_by` fails the batch, as its place is unknown; and so does one with NULL in `key`,
+    unless `null_keys` makes NULL there a key as any other, with versions of its own. Then only the first three columns of `key`
+    are looked up by the index.
 
     The state is a view with the columns of key, `order_by` and `columns`, ``valid_to`` (NULL: it is still valid), the ``txid``
     that brought the version, last if it came repeatedly, and ``to_txid``, that of the version which ended it. The versions
@@ -195,7 +201,7 @@ class History(_Keyed):
     unanchored: bool = False
     changes: bool = False
     hash_partitions: int = 1
-    null_keys: bool = field(default=False, init=False)
+    null_keys: bool = False
 
     def __post_init__(self) -> None:
         for what, columns, reason in (

@@ -529,6 +529,10 @@ def followed_by(identity: str) -> set[str]:
     return {part.removeprefix(_FOLLOWED).partition(".")[0] for part in followed}
 
 
+# If its source has several inputs, a quarantined record's origin begins with the name of its input and this, which no name has.
+INPUT_END = ": "
+
+
 def composed_of(inputs: Mapping[str, str], references: Mapping[str, str]) -> str:
     """Return the identity of a source that is composed of others, from theirs, by name."""
     return f"{_COMPOSED}{json.dumps([inputs, references], sort_keys=True)}"
@@ -540,3 +544,8 @@ def parts_of(identity: str) -> dict[str, str]:
         return {"": identity}
     inputs: dict[str, str] = json.loads(identity.removeprefix(_COMPOSED))[0]
     return inputs
+
+
+def references_of(identity: str) -> list[str]:
+    """Return the names of the references that a source's rows are joined with."""
+    return sorted(json.loads(identity.removeprefix(_COMPOSED))[1]) if identity.startswith(_COMPOSED) else []

@@ -1,10 +1,12 @@
 """Histories: the view that says until when each version of a key is valid.
 
 A version is a row of the table: what a key was from some time on. Until when it is valid follows from the key's next version,
-which the view looks up by the primary key: so a late version, a redo and the merge of several batches change no other rows. The
-view follows from the state's declaration; `tidegate migrate` creates it.
+which the view looks up by the index of keys. So a late version, a redo and the merge of several batches change no other rows.
+The view follows from the state's declaration; `tidegate migrate` creates it.
 """
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +17,11 @@ from sqlalchemy.schema import CreateView
 from state_store.columns import TO_TXID, VALID_TO
 from state_store.declaration import StateSpec, Validity
 from state_store.errors import DeclarationChanged
+
+# Of columns that may be NULL, so many are looked up by the index; each doubles the number of lookups in the view's text.
+MOST_LOOKED_UP = 3
+
+Direction = Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]]
 
 
 def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_changed: bool) -> None:
@@ -52,21 +59,18 @@ def _view(state: StateSpec, versions: Table) -> CreateView:
     version = versions.alias("version")
     later, earlier = versions.alias("later"), versions.alias("earlier")
     ends = [later.c[state.history.order[0]].label(VALID_TO), *([later.c.txid.label(TO_TXID)] if state.has_txid else [])]
-    after = sa.select(*ends).where(of.same_key(later, version), of.place(later) > of.place(version))
+    after = sa.select(*ends).where(of.place(later) > of.place(version))
     conditions = []
     if state.history.deleted:
         conditions.append(version.c[state.history.deleted].is_not(sa.true()))
     if state.history.collapses:
         # A version ends at the next one that differs; one that does not differ from the version before is not shown.
         after = after.where(of.values(later).is_distinct_from(of.values(version)))
-        before = (
-            sa.select(of.values(earlier).is_not_distinct_from(of.values(version)))
-            .where(of.same_key(earlier, version), of.place(earlier) < of.place(version))
-            .order_by(*(column.desc() for column in of.order(earlier)))
-            .limit(sa.literal_column("1"))
-        )
-        conditions.append(before.scalar_subquery().is_not(sa.true()))
-    end = after.order_by(*of.order(later)).limit(sa.literal_column("1")).lateral("next_version")
+        before = sa.select(of.values(earlier).is_not_distinct_from(of.values(version)).label("is_same"))
+        before = before.where(of.place(earlier) < of.place(version))
+        nearest = of.nearest(before, earlier, version, lambda column: column.desc())
+        conditions.append(nearest.scalar_subquery().is_not(sa.true()))
+    end = of.nearest(after, later, version, lambda column: column).lateral("next_version")
     shown = [(end if column in state.validity else version).c[column.name] for column in state.shown]
     query = sa.select(*shown).select_from(version.outerjoin(end, sa.true())).where(*conditions)
     return CreateView(query, state.name, schema=versions.schema, or_replace=True)
@@ -76,12 +80,30 @@ class _Neighbours:
     """The conditions that relate two versions of a key."""
 
     def __init__(self, state: StateSpec, history: Validity) -> None:
-        self._keys = [key.name for key in state.keys if key.name not in history.order]
+        keys = [key for key in state.keys if key.name not in history.order]
+        self._keys = [key.name for key in keys]
+        self._has_nulls = any(key.nullable for key in keys)
         self._values = [value.name for value in state.values]
         self._history = history
 
-    def same_key(self, one: FromClause, other: FromClause) -> sa.ColumnElement[bool]:
-        return sa.and_(*(one.c[name] == other.c[name] for name in self._keys))
+    def nearest(
+        self, versions: sa.Select[Any], one: FromClause, other: FromClause, direction: Direction
+    ) -> sa.Select[Any] | sa.CompoundSelect[Any]:
+        """Return the first of the versions `one` of the key of `other`, in ascending or descending order.
+
+        A lookup by IS NULL uses an index, which IS NOT DISTINCT FROM does not. So where keys may be NULL, there is a lookup for
+        each way in which they can be, of which at most one runs: the others see by `other` alone that they find nothing.
+        """
+        order = [direction(column) for column in self.order(one)]
+        first = versions.limit(sa.literal_column("1"))
+        if not self._has_nulls:
+            return first.where(*(one.c[name] == other.c[name] for name in self._keys)).order_by(*order)
+        # In the order of the whole index: Postgres does not see that a column that is NULL does not change the order.
+        whole = [*(direction(one.c[name]) for name in self._keys), *order]
+        same = [(one.c[name] == other.c[name], sa.and_(one.c[name].is_(None), other.c[name].is_(None))) for name in self._keys]
+        compared = [sa.or_(*either) for either in same[MOST_LOOKED_UP:]]
+        ways = product(*same[:MOST_LOOKED_UP])
+        return sa.union_all(*(first.where(*way, *compared).order_by(*whole).correlate(other) for way in ways))
 
     def order(self, version: FromClause) -> list[sa.ColumnElement[Any]]:
         return [version.c[name] for name in self._history.order]

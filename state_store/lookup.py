@@ -35,10 +35,10 @@ _MISSING_RANGES = """
 """
 
 
-def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str]]) -> list[Mapping[str, Any] | None]:
+def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str | None]]) -> list[Mapping[str, Any] | None]:
     """Return the rows of these keys from one snapshot, in their order; None for a key without a row.
 
-    A key is its values in text, in the order of the key's columns; without key columns it is empty.
+    A key is its values in text, None for NULL, in the order of the key's columns; without key columns it is empty.
 
     Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
     SchemaOutOfDate, also if a partition is missing.

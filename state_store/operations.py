@@ -16,7 +16,7 @@ from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.database import set_local
-from state_store.declaration import PipelineSpec, followed_as, parts_of, rebuilt_name
+from state_store.declaration import PipelineSpec, SourceMetadata, followed_as, parts_of, references_of, rebuilt_name
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.merges import Merged
 from state_store.witness import Witness
@@ -269,14 +269,17 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 
 
 def replay_quarantined(
-    connection: Connection, pipeline: str, owner: str, reason: str, txid: int | None
+    connection: Connection, spec: PipelineSpec, owner: str, reason: str, txid: int | None, beside: SourceMetadata
 ) -> tuple[int, int] | Literal[False] | None:
     """Open a batch of the records that wait in quarantine; return its txid and their number, or None if there are none.
 
+    `beside` is frozen with them: what they are joined with. Of several inputs, the number of each one's records is, too.
+
     Returns False if another planner took the txid first: then the caller rolls back.
 
-    Raises: MetadataCorrupt.
+    Raises: MetadataCorrupt; RangeRefused if a record's input is not declared, or the version of a reference is not given.
     """
+    pipeline = spec.name
     after = batches.last_opened(connection, pipeline)
     if after is None:
         return None
@@ -284,11 +287,35 @@ def replay_quarantined(
     taken = quarantine.take_up(connection, pipeline, txid, new_txid)
     if not taken:
         return None
-    metadata = {QUARANTINED: taken, "source": position_of(after.metadata)}
+    metadata = {QUARANTINED: taken, "source": position_of(after.metadata), **beside}
+    declared = parts_of(spec.source_identity)
+    if "" not in declared:
+        records = quarantine.records_by_input(connection, pipeline, new_txid)
+        metadata = {"references": {}, **metadata, "records": records}
+        _check_replayable(spec, declared, metadata)
     if not batches.insert_batches(connection, pipeline, after, [encode_metadata(metadata)], owner, awaits_ack=False):
         return False
     write_action(connection, pipeline, new_txid, "replay", owner, reason)
     return new_txid, taken
+
+
+def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: SourceMetadata) -> None:
+    """Refuse to take up records whose input, or the version of what they are joined with, is missing.
+
+    Raises: RangeRefused.
+    """
+    if gone := sorted(metadata["records"].keys() - set(declared)):
+        raise RangeRefused(
+            f"{spec.name}: records of input {gone[0]} wait in quarantine, and the pipeline does not declare it any more. "
+            "Declare it again, or take up the records of other txids: --txid.",
+            pipeline=spec.name,
+        )
+    if missing := [name for name in references_of(spec.source_identity) if name not in metadata["references"]]:
+        raise RangeRefused(
+            f"{spec.name}: a replay is joined with reference {missing[0]}, whose version has to be read for it. Type the "
+            f"command: tidegate quarantine replay {spec.name}",
+            pipeline=spec.name,
+        )
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from state_store import staging, state_tables, tables
 from state_store.attempts import LockedBatch
-from state_store.declaration import PipelineSpec, QuarantineSpec, StateSpec
+from state_store.declaration import INPUT_END, PipelineSpec, QuarantineSpec, StateSpec
 from state_store.errors import RangeRefused
 from state_store.window_spec import CORRECTIONS
 
@@ -132,6 +132,20 @@ def take_up(connection: Connection, pipeline: str, txid: int | None, new_txid: i
     """Let a new batch read the waiting records, of one txid or all; return their number."""
     of_txid = _of(pipeline, txid)
     return connection.execute(sa.update(tables.quarantine).where(*of_txid, waits()).values(replayed_txid=new_txid)).rowcount
+
+
+def records_by_input(connection: Connection, pipeline: str, replayed_txid: int) -> dict[str, int]:
+    """Return how many records of each input a batch has taken up, if the pipeline's source has several inputs."""
+    q = tables.quarantine.c
+    return count_by_input(connection, sa.select(q.origin).where(q.pipeline == pipeline, q.replayed_txid == replayed_txid))
+
+
+def count_by_input(connection: Connection, origins: sa.Select[Any]) -> dict[str, int]:
+    """Return how many records each input has, from the selected column `origin` of some records."""
+    records = origins.subquery("records").c
+    name = sa.func.split_part(sa.func.coalesce(records.origin, ""), INPUT_END, 1).label("input")
+    counted = sa.select(name, sa.func.count()).group_by(name).order_by(name)
+    return {row[0]: row[1] for row in connection.execute(counted)}
 
 
 def put_back(connection: Connection, pipeline: str, replayed_txid: int) -> None:

@@ -31,6 +31,7 @@ from state_store.batches import QUARANTINED, BatchInput, position_of
 from state_store.declaration import PipelineSpec, SourceMetadata, rebuilt_name, spec_of
 from state_store.errors import DeclarationChanged
 from state_store.operations import write_action
+from state_store.quarantine import count_by_input, records_by_input
 
 _MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
 
@@ -151,8 +152,9 @@ def next_batches(connection: Connection, spec: PipelineSpec, after: int, most: i
         if QUARANTINED in metadata:
             if found or cursors.committed(connection, spec.name) != txid - 1:
                 break
-            taken = connection.scalar(sa.select(sa.func.count()).select_from(_same_records(spec, txid))) or 0
-            return [{**metadata, QUARANTINED: taken}]
+            records = count_by_input(connection, sa.select(_same_records(spec, txid).c.origin))
+            by_input = {"records": records} if "records" in metadata else {}
+            return [{**metadata, QUARANTINED: sum(records.values()), **by_input}]
         found.append(metadata)
     return found
 
@@ -184,6 +186,8 @@ def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInp
         .where(q.pipeline == spec.name, q.txid == same.c.txid, q.number == same.c.number)
         .values(replayed_txid=first, **{name: same.c[name] for name in _MENDED})
     )
+    if "records" in planned and planned["records"] != records_by_input(connection, spec.name, first):
+        return False
     return bool(taken.rowcount == planned[QUARANTINED])
 
 
@@ -216,7 +220,7 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
     """
     q = tables.quarantine.c
     nth = sa.func.row_number().over(partition_by=(q.txid, q.payload, q.is_raw), order_by=q.number).label("nth")
-    here = sa.select(q.txid, q.number, q.payload, q.is_raw, q.replayed_txid, nth)
+    here = sa.select(q.txid, q.number, q.origin, q.payload, q.is_raw, q.replayed_txid, nth)
     here = here.where(q.pipeline == spec.name, q.state.is_(None))
     there = sa.select(q.txid, q.payload, q.is_raw, q.replayed_txid, *(q[name] for name in _MENDED), nth)
     there = there.where(q.pipeline == spec.rebuilds, q.state.is_(None))
@@ -227,7 +231,7 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
         else theirs.c.replayed_txid == replayed_txid
     )
     is_same = sa.and_(*(ours.c[name] == theirs.c[name] for name in ("txid", "payload", "is_raw", "nth")))
-    same = sa.select(ours.c.txid, ours.c.number, *(theirs.c[name] for name in _MENDED)).select_from(
+    same = sa.select(ours.c.txid, ours.c.number, ours.c.origin, *(theirs.c[name] for name in _MENDED)).select_from(
         sa.join(ours, theirs, is_same)
     )
     return same.where(ours.c.replayed_txid.is_(None), decided).subquery("same")

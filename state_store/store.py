@@ -593,18 +593,20 @@ class StateStore(Database):
             operations.check_not_paused(connection, pipeline)
 
     def replay_quarantined(
-        self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None
+        self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None, beside: SourceMetadata | None = None
     ) -> tuple[int, int] | None:
         """Open a batch of the quarantined records of one txid or all; return its txid and their number; None without records.
 
-        The next run processes the batch. All or nothing.
+        The next run processes the batch. All or nothing. `beside` is what its source freezes with such a batch: the versions of
+        references.
 
-        Raises: HoleDetected, MetadataCorrupt, SchemaOutOfDate.
+        Raises: HoleDetected, MetadataCorrupt, SchemaOutOfDate; RangeRefused if the input of a record is not declared any more,
+        or the version of a reference is missing.
         """
         while True:
             with self._write_transaction("replaying quarantined records") as connection:
                 cursors.check_history(connection, spec.name, self.witness)
-                opened = operations.replay_quarantined(connection, spec.name, owner, storable(reason), txid)
+                opened = operations.replay_quarantined(connection, spec, owner, storable(reason), txid, beside or {})
                 if opened is not False:
                     return opened
                 connection.rollback()  # another planner was faster: its batch has the txid

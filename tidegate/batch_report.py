@@ -127,7 +127,7 @@ def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
     from state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
 
     if QUARANTINED in metadata:
-        _print("Source: quarantine", ["records"], [[metadata[QUARANTINED]]])
+        _show_replay(metadata, metadata[QUARANTINED])
     elif {"inputs", "idle", "references"} <= metadata.keys():
         _show_inputs(metadata)
     elif "files" in metadata:
@@ -146,6 +146,16 @@ def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
         _print(f"Source{of}: rows beyond `after`, up to `to`", columns, [row])
     else:
         _show_json(metadata, of)
+
+
+def _show_replay(metadata: "SourceMetadata", records: int) -> None:
+    """Print how many records a batch takes out of quarantine, and the versions of references that they are joined with."""
+    if "records" in metadata:
+        _print("Source: quarantine", ["input", "records"], [[name, number] for name, number in metadata["records"].items()])
+    else:
+        _print("Source: quarantine", ["records"], [[records]])
+    for name, version in metadata.get("references", {}).items():
+        _show_source(version, f" of reference {name}")
 
 
 def _show_inputs(metadata: "SourceMetadata") -> None:

@@ -14,7 +14,7 @@ from tidegate.progress import ranges
 if TYPE_CHECKING:
     from state_store import StateStore
     from state_store.commits import Commit
-    from state_store.declaration import PipelineSpec
+    from state_store.declaration import PipelineSpec, SourceMetadata
     from state_store.history import BatchStatus, Lag
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay"]
@@ -94,16 +94,23 @@ def resume(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple
 
 
 def replay(
-    store: "StateStore", spec: "PipelineSpec", txid: int | None, owner: str, reason: str
+    store: "StateStore",
+    spec: "PipelineSpec",
+    txid: int | None,
+    owner: str,
+    reason: str,
+    beside: "SourceMetadata | None" = None,
 ) -> tuple[Done, tuple[int, int] | None]:
     """Take up quarantined records, of one txid or all, as a batch; return also its txid and their number.
 
-    Raises: PipelinePaused, UnknownBatch.
+    `beside` has the versions of references, if the records are joined with such (`Source.replayed_with`).
+
+    Raises: PipelinePaused, UnknownBatch; RangeRefused without the version of a reference.
     """
     store.check_not_paused(spec.name)
     if txid is not None:
         store.source_metadata(spec.name, txid)
-    opened = store.replay_quarantined(spec, owner, reason, txid=txid)
+    opened = store.replay_quarantined(spec, owner, reason, txid=txid, beside=beside)
     if opened is None:
         return Done(f"No record of {named(spec.name, txid)} waits in quarantine."), None
     new_txid, records = opened

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
 
 import grpc
 from pyspark.errors import PySparkException
@@ -26,7 +27,7 @@ from jobs.compute.spark_errors import meaning_of
 from jobs.compute.staging import NeedsExecutors, StagedRows
 from jobs.compute.state_answers import StateAnswers
 from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
-from jobs.compute.transforms import Frames, apply_transform, check_used
+from jobs.compute.transforms import Frames, apply_transform, check_united, check_used
 from jobs.pipeline import Pipeline
 from jobs.sources import ORIGIN, REFUSAL, BatchPart, Emitter, InputFacts
 from jobs.sources.inputs.read import merged
@@ -68,6 +69,7 @@ def stage_batch(
             computed = _Computation(store, pipeline, attempt, emitter, spark, states).run(routing)
         if QUARANTINED in attempt.source_metadata:
             quarantine.check_all_read(attempt, attempt.source_metadata[QUARANTINED], computed.emitted.rows)
+            emitter.verify_replay(attempt)
         else:
             emitter.verify_batch(attempt, attempt.source_metadata)
     sums = Tracked(
@@ -136,25 +138,30 @@ class _Computation:
     def _read(self) -> Mapping[str, BatchPart]:
         """Return the batch's rows by input; if some may be bad, with columns for origin, refusal and payload."""
         pipeline, attempt, emitter = self._pipeline, self._attempt, self._emitter
-        flagged = is_flagged(pipeline, attempt)
+        flagged, with_idle = is_flagged(pipeline, attempt), pipeline.transform is not None
         if self._is_replay:
-            settings = self._store.settings
-            conninfo, tasks = conninfo_of_tasks(settings), settings.staging_connections
-            waiting = quarantine.waiting_records(self._spark, emitter, conninfo, pipeline.name, attempt.txid, tasks)
-            parts: Mapping[str, BatchPart] = {"": BatchPart(waiting, "input", lambda: None)}
+            parts = emitter.replay_parts(attempt, self._waiting, with_idle=with_idle)
         else:
-            with_idle = pipeline.transform is not None
             parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=flagged, with_idle=with_idle)
         if not flagged:
             return parts
         # Without a transform, keys and texts that Postgres refuses are flagged here, where each row is still one source record.
         checked_states = list(pipeline.states.values()) if pipeline.spec.quarantines and pipeline.transform is None else []
         checked = {
-            name: replace(part, rows=quarantine.with_checks(part.rows, pipeline.check, checked_states))
+            name: replace(
+                part,
+                rows=quarantine.with_checks(quarantine.with_input(part.rows, name), pipeline.check_of(name), checked_states),
+            )
             for name, part in parts.items()
             if part.role == "input"
         }
         return {**parts, **checked}
+
+    def _waiting(self, name: str, emitter: Emitter) -> DataFrame:
+        """Return the quarantined records of an input that the batch takes up."""
+        conninfo, tasks = conninfo_of_tasks(self._store.settings), self._store.settings.staging_connections
+        reader = quarantine.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)
+        return quarantine.waiting_records(self._spark, emitter, reader)
 
     def _pass(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
         if route.follows_partials is not None:
@@ -192,7 +199,7 @@ class _Computation:
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
         self._reconcile(emitted, returned, staged)
         if emitted.flagged:
-            staged.append(self._stage_bad(_merge_inputs(tracked, route)[0].drop(ID), emitted))
+            staged.append(self._stage_bad([each for each in tracked.values() if each.part.role == "input"], emitted))
         return _Computed(emitted, returned, staged, datetime.now(UTC))
 
     def _reconcile(self, emitted: RowSums, returned: RowSums, staged: Sequence[StagedRows]) -> None:
@@ -285,7 +292,10 @@ class _Computation:
         columns = {column for each in inputs.values() for column in each.schema.names}
         with answered_by(self._answers):
             returned = apply_transform(self._pipeline.transform, frames, columns)
-        check_used(returned, frames, {name: each.tracker.name for name, each in inputs.items() if name and each.tracker})
+        observed = {name: each.tracker.name for name, each in inputs.items() if name and each.tracker}
+        check_used(returned, frames, observed)
+        if self._pipeline.spec.quarantines or self._is_replay:
+            check_united(returned, frames, [name for name, each in inputs.items() if each.part.role != "reference"], observed)
         return returned
 
     def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame, route: Route) -> StagedRows:
@@ -295,10 +305,11 @@ class _Computation:
             return staging.stage_in_process(self._store, self._attempt, spec, partials, counter, most=most)
         return staging.stage_on_executors(self._store.settings, self._attempt, spec, partials, counter)
 
-    def _stage_bad(self, records: DataFrame, emitted: RowSums) -> StagedRows:
-        """Stage all flagged records, for quarantine."""
+    def _stage_bad(self, inputs: "Sequence[_TrackedPart]", emitted: RowSums) -> StagedRows:
+        """Stage all flagged records, for quarantine. Inputs have different columns, their bad records have the same."""
         spec = QuarantineSpec(self._pipeline.name)
-        bad = staging.stage_on_executors(self._store.settings, self._attempt, spec, quarantine.bad(records))
+        records = reduce(DataFrame.unionByName, [quarantine.bad(each.rows.drop(ID)) for each in inputs])
+        bad = staging.stage_on_executors(self._store.settings, self._attempt, spec, records)
         check_complete(self._attempt, "the quarantine", RowSums(emitted.flagged), RowSums(bad.rows))
         return bad
 

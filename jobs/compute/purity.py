@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -26,6 +27,8 @@ _CLOCK = "unix_timestamp"
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
 _NAMES_IN_PYTHON = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
 _NODES = {"GlobalLimit": "limit()", "Offset": "offset()", "Tail": "tail()", "Sample": "sample()"}
+_UNION = 2  # pyspark.sql.connect.proto.SetOperation.SET_OP_TYPE_UNION
+_UNION_NODE = re.compile(r"^[\s:+-]*'?Union\b")
 _NODE = re.compile(r"^[\s:+-]*(?:'|!)?([A-Z]\w+)", re.MULTILINE)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
 _CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
@@ -60,6 +63,67 @@ def unread(returned: DataFrame, frames: Mapping[str, DataFrame], observed: Mappi
         return [name for name, mark in observed.items() if mark not in plan]
     reached = _reached(*plan)
     return [name for name, number in zip(observed, plan[1], strict=True) if number not in reached]
+
+
+def meeting(returned: DataFrame, inputs: Mapping[str, DataFrame], observed: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return two inputs whose rows a transform joins, or brings together otherwise than by uniting them; None without such.
+
+    `observed` has the name of each input's counter. Those without rows have none, and without a server they are not seen.
+    """
+    plan = plan_of(returned, list(inputs.values()))
+    if isinstance(plan, str):
+        names = {mark: name for name, mark in observed.items() if name in inputs}
+        return next(_meetings_in_text(plan.splitlines(), names), None)
+    message, numbers = plan
+    return next(_meetings(message, dict(zip(numbers, inputs, strict=True))), None)
+
+
+def _meetings(message: Any, inputs: Mapping[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of inputs, by the numbers of their plans, that a relation of several others brings together."""
+    is_relation = message.DESCRIPTOR.name == "Relation"
+    if is_relation and message.HasField("common") and message.common.plan_id in inputs:
+        return
+    inner = list(_relations_in(message))
+    is_union = is_relation and message.WhichOneof("rel_type") == "set_op" and message.set_op.set_op_type == _UNION
+    if is_relation and not is_union:
+        yield from _different([{inputs[number] for number in _reached(each, inputs)} for each in inner])
+    for each in inner:
+        yield from _meetings(each, inputs)
+
+
+def _relations_in(message: Any) -> Iterator[Any]:
+    """Yield the nearest relations inside a message."""
+    for part in _inner_messages(message):
+        if part.DESCRIPTOR.name == "Relation":
+            yield part
+        else:
+            yield from _relations_in(part)
+
+
+def _meetings_in_text(lines: Sequence[str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of inputs, by their marks, that a node of several others brings together, in a plan as Spark prints it."""
+    if not lines:
+        return
+    depth = _depth(lines[0])
+    starts = [number for number, line in enumerate(lines[1:], start=1) if _depth(line) == depth + 1]
+    ends = [*starts[1:], len(lines)][: len(starts)]
+    inner = [lines[start:end] for start, end in zip(starts, ends, strict=True)]
+    subqueries = lines[1 : starts[0]] if starts else lines[1:]
+    if not _UNION_NODE.match(lines[0]):
+        texts = ["\n".join(each) for each in (subqueries, *inner)]
+        yield from _different([{name for mark, name in inputs.items() if mark in text} for text in texts])
+    for each in inner:
+        yield from _meetings_in_text(each, inputs)
+
+
+def _depth(line: str) -> int:
+    """Return how deep a node is in a printed plan: each level is indented by three characters."""
+    return (len(line) - len(line.lstrip(" :+-"))) // 3
+
+
+def _different(reached: Sequence[set[str]]) -> Iterator[tuple[str, str]]:
+    for some, others in combinations(reached, 2):
+        yield from ((one, other) for one in sorted(some) for other in sorted(others) if one != other)
 
 
 def _reached(message: Any, sources: Collection[int]) -> set[int]:

@@ -7,7 +7,7 @@ into ``tidegate.quarantine`` in the commit of its batch, so that each record eit
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload
 from jobs.sources.files.partitions import PartitionColumns
 from jobs.states import AnyState
 from jobs.task_errors import refusal
+from state_store.declaration import INPUT_END
 from state_store.errors import MalformedRecord, SourceChanged
 from state_store.executor_connections import connect
 
@@ -48,9 +49,19 @@ _WAITING = pa.schema([(ORIGIN, pa.string()), (PAYLOAD, pa.string())])
 _WAITING_OF = """
 SELECT origin, payload, mended_payload FROM tidegate.quarantine
 WHERE pipeline = %s AND replayed_txid = %s AND number %% %s = %s
-  AND is_raw = %s
+  AND is_raw = %s AND (%s = '' OR split_part(origin, %s, 1) = %s)
 ORDER BY txid, number
 """
+
+
+def with_input(records: DataFrame, name: str) -> DataFrame:
+    """Begin the origin of records with the name of their input, by which a replay finds them; a single source has none."""
+    return records.withColumn(ORIGIN, F.concat_ws(INPUT_END, F.lit(name), F.col(ORIGIN))) if name else records
+
+
+def without_input(origin: str | None, name: str) -> str | None:
+    """Return an origin as the input itself names it."""
+    return origin if not name else (origin or "").partition(INPUT_END)[2] or None
 
 
 def with_checks(records: DataFrame, checks: Mapping[str, str], storable: Sequence[AnyState] = ()) -> DataFrame:
@@ -106,17 +117,15 @@ def bad(records: DataFrame) -> DataFrame:
     )
 
 
-def waiting_records(
-    spark: SparkSession, emitter: Emitter, conninfo: dict[str, Any], pipeline: str, txid: int, tasks: int
-) -> DataFrame:
+def waiting_records(spark: SparkSession, emitter: Emitter, reader: "WaitingReader") -> DataFrame:
     """Return the quarantined records that a batch replays, parsed by today's declaration, with the hidden columns.
 
     A record that a person has corrected is read as corrected.
     """
 
     def waiting(*, are_raw: bool) -> DataFrame:
-        reader = _WaitingReader(conninfo, pipeline, txid, tasks, are_raw)
-        return spark.range(0, tasks, 1, tasks).mapInArrow(reader, f"{ORIGIN} string, {PAYLOAD} string")
+        tasks = spark.range(0, reader.tasks, 1, reader.tasks)
+        return tasks.mapInArrow(replace(reader, are_raw=are_raw), f"{ORIGIN} string, {PAYLOAD} string")
 
     columns = T.StructType.fromDDL(emitter.row_schema())
     assert isinstance(columns, T.StructType)
@@ -125,12 +134,14 @@ def waiting_records(
 
 def describe_fault(spark: SparkSession, pipeline: "Pipeline", emitter: Emitter, record: "Original", mended: str) -> str | None:
     """Return why a replay would set a mended record aside again; None if source and checks take it. No transform is tried."""
+    name = (record.origin or "").partition(INPUT_END)[0] if pipeline.source.input_names else ""
+    emitter = emitter.of_input(name)
     text = mended_payload(record.payload, mended) if record.is_raw else mended
-    waiting = spark.createDataFrame([(record.origin, text)], f"{ORIGIN} string, {PAYLOAD} string")
+    waiting = spark.createDataFrame([(without_input(record.origin, name), text)], f"{ORIGIN} string, {PAYLOAD} string")
     columns = T.StructType.fromDDL(emitter.row_schema())
     assert isinstance(columns, T.StructType)
     rows = emitter.parse_payloads(waiting) if record.is_raw else _rows_kept_by_columns(waiting, columns)
-    flagged = with_checks(rows, pipeline.check, list(pipeline.states.values()) if pipeline.transform is None else ())
+    flagged = with_checks(rows, pipeline.check_of(name), list(pipeline.states.values()) if pipeline.transform is None else ())
     reasons = flagged.where(F.col(REFUSAL).isNotNull()).select(REFUSAL).limit(1).collect()
     return reasons[0][0] if reasons else None
 
@@ -194,8 +205,10 @@ def _payload(records: DataFrame) -> Column:
 
 
 @dataclass(frozen=True)
-class _WaitingReader:
+class WaitingReader:
     """Reads one Spark task's share of the raw records, or of those kept by their columns, for `DataFrame.mapInArrow`.
+
+    Of a source of several inputs, those of the input `of`.
 
     It is a class, which Spark pickles by name; for an inner function, it would look through all imported modules.
     """
@@ -204,7 +217,8 @@ class _WaitingReader:
     pipeline: str
     txid: int
     tasks: int
-    are_raw: bool
+    are_raw: bool = False
+    of: str = ""
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read one share."""
@@ -212,7 +226,8 @@ class _WaitingReader:
             for number in batch.column(0).to_pylist():
                 with closing(connect(on_executor(self.conninfo))) as connection, connection.cursor("waiting") as cursor:
                     cursor.itersize = ROWS_AT_ONCE
-                    cursor.execute(_WAITING_OF, [self.pipeline, self.txid, self.tasks, number, self.are_raw])
+                    place = [self.pipeline, self.txid, self.tasks, number]
+                    cursor.execute(_WAITING_OF, [*place, self.are_raw, self.of, INPUT_END, self.of])
                     yield from self._blocks(cursor)
 
     def _blocks(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
@@ -220,7 +235,7 @@ class _WaitingReader:
         size = 0
         for origin, original, mended in rows:
             payload = self._payload(original, mended)
-            block.append((origin, payload))
+            block.append((without_input(origin, self.of), payload))
             size += len(payload)
             if size >= BLOCK_BYTES or len(block) >= ROWS_PER_BLOCK:
                 yield _batch(block)

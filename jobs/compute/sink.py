@@ -25,7 +25,7 @@ from jobs.compute.tracking import HASH, ROWS, signed
 from jobs.library_internals import spark_schema
 from state_store.columns import DAYS, TICKS
 from state_store.copy_in import copy_partition
-from state_store.declaration import Staged, staged_in_order_of
+from state_store.declaration import Staged, StateSpec, staged_in_order_of
 from state_store.driver_errors import translate
 from state_store.errors import BadKey, Overflow, TidegateError
 from state_store.window_spec import WINDOW_START
@@ -199,15 +199,7 @@ class PartialsReader:
         """Refuse keys and values that cannot be stored, naming the column: nothing is dropped or cut."""
         for key in self._staged.keys:
             if not key.nullable and (nulls := batch.column(key.name).null_count):
-                if key.name == WINDOW_START:
-                    raise BadKey(
-                        f"State {self._staged.name}: the event time is NULL in {nulls} group(s), which are in no window. "
-                        "Filter such rows in the transform, or give them a time there."
-                    )
-                raise BadKey(
-                    f"State {self._staged.name}: key column {key.name} is NULL in {nulls} group(s). "
-                    "Filter such rows in the transform, or declare null_keys=True to keep them as a group."
-                )
+                raise BadKey(self._why_not_null(key.name, nulls))
         for name in self._staged.required:
             if nulls := batch.column(name).null_count:
                 raise BadKey(
@@ -217,6 +209,18 @@ class PartialsReader:
         self._check_sizes(batch)
         for column in self._staged.columns:
             self._check_years(batch, column.name)
+
+    def _why_not_null(self, key: str, nulls: int) -> str:
+        history = self._staged.history if isinstance(self._staged, StateSpec) else None
+        if key == WINDOW_START:
+            what, otherwise = f"the event time is NULL in {nulls} group(s), which are in no window", "give them a time there"
+        elif history and key in history.order:
+            what = f"column {key} of order_by is NULL in {nulls} version(s), which have no place in the history"
+            otherwise = "give them a value there"
+        else:
+            what = f"key column {key} is NULL in {nulls} group(s)"
+            otherwise = "declare null_keys=True to keep them as a group"
+        return f"State {self._staged.name}: {what}. Filter such rows in the transform, or {otherwise}."
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
         """Refuse a text or bytes that Postgres cannot store, or cannot put into an index if it is a key."""

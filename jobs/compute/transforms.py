@@ -6,7 +6,7 @@ import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from jobs.compute.purity import check_pure, unread
+from jobs.compute.purity import check_pure, meeting, unread
 from jobs.pipeline import Transform
 from state_store import errors
 
@@ -56,4 +56,21 @@ def check_used(returned: DataFrame, frames: Frames, observed: Mapping[str, str])
         raise errors.DeclarationInvalid(
             f"The transform does not use {unused[0]}: each row that is read has to be seen. Take it out of the Inputs, or have "
             "the transform join or unite it with the others."
+        )
+
+
+def check_united(returned: DataFrame, frames: Frames, inputs: Collection[str], observed: Mapping[str, str]) -> None:
+    """Refuse a transform that joins inputs, rather than uniting them, where bad records are set aside.
+
+    A record is taken up in a batch without the rows of other inputs that it was to meet: those have counted without it.
+    `observed` is that of `check_used`.
+
+    Raises: DeclarationInvalid.
+    """
+    if len(inputs) > 1 and (found := meeting(returned, {name: frames[name] for name in inputs}, observed)):
+        raise errors.DeclarationInvalid(
+            f"The transform joins input {found[0]} with input {found[1]}, so bad records cannot be set aside: one that is "
+            "taken up later would miss the rows of the other input that it was to be joined with. Inputs may be united "
+            "(unionByName), and joined with references or with a state (state_query). Otherwise declare on_poison='block' or "
+            "'skip'."
         )

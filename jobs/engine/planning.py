@@ -83,8 +83,8 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
     Raises: SourceUnavailable, and the source's errors.
     """
     before = position_of(needed.previous)
-    if QUARANTINED in needed.current:  # the batch keeps its quarantined records; only the source's position may have moved
-        return {**needed.current, "source": before}
+    if QUARANTINED in needed.current:  # the batch keeps its records; the source's position, and references, may have moved
+        return {**needed.current, "source": before, **pipeline.source.replayed_with(store.settings)}
     coordinator = pipeline.source.coordinator(store.settings)
     coordinator.look_back(LedgerHistory(store, pipeline.name))
     metadata = coordinator.initialize_transaction(txid, before, needed.current)

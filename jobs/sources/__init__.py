@@ -185,6 +185,29 @@ class Emitter(Protocol):
         refusal = F.lit(f"{type(self).__name__} has no raw records").alias(REFUSAL)
         return payloads.select(row.alias("row"), ORIGIN, refusal, PAYLOAD).select("row.*", ORIGIN, REFUSAL, PAYLOAD)
 
+    def replay_parts(self, attempt: "Attempt", waiting: "Waiting", *, with_idle: bool = True) -> Mapping[str, BatchPart]:
+        """Return what a batch of quarantined records reads, as flagged `emit_parts`: these, and what they are joined with.
+
+        `waiting` returns the records of an input as its emitter parses them.
+        """
+        del attempt, with_idle
+        return {"": BatchPart(waiting("", self), "input", lambda: None)}
+
+    def verify_replay(self, attempt: "Attempt") -> None:
+        """Check, after the read, what a batch of quarantined records was joined with.
+
+        Raises: as `verify_batch`.
+        """
+        del attempt
+
+    def of_input(self, name: str) -> "Emitter":
+        """Return the emitter that parses the records of an input; a single source has the one input "".
+
+        Raises: SourceChanged if it is not declared any more.
+        """
+        del name
+        return self
+
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return what is known of the batch without Spark; may be called before or after the rows are read.
 
@@ -212,6 +235,10 @@ class Emitter(Protocol):
         """Return an error of the attempt in the source's terms (which file, which line), None if it has another cause."""
         del error
         return None
+
+
+# The quarantined records of an input, by its name, as an emitter parses them.
+Waiting = Callable[[str, Emitter], "DataFrame"]
 
 
 class Source(Protocol):
@@ -270,6 +297,19 @@ class Source(Protocol):
         """
         if self.follows == pipeline.name:
             raise ValueError(f"Pipeline {pipeline.name} follows itself: each batch would make the next one, without an end.")
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """The names of the inputs of which this source is composed; none for any other source."""
+        return ()
+
+    def replayed_with(self, settings: Settings) -> SourceMetadata:
+        """Return what is frozen with a batch of quarantined records: the versions, as of now, of what they are joined with.
+
+        Raises: SourceUnavailable, SourceUnreadable.
+        """
+        del settings
+        return {}
 
     @property
     def follows(self) -> str | None:

@@ -1,19 +1,25 @@
 """Histories: each version with the time until which it was valid, whatever the order and split in which versions come."""
 
+import json
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from jobs import Files, History, Pipeline
+from jobs import Changes, Count, Files, History, Pipeline, State
+from jobs.engine.local_run import run_pipeline
 from state_store import StateStore, lookup
-from state_store.errors import BadKey
+from state_store.errors import BadKey, UsageError
 from state_store.history import changes as changes_of
-from state_store.state_rows import StateReader
+from state_store.mending import Mend
+from state_store.state_rows import StateReader, rows_after
 from state_store.state_tables import state_table_of
 from tests import steps
 from tests.jobs.conftest import Tables
@@ -32,7 +38,7 @@ STATES = {
     "joined": History(**PARTS, deleted="gone", collapse=True),
     "opaque": History(**PARTS, kind="opaque", changes=True),
 }
-Row = tuple[str, str | None, int | None, datetime, bool | None]
+Row = tuple[str | None, str | None, int | None, datetime, bool | None]
 
 
 def at(second: int) -> datetime:
@@ -184,15 +190,200 @@ def test_a_redo_takes_back_the_versions_of_its_batch(tables: Tables) -> None:
     assert sorted(found) == sorted((row[0], row[3], row[1]) for row in first + third)
 
 
-@pytest.mark.parametrize("row", [("a", "x", 1, None, None), (None, "x", 1, at(0), None)])
-def test_a_version_without_a_key_or_a_time_is_refused(tables: Tables, row: Any) -> None:
+@pytest.mark.parametrize(
+    ("row", "null_keys", "message"),
+    [
+        (("a", "x", 1, None, None), False, "column at of order_by is NULL in 1 version"),
+        (("a", "x", 1, None, None), True, "column at of order_by is NULL in 1 version"),
+        ((None, "x", 1, at(0), None), False, "key column name is NULL .* declare null_keys=True"),
+    ],
+)
+def test_a_version_without_a_key_or_a_time_is_refused(tables: Tables, row: Any, null_keys: bool, message: str) -> None:
     """Its place in the history is unknown; nothing of its batch counts."""
-    pipeline = declare(tables, {"versions": STATES["versions"]})
+    pipeline = declare(tables, {"versions": replace(STATES["versions"], null_keys=null_keys)})
     tables.put(as_table([("b", "x", 1, at(0), None), row]))
     (txid,) = tables.plan(pipeline, "refused")
-    with pytest.raises(BadKey, match="NULL"):
+    with pytest.raises(BadKey, match=message):
         steps.process(tables.settings, pipeline, txid, owner="test")
     assert tables.rows(pipeline, "versions") == []
+
+
+# NULL as a key
+
+KEYS = ("site", "floor", "room", "shelf")  # more than are looked up by the index where they may be NULL
+OF_KEYS = {**dict.fromkeys(KEYS, "string"), "label": "string", "at": "timestamp", "gone": "boolean"}
+OF_KEYS_ARROW = [*[pa.string()] * len(KEYS), pa.string(), pa.timestamp("us", tz="UTC"), pa.bool_()]
+WITH_NULLS: dict[str, Any] = {
+    "key": dict.fromkeys(KEYS, "text"), "columns": {"label": "text"}, "order_by": {"at": "timestamptz"}, "deleted": "gone",
+    "null_keys": True,
+}  # fmt: skip
+NULLS = {
+    "places": History(**WITH_NULLS, hash_partitions=3),
+    "joined": History(**WITH_NULLS, collapse=True),
+    "opaque": History(**WITH_NULLS, kind="opaque", changes=True),
+}
+ORACLE = """
+    WITH version AS (
+        SELECT {keys}, "at", max(coalesce(gone, false)) AS gone,
+               max(struct_pack(g := coalesce(gone::int, -1), k := label IS NOT NULL, l := coalesce(label, ''))) AS most
+        FROM given GROUP BY ALL
+    ), followed AS (
+        SELECT *, lead("at") OVER (PARTITION BY {keys} ORDER BY "at") AS valid_to,
+               lag((most.g = 1, most.k, most.l)) OVER (PARTITION BY {keys} ORDER BY "at") AS before,
+               row_number() OVER (PARTITION BY {keys} ORDER BY "at") AS place
+        FROM version
+    ), shown AS (
+        SELECT {keys}, "at", most, lead("at") OVER (PARTITION BY {keys} ORDER BY "at") AS valid_to FROM followed
+        WHERE NOT {collapses} OR place = 1 OR before IS DISTINCT FROM (most.g = 1, most.k, most.l)
+    )
+    SELECT {keys}, epoch_us("at"), CASE WHEN most.k THEN most.l END, epoch_us(valid_to) FROM shown WHERE most.g < 1
+"""
+
+
+def places(rng: random.Random, count: int) -> pa.Table:
+    """Return versions of few places, many of which lack a part of their name."""
+    columns = [[rng.choice(["a", "b", None]) for _ in range(count)] for _ in KEYS]
+    columns += [[rng.choice(["x", "y", None]) for _ in range(count)], [at(rng.randint(0, 9)) for _ in range(count)]]
+    columns.append([rng.choice([True, False, False, None]) for _ in range(count)])
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, OF_KEYS_ARROW, strict=True)]
+    return pa.Table.from_arrays(arrays, names=[*OF_KEYS])
+
+
+def by_duckdb(given: pa.Table, *, collapses: bool) -> set[tuple[Any, ...]]:
+    """Return key, moment, label and end of each version that is shown, in microseconds, as DuckDB finds them."""
+    with duckdb.connect() as database:
+        database.register("given", given)
+        return set(database.execute(ORACLE.format(keys=", ".join(KEYS), collapses=collapses)).fetchall())
+
+
+def found_places(tables: Tables, pipeline: Pipeline, state: str) -> set[tuple[Any, ...]]:
+    """Return the same of what readers see."""
+    rows = tables.rows(pipeline, state)
+    found = {(*(r[k] for k in KEYS), micros(r["at"]), r["label"], micros(r["valid_to"])) for r in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def micros(moment: datetime | None) -> int | None:
+    """Return microseconds since the epoch."""
+    return None if moment is None else (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_null_in_a_key_is_a_key_as_any_other(tables: Tables, *, together: bool) -> None:
+    """In each column alone and in several: versions are found, ended, collapsed and deleted as DuckDB finds them."""
+    rng = random.Random(f"nulls {together}")
+    batches = [places(rng, 400) for _ in range(3)]
+    states = {name: state for name, state in NULLS.items() if not (together and state.kind == "opaque")}
+    pipeline = tables.declare(Files("inbox", schema=OF_KEYS), states=states)
+    tables.put(*batches)
+    if together:
+        run_together(tables, pipeline)
+    else:
+        tables.run(pipeline)
+    given = pa.concat_tables(batches)
+    expected_rows = by_duckdb(given, collapses=False)
+    assert found_places(tables, pipeline, "places") == expected_rows
+    assert found_places(tables, pipeline, "joined") == by_duckdb(given, collapses=True) != expected_rows
+    if not together:
+        assert found_places(tables, pipeline, "opaque") == expected_rows
+    assert any(row[:4] == (None,) * 4 for row in expected_rows)
+
+
+def test_every_reader_finds_a_version_whose_key_is_null(tables: Tables) -> None:
+    """By key, over all, page by page and by moment; a range leaves NULLs out; an index finds the next version."""
+    pipeline = declare(tables, {"versions": replace(STATES["versions"], null_keys=True)})
+    spec = pipeline.spec.states[0]
+    rows = [(name, f"v{second}", 1, at(second), None) for name in (None, "a") for second in (0, 10, 20)]
+    tables.put(as_table(rows[::2]), as_table(rows[1::2]))
+    tables.run(pipeline)
+    keys: list[list[str | None]] = [[None, str(at(10))], ["a", str(at(10))], [None, str(at(11))]]
+    found = lookup.get(tables.settings, spec, keys)
+    assert [row and (row["name"], row["label"], row["valid_to"]) for row in found] == [
+        (None, "v10", at(20)),
+        ("a", "v10", at(20)),
+        None,
+    ]
+    with StateReader.open(tables.settings, pipeline.name, "versions") as reader:
+        assert reader.get_many(keys).rows == found
+        assert [row["name"] for row in reader.range(["a"], limit=10).rows if row] == ["a"] * 3
+        with pytest.raises(UsageError, match="no range from or to NULL"):
+            reader.range([None], limit=10)
+        with reader.scan() as (_, scanned):
+            everything = [(row["name"], row["label"]) for row in scanned]
+    assert everything == [(name, f"v{second}") for name in ("a", None) for second in (0, 10, 20)]
+    with StateStore.connect(tables.settings) as store, store.engine.connect() as connection:
+        paged: list[Any] = []
+        after: list[str | None] | None = None
+        more = True
+        while more:
+            page, more = rows_after(connection, spec, after, 2)
+            paged += [(row[0], row[3]) for row in page]
+            after = [page[-1][0], str(page[-1][1])]
+        assert paged == everything
+
+
+def test_versions_of_one_null_key_are_looked_up_by_the_index(tables: Tables) -> None:
+    """Each version reads its neighbours alone: with many versions of NULL, a scan of the group for each would be quadratic."""
+    pipeline = declare(tables, {"joined": replace(STATES["joined"], null_keys=True)})
+    tables.put(as_table([(None, f"v{second}", 1, at(second), None) for second in range(3000)]))
+    tables.run(pipeline)
+    query = "EXPLAIN (ANALYZE, FORMAT JSON) SELECT count(valid_to) FROM state.joined"
+    with StateStore.connect(tables.settings) as store, store.engine.connect() as connection:
+        connection.execute(sa.text("SET enable_seqscan = off"))
+        (plan,) = connection.scalars(sa.text(query)).one()
+        assert connection.scalar(sa.text("SELECT count(valid_to) FROM state.joined")) == 2999
+
+    def read(node: dict[str, Any]) -> float:
+        removed = sum(node.get(f"Rows Removed by {what}", 0) for what in ("Filter", "Index Recheck"))
+        own = (node["Actual Rows"] + removed) * node["Actual Loops"] if "Relation Name" in node else 0
+        return float(own + sum(read(child) for child in node.get("Plans", ())))
+
+    assert read(plan["Plan"]) <= 3000 * 4
+
+
+def test_a_redo_and_a_follower_know_versions_of_null(tables: Tables, register: Callable[..., None]) -> None:
+    """What a redone batch did to NULL is taken back; who follows the changes gets NULL as any other key."""
+    state = replace(STATES["opaque"], null_keys=True)
+    pipeline = tables.declare(Files("inbox", schema=SCHEMA, kind="opaque"), states={"opaque": state})
+    first: list[Row] = [(None, "x", 1, at(0), None), (None, "y", 1, at(20), None), ("a", "x", 1, at(0), None)]
+    tables.put(as_table(first))
+    tables.run(pipeline, "first")
+    tables.put(as_table([(None, "late", 1, at(10), None), (None, "z", 1, at(20), None)]))
+    tables.run(pipeline, "second")
+    (tables.folder / "0002.parquet").unlink()
+    third: list[Row] = [(None, "w", 1, at(9), None)]
+    tables.put(as_table(third))
+    steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="it was wrong")
+    assert shown(tables, pipeline, "opaque") == expected(first + third, deletes=False)
+    follower = Pipeline(
+        "follower",
+        Changes("inbox.opaque"),
+        {"per_name": State(key={"name": "text"}, aggregates={"versions": Count()}, null_keys=True)},
+    )
+    register(follower)
+    run_pipeline(tables.settings, follower, run_id="follow")
+    with StateStore.connect(tables.settings) as store:
+        counts = {row["name"]: row["versions"] for row in store.state_rows(follower.spec.states[0])}
+    assert counts == {None: 3, "a": 1}
+
+
+def test_quarantine_takes_a_version_without_a_time_and_keeps_null_keys(tables: Tables) -> None:
+    """Its record waits, is mended and then is a version; NULL in the key is no reason to wait where it is a key."""
+    state = replace(STATES["versions"], null_keys=True)
+    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"versions": state}, on_poison="quarantine")
+    rows: list[Any] = [(None, "x", 1, at(0), None), (None, "y", 1, None, None)]
+    tables.put(as_table(rows))
+    tables.run(pipeline)
+    assert shown(tables, pipeline, "versions") == expected(rows[:1])
+    with StateStore.connect(tables.settings) as store:
+        (record,) = store.quarantined("inbox")
+        assert record["reason"] == "key column at is NULL"
+        mended = json.dumps({**json.loads(record["payload"]), "at": "2026-01-01T00:00:07Z"})
+        store.mend_quarantined("inbox", record["txid"], record["number"], Mend(mended, "test", "the clock was off"))
+        assert store.replay_quarantined(pipeline.spec, "test", "mended") == (2, 1)
+    assert tables.run(pipeline, "replay") == [2]
+    assert shown(tables, pipeline, "versions") == expected([rows[0], (None, "y", 1, at(7), None)])
 
 
 @pytest.mark.parametrize(

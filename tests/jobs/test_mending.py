@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.compute.quarantine import BLOCK_BYTES, _WaitingReader
+from jobs.compute.quarantine import BLOCK_BYTES, WaitingReader
 from state_store import Settings, StateStore
 from state_store.mending import Mend
 from tests import steps
@@ -205,7 +205,7 @@ def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> N
         assert store.replay_quarantined(pipeline.spec, "test", "mended") == (2, 40)
     numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
     conninfo = inbox.settings.conninfo(user=inbox.settings.pg_stager)
-    batches = list(_WaitingReader(conninfo, "inbox", 2, 1, are_raw=True)(iter([numbers])))
+    batches = list(WaitingReader(conninfo, "inbox", 2, 1, are_raw=True)(iter([numbers])))
     assert sum(batch.num_rows for batch in batches) == 40
     assert max(batch.nbytes for batch in batches) < BLOCK_BYTES + 2 * 2**20
 

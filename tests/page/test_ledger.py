@@ -324,6 +324,10 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
             page = admin.json("/pipelines/orphan/states/per_orphan/rows", limit=limit, after=after)
             browsed, after = browsed + [tuple(row[:2]) for row in page["rows"]], page["next"]
         assert browsed == keys
+    wanted = [[page, None if shop is None else str(shop)] for page, shop in keys]
+    path = "/tidegate/api/pipelines/orphan/states/per_orphan/rows"
+    found = admin.http.post(path, json={"keys": [*wanted, [None, "9"]]}).json()["rows"]
+    assert [row and tuple(row[:2]) for row in found] == [*keys, None]
     lines = admin.get("/api/pipelines/orphan/states/per_orphan.csv").text.split("\r\n")
     assert (lines[1], lines[3], lines[-2]) == ('"",1,1,1', '"",,3,3', ",,12,12")
 

@@ -108,11 +108,15 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
             "a and b have different columns: only one of them has dt",
         ),
         ({"a": lists(), "b": Files("b", format="text")}, {}, "a and b have different columns"),
-        ({"a": files("a"), "b": files("b")}, {"on_poison": "quarantine"}, "cannot set bad records aside"),
         (
             {"a": files("a"), "b": files("b")},
             {"transform": len, "check": {"known": "tail IS NOT NULL"}},
-            "cannot check single records before a transform",
+            'columns. Say which input the check .known. is for: check=."a"',
+        ),
+        (
+            {"a": files("a"), "b": files("b")},
+            {"check": {"c": {"known": "true"}}},
+            "checks for input 'c', which its source does not",
         ),
         ({"a": files("a"), "b": Changes("inputs.per_tail")}, {"transform": len}, "Pipeline inputs follows itself"),
     ],
@@ -123,6 +127,19 @@ def test_a_pipeline_that_its_inputs_cannot_serve_is_refused(
     """When it is declared."""
     with pytest.raises(ValueError, match=message):
         declare(sources, **pipeline)
+
+
+def test_slices_that_wait_for_each_other_are_not_quarantined() -> None:
+    """They are there to be joined. Inputs that are merged, or united, are; a check may be for one of them."""
+    sources = {"a": files("a"), "b": files("b")}
+    with pytest.raises(ValueError, match="cannot set bad records aside and have wait_for_all"):
+        Pipeline("inputs", Inputs(sources, wait_for_all=True), STATES, len, on_poison="quarantine")
+    checks: dict[str, Any] = {"known": "tail IS NOT NULL", "a": {"long": "length(tail) > 3"}}
+    merged = declare(sources, on_poison="quarantine", check=checks)
+    assert merged.check_of("a") == {"known": "tail IS NOT NULL", "long": "length(tail) > 3"}
+    assert merged.check_of("b") == {"known": "tail IS NOT NULL"}
+    with pytest.raises(ValueError, match="checks for input 'known', which its source does not have"):
+        Pipeline("inputs", files("a"), STATES, check={"known": {"a": "true"}})
 
 
 def test_the_identity_names_each_input_and_reference() -> None:

@@ -107,17 +107,19 @@ def inspect(
     metavar="FILE",
     help='CSV file with one key a record, no header; "" is an empty text; - reads standard input.',
 )
+@click.option("--null", metavar="TEXT", help="A value of a key that is this text stands for NULL.")
 @as_json
-def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, as_json: bool) -> None:
+def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, null: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
-    keys = _keys(pipeline, spec, key, keys_from)
+    given = _keys(pipeline, spec, key, keys_from)
+    keys = [tuple(None if value == null else value for value in values) for values in given]
     rows = lookup.get(Settings.load(), spec, keys)
     if as_json:
         output.print_json_rows({"key": list(k), "row": row} for k, row in zip(keys, rows, strict=True))
     elif found := [row for row in rows if row is not None]:
         output.print_table(None, list(found[0]), [_for_people(row, list(row)) for row in found])
-    missing = [k for k, row in zip(keys, rows, strict=True) if row is None]
+    missing = [k for k, row in zip(given, rows, strict=True) if row is None]
     for absent in missing[:ROWS_FOR_PEOPLE]:
         output.say(f"State {state} has no row for {shlex.join(absent)}.")
     if missing:

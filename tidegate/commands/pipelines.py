@@ -89,7 +89,7 @@ def _facts(pipeline: Pipeline) -> dict[str, Any]:
         "guarantee": _guarantee(pipeline.is_exactly_once),
         "on_poison": pipeline.on_poison,
         "tries": pipeline.tries,
-        "checks": dict(pipeline.check),
+        "checks": pipeline.conditions,
         "batch_checks": {name: check.otherwise for name, check in pipeline.checks.items()},
         "queries": {query.of: query.as_of for query in pipeline.queries},
         "tracking": pipeline.tracking,
@@ -146,7 +146,7 @@ def _notes(pipeline: Pipeline) -> Iterator[str]:
     for name, state in pipeline.states.items():
         if why := why_not_exactly_once(pipeline.source.kind, state.kind):
             yield f"state {name} is at least once: {why}"
-    for name, condition in pipeline.check.items():
+    for name, condition in pipeline.conditions.items():
         yield f"check {name}: {condition}"
     for query in pipeline.queries:
         if query.is_repeatable:

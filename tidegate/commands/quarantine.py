@@ -152,9 +152,12 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
     """Take waiting records up again, as a batch of their own, and start a run; records that are still bad go back."""
     from state_store import StateStore  # noqa: PLC0415
 
-    spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the check was too strict")
-    with StateStore.connect(Settings.load()) as store:
-        done, opened = operating.replay(store, spec, txid, operator("quarantine replay"), why)
+    declared, why = find_pipeline(pipeline), require_reason(reason, "the check was too strict")
+    settings = Settings.load()
+    with StateStore.connect(settings) as store:
+        waits = store.quarantine_totals(pipeline, txid).waiting
+        beside = declared.source.replayed_with(settings) if waits else None
+        done, opened = operating.replay(store, declared.spec, txid, operator("quarantine replay"), why, beside)
     if opened is None:
         output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(done.message)
         return

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from jobs.registry import find_pipeline
 from state_store import StateStore, batches, history, overview, quarantine
-from state_store.declaration import PipelineSpec
+from state_store.declaration import PipelineSpec, references_of
 from state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
 from state_store.operations import check_redoable
@@ -23,6 +23,7 @@ from tidegate.progress import ranges
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay"]
+NO_REFERENCES = "The page cannot do it: references have to be read for it. Type the command."
 NO_REDO = "The page cannot do it: a redo needs Spark, and the role that owns the tables. Type the command."
 MOST_NAMED = 1000
 RUN_FOLLOWS = "A run of the Dag is started for it."
@@ -152,7 +153,7 @@ class _Prospects:
             f"{leave} the quarantine of {operating.named(self._name, self._txid)}, as a batch of {their} own after txid "
             f"{self._found.opened}. Mended records are read as mended. What is still bad goes back. {RUN_FOLLOWS}"
         )
-        return will, self._paused()
+        return will, self._paused() or (NO_REFERENCES if references_of(self._found.spec.source_identity) else None)
 
     def _redo(self) -> tuple[str, str | None]:
         status = self._status()

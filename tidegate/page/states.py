@@ -42,9 +42,9 @@ class Rows(BaseModel):
 
 
 class Keys(BaseModel):
-    """The keys of rows that are requested, each as its values in text."""
+    """The keys of rows that are requested, each as its values in text, null for NULL."""
 
-    keys: Annotated[list[list[str]], Field(max_length=MOST_KEYS_OF_A_REQUEST)]
+    keys: Annotated[list[list[str | None]], Field(max_length=MOST_KEYS_OF_A_REQUEST)]
 
 
 class FoundRows(BaseModel):

@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from jobs.sources import BatchPart, Emitter, InputFacts
+from jobs.sources import BatchPart, Emitter, InputFacts, Waiting
 from jobs.sources.inputs.plan import not_declared
+from state_store.batches import QUARANTINED
 from state_store.declaration import SourceMetadata
 from state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
 from state_store.settings import Settings
@@ -44,6 +45,19 @@ class InputsEmitter(Emitter):
                 parts[name] = BatchPart(rows, "input", partial(emitter.expected_rows, shares[name]))
             elif with_idle:
                 parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
+        return {**parts, **self._reference_parts(attempt, shares)}
+
+    def replay_parts(self, attempt: "Attempt", waiting: Waiting, *, with_idle: bool = True) -> Mapping[str, BatchPart]:
+        """Return the records of each input that has some in the batch, and the references; `with_idle` adds other inputs."""
+        shares, records = dict(self._shares(attempt.source_metadata)), attempt.source_metadata["records"]
+        parts = {name: BatchPart(waiting(name, self.of_input(name)), "input", lambda: None) for name in records}
+        for name, emitter in self._inputs.items():
+            if with_idle and name not in records:
+                parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
+        return {**parts, **self._reference_parts(attempt, shares)}
+
+    def _reference_parts(self, attempt: "Attempt", shares: Mapping[str, SourceMetadata]) -> dict[str, BatchPart]:
+        parts: dict[str, BatchPart] = {}
         for name, reader in self._references.items():
             rows = reader.emit_batch(replace(attempt, source_metadata=shares[name]), shares[name])
             parts[name] = BatchPart(rows, "reference", partial(reader.expected_rows, shares[name]))
@@ -94,6 +108,19 @@ class InputsEmitter(Emitter):
         for name, share in self._shares(metadata):
             self._all[name].verify_batch(replace(attempt, source_metadata=share), share)
 
+    def verify_replay(self, attempt: "Attempt") -> None:
+        """Check that each reference had the rows of the metadata."""
+        self.verify_batch(attempt, attempt.source_metadata)
+
+    def of_input(self, name: str) -> Emitter:
+        """Return the emitter of an input.
+
+        Raises: SourceChanged.
+        """
+        if name not in self._inputs:
+            raise SourceChanged(not_declared(name))
+        return self._inputs[name]
+
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the explanation of the first input or reference that has one."""
         return next((cause for emitter in self._all.values() if (cause := emitter.explain(error))), None)
@@ -103,11 +130,12 @@ class InputsEmitter(Emitter):
         return {**self._inputs, **self._references}
 
     def _shares(self, metadata: SourceMetadata) -> Iterator[tuple[str, SourceMetadata]]:
-        """Yield each input and reference that the batch reads, with its slice or version.
+        """Yield each input and reference that the batch reads, with its slice or version; a replay reads no slice.
 
         Raises: SourceChanged if the batch was planned with other inputs or references than those that are declared.
         """
-        if not {INPUTS, "references"} <= metadata.keys():
+        slices = {} if QUARANTINED in metadata else metadata.get(INPUTS)
+        if slices is None or "references" not in metadata:
             raise SourceChanged(
                 "The batch was planned from a source without inputs. Declare that one until the batch has committed, or give "
                 "the batch up: tidegate skip."
@@ -117,7 +145,7 @@ class InputsEmitter(Emitter):
                 f"The batch was planned without reference {missing[0]}, so it has no version of it. Take the reference out "
                 "until the batch has committed, or give the batch up: tidegate skip."
             )
-        for name, share in (*metadata[INPUTS].items(), *metadata["references"].items()):
+        for name, share in (*slices.items(), *metadata["references"].items()):
             if name not in self._all:
                 raise SourceChanged(not_declared(name))
             yield name, share

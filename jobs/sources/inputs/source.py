@@ -21,7 +21,7 @@ from jobs.sources.inputs.reference import Reference
 from jobs.sources.kafka.source import Kafka
 from state_store.columns import check_name
 from state_store.declaration import SourceKind, SourceMetadata, composed_of
-from state_store.errors import SourceUnreadable
+from state_store.errors import SourceUnavailable, SourceUnreadable
 from state_store.settings import Settings
 
 if TYPE_CHECKING:
@@ -125,26 +125,26 @@ class Inputs(Source):
         return {name: source for name, source in self.sources.items() if isinstance(source, Reference)}
 
     def check_pipeline(self, pipeline: "Pipeline") -> None:
-        """Refuse a pipeline that reads its own states, quarantines records, or lacks a needed transform.
+        """Refuse a pipeline that reads its own states, lacks a needed transform, or could not replay records by themselves.
 
         Raises: ValueError.
         """
         label = f"Pipeline {pipeline.name} of several inputs"
         for part in self.parts.values():
             part.check_pipeline(pipeline)
-        if pipeline.on_poison == "quarantine":
+        if pipeline.on_poison == "quarantine" and self.wait_for_all:
             raise ValueError(
-                f"{label} cannot set bad records aside: a record that is taken up later would miss the rows, and the version "
-                "of references, that it was to be joined with. Use on_poison='block' or 'skip'."
+                f"{label} cannot set bad records aside and have wait_for_all: a record that is taken up later would miss the "
+                "rows of other inputs that it was to be joined with. Use on_poison='block' or 'skip'."
             )
         if pipeline.transform is None:
             if self.references:
                 raise ValueError(f"{label} needs a transform that joins with {', '.join(self.references)}.")
             self._check_columns(label)
-        elif pipeline.check and len(self.parts) > 1:
+        elif len(self.parts) > 1 and (of_all := [name for name, what in pipeline.check.items() if isinstance(what, str)]):
             raise ValueError(
-                f"{label} cannot check single records before a transform: they have different columns. Leave check out, and "
-                "let the transform or checks of the whole batch do it."
+                f"{label} cannot check the records of all inputs before a transform: they have different columns. Say which "
+                f'input the check {of_all[0]!r} is for: check={{"{next(iter(self.parts))}": {{{of_all[0]!r}: "..."}}}}.'
             )
 
     def _check_columns(self, label: str) -> None:
@@ -157,6 +157,23 @@ class Inputs(Source):
                     f"{label} needs a transform, because {first} and {name} have different columns: only one of them has "
                     f"{different[0]}. A transform may select, unionByName or join."
                 )
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """The names of the sources among the inputs."""
+        return tuple(self.parts)
+
+    def replayed_with(self, settings: Settings) -> SourceMetadata:
+        """Return the versions of references as of now.
+
+        Raises: SourceUnavailable while a file may still be written; the errors of `Reference.version`.
+        """
+        versions = {}
+        for name, reference in self.references.items():
+            versions[name] = reference.version(settings)
+            if versions[name] is None:
+                raise SourceUnavailable(f"Reference {name} may still be written. Replay when it is complete.")
+        return {"references": versions}
 
     @property
     def identity(self) -> str:
@@ -186,10 +203,10 @@ class Inputs(Source):
         return InputsEmitter(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the datasets of inputs and references that the batch reads."""
-        slices = metadata["inputs"]
+        """Return the datasets of inputs and references that the batch reads; of references alone if it replays records."""
+        slices = metadata.get("inputs", {})
         datasets = [each for name, part in self._inputs_read(metadata) for each in part.datasets(slices[name], settings)]
-        for name, version in metadata["references"].items():
+        for name, version in metadata.get("references", {}).items():
             if name in self.references:
                 datasets += self.references[name].datasets(version, settings)
         return datasets
@@ -246,8 +263,8 @@ class Inputs(Source):
             raise ExceptionGroup(f"{attempt}: inputs failed", raised)
 
     def _inputs_read(self, metadata: SourceMetadata) -> list[tuple[str, Source]]:
-        """Return the inputs that a batch reads, unless no longer declared."""
-        return [(name, self.parts[name]) for name in metadata["inputs"] if name in self.parts]
+        """Return the inputs that a batch reads, unless no longer declared; a batch of quarantined records reads none."""
+        return [(name, self.parts[name]) for name in metadata.get("inputs", ()) if name in self.parts]
 
 
 def _declared_columns(part: Source) -> set[str] | None:

@@ -1,0 +1,567 @@
+"""Quarantine of several inputs: bad records are set aside with their input's name, and replayed as records of that input."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import functions as F
+
+from jobs import FixedBatches, Inputs, Pipeline
+from jobs.compute import purity
+from state_store import Settings, StateStore
+from state_store.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
+from state_store.mending import Mend
+from tests import steps
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conftest import Server, copied
+from tests.sources.conftest import PER_NAME, SCHEMA
+from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
+
+# A replay dies at each of these points of its processing, too; at all of them with SOAK.
+STRIDE = 1 if os.environ.get("SOAK") else 25
+CHECK = {"not negative": "amount >= 0"}
+# The two inputs' files look alike only at first sight: a record that the wrong input reads is bad, or another one.
+SOURCE = Inputs(
+    {"a": files("a", max_files=1), "b": files("b", {"amount": "int", "name": "string"}, options={"sep": ";"}, max_files=2)}
+)
+
+
+@pytest.fixture
+def folders(settings: Settings, register: Callable[..., None]) -> Folders:
+    """Folders a and b, still empty."""
+    for name in ("a", "b"):
+        (settings.home / name).mkdir()
+    return Folders(settings, register)
+
+
+def declare(folders: Folders, source: Inputs = SOURCE, **more: Any) -> Pipeline:
+    """Declare a pipeline that sets bad records aside."""
+    return folders.declare(source, **{"on_poison": "quarantine", "retry_delay_seconds": 0, **more})
+
+
+def waiting(folders: Folders) -> list[dict[str, Any]]:
+    """Return the records in quarantine."""
+    with StateStore.connect(folders.settings) as store:
+        return list(store.quarantined("inbox"))
+
+
+def mend(folders: Folders, record: Mapping[str, Any], payload: str) -> None:
+    """Mend one record."""
+    with StateStore.connect(folders.settings) as store:
+        store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
+
+
+def open_replay(folders: Folders, pipeline: Pipeline, **of: Any) -> tuple[int, int] | None:
+    """Take up what waits, as the command does."""
+    beside = pipeline.source.replayed_with(folders.settings)
+    with StateStore.connect(folders.settings) as store:
+        return store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside, **of)
+
+
+def replay(folders: Folders, pipeline: Pipeline, **options: Any) -> int:
+    """Take up what waits, process and commit it; return the txid."""
+    opened = open_replay(folders, pipeline)
+    assert opened is not None
+    assert folders.run(pipeline, f"replay {opened[0]}", **options) == [opened[0]]
+    return opened[0]
+
+
+def write(folders: Folders, folder: str, name: str, lines: Iterable[str]) -> Path:
+    """Write a file as it stands."""
+    path = folders.settings.home / folder / name
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
+    """Return what is frozen with a batch."""
+    with StateStore.connect(folders.settings) as store:
+        return dict(store.source_metadata("inbox", txid))
+
+
+# merges
+
+
+@pytest.mark.parametrize("routing", ["chosen", "safe"])
+def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
+    """Unreadable and unchecked ones, of files of the same names with other columns; DuckDB sums up the right files."""
+    chance = random.Random(routing)
+    right: dict[str, tuple[str, int]] = {}
+    pipeline = declare(folders, check=CHECK)
+    for folder in "ab":
+        for number in range(2):
+            rows = [(chance.choice("abcdé"), chance.randrange(1000)) for _ in range(150)]
+            lines = []
+            for line, (name, amount) in enumerate(rows, start=2):
+                right[f"{folder}: {number}.csv, line {line}"] = name, amount
+                value = chance.choice([f"{amount}", f"{amount}", f"{amount}", f"{amount}x", f"-{amount + 1}"])
+                lines.append(f"{name},{value}" if folder == "a" else f"{value};{name}")
+            header = "name,amount" if folder == "a" else "amount;name"
+            write(folders, folder, f"{number}.csv", [header, *lines])
+    assert folders.run(pipeline, "run", routing=steps.ROUTINGS[routing]) == [1, 2]
+    bad = waiting(folders)
+    assert {(record["origin"][:3], record["is_raw"]) for record in bad} == {
+        (f"{folder}: ", is_raw) for folder in "ab" for is_raw in (True, False)
+    }
+    assert folders.state(pipeline) == summed(
+        row for origin, row in right.items() if origin not in {record["origin"] for record in bad}
+    )
+    for record in bad:
+        name, amount = right[record["origin"]]
+        raw = f"{name},{amount}" if record["origin"].startswith("a") else f"{amount};{name}"
+        mend(folders, record, raw if record["is_raw"] else json.dumps({"amount": amount, "name": name}))
+    txid = replay(folders, pipeline, routing=steps.ROUTINGS[routing])
+    taken = metadata_of(folders, txid)["records"]
+    assert taken == {name: sum(record["origin"].startswith(name) for record in bad) for name in "ab"}
+    with duckdb.connect() as database:
+        database.execute("CREATE TABLE r (name VARCHAR, amount BIGINT)")
+        database.executemany("INSERT INTO r VALUES (?, ?)", list(right.values()))
+        expected = database.execute("SELECT name, count(*), sum(amount)::BIGINT FROM r GROUP BY name").fetchall()
+    assert folders.state(pipeline) == {name: (lines, amount) for name, lines, amount in expected}
+    assert waiting(folders) == []
+
+
+def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None:
+    """With its origin, however often; the batch after a replay goes on where the inputs stood."""
+    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
+    write(folders, "b", "1.csv", ["amount;name", "3;x", "four;y"])
+    pipeline = declare(folders)
+    assert folders.run(pipeline, "run") == [1]
+    before = [(r["origin"], r["payload"]) for r in waiting(folders)]
+    assert before == [("a: 1.csv, line 3", "y,two"), ("b: 1.csv, line 3", "four;y")]
+    with StateStore.connect(folders.settings) as store:
+        assert store.replay_quarantined(pipeline.spec, "test", "as the page does") == (2, 2)
+    assert folders.run(pipeline, "first replay") == [2]
+    assert [(r["origin"], r["payload"]) for r in waiting(folders)] == before
+    mend(folders, waiting(folders)[1], "4;y")
+    assert replay(folders, pipeline) == 3
+    assert [r["origin"] for r in waiting(folders)] == ["a: 1.csv, line 3"]
+    write(folders, "a", "2.csv", ["name,amount", "z,5"])
+    assert folders.run(pipeline, "later") == [4]
+    assert folders.state(pipeline) == summed([("x", 1), ("x", 3), ("y", 4), ("z", 5)])
+
+
+def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
+    """A record that another one replaces is noticed, as of any replay (I11); what was taken up is counted."""
+    write(folders, "a", "1.csv", ["name,amount", "x,one"])
+    write(folders, "b", "1.csv", ["amount;name", "two;y"])
+    pipeline = declare(folders)
+    assert folders.run(pipeline, "run") == [1]
+    for record, right in zip(waiting(folders), ("x,1", "2;y"), strict=True):
+        mend(folders, record, right)
+    assert open_replay(folders, pipeline) == (2, 2)
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    for owner, mode in (("first", "resume"), ("second", "restage")):
+        steps.process(folders.settings, pipeline, 2, owner=owner, mode=mode)  # type: ignore[arg-type]
+
+    def alter(statement: str) -> None:
+        owner = replace(folders.settings, pg_user=folders.settings.pg_owner)
+        with StateStore.connect(owner) as store, store.engine.begin() as connection:
+            assert connection.execute(sa.text(statement)).rowcount == 1
+
+    alter("UPDATE tidegate.quarantine SET mended_payload = '9;y' WHERE mended_payload = '2;y'")
+    assert "replays the identical rows" in folders.refused(pipeline, SourceChanged, 2, mode="restage")
+    alter(
+        "UPDATE tidegate.quarantine SET mended_payload = '2;y', origin = replace(origin, 'b:', 'c:') "
+        "WHERE mended_payload = '9;y'"
+    )
+    message = folders.refused(pipeline, SourceChanged, 2, mode="restage")
+    assert "2 records were taken out of quarantine for this batch, but 1 are there" in message
+
+
+def test_records_without_a_place_have_their_inputs_name(folders: Folders) -> None:
+    """A source whose records have no origin of their own is named; NULL where a state has none is set aside."""
+    lists = FixedBatches([[("x", 1), (None, 2)], [("y", -3)]], SCHEMA)
+    write(folders, "a", "1.csv", ["name,amount", "x,-1"])
+    pipeline = declare(folders, Inputs({"lists": lists, "a": files("a")}), check={"lists": {"known": "amount <> -3"}, **CHECK})
+    assert folders.run(pipeline, "run") == [1, 2]
+    found = {(r["origin"], r["reason"]) for r in waiting(folders)}
+    assert found == {
+        ("lists", "key column name is NULL"),
+        ("lists", "fails the check 'not negative'"),
+        ("a: 1.csv, line 2", "fails the check 'not negative'"),
+    }
+    for record in waiting(folders):
+        payload = json.loads(record["payload"])
+        mend(folders, record, json.dumps({"name": payload["name"] or "z", "amount": abs(payload["amount"])}))
+    replay(folders, pipeline)
+    assert folders.state(pipeline) == summed([("x", 1), ("z", 2), ("y", 3), ("x", 1)])
+    assert waiting(folders) == []
+
+
+def test_records_of_an_input_that_is_gone_are_refused(folders: Folders) -> None:
+    """When they would be taken up, and when they have been; given up, they wait again; with the input back, they count."""
+    write(folders, "a", "1.csv", ["name,amount", "x,1"])
+    write(folders, "b", "1.csv", ["amount;name", "two;y"])
+    pipeline = declare(folders)
+    assert folders.run(pipeline, "run") == [1]
+    others = Inputs({"a": SOURCE.parts["a"], "c": files("c")})
+    (folders.settings.home / "c").mkdir()
+    without = declare(folders, others, version=2)
+    with pytest.raises(RangeRefused, match="records of input b wait in quarantine, and the pipeline does not declare it"):
+        open_replay(folders, without)
+    assert len(waiting(folders)) == 1
+    back = declare(folders, version=3)
+    mend(folders, waiting(folders)[0], "2;y")
+    assert open_replay(folders, back) == (2, 1)
+    gone = declare(folders, others, version=4)
+    assert steps.plan(folders.settings, gone, run_id="gone") == [2]
+    assert "input b, which the pipeline does not declare any more" in folders.refused(gone, SourceChanged, 2)
+    with StateStore.connect(folders.settings) as store:
+        store.skip_batch(gone.spec, 2, "test", "b is to come back")
+    assert [record["mended_payload"] for record in waiting(folders)] == ["2;y"]
+    again = declare(folders, version=5)
+    assert replay(folders, again) == 3
+    assert folders.state(again) == summed([("x", 1), ("y", 2)])
+
+
+# joins
+
+
+def united(inputs: Any) -> Any:
+    """Unite two inputs of different columns, and join them with a reference."""
+    rows = inputs["a"].unionByName(inputs["b"].selectExpr("name", "miles AS amount"))
+    return rows.join(F.broadcast(inputs["planes"]), "name", "left").selectExpr("name", "amount * coalesce(seats, 0) AS amount")
+
+
+UNITED = Inputs({"a": files("a"), "b": files("b", {"name": "string", "miles": "int"}), "planes": PLANES})
+
+
+def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folders) -> None:
+    """Frozen with the replay: it is read in no other version, before the commit or in another attempt."""
+    planes = folders.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
+    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
+    write(folders, "b", "1.csv", ["name,miles", "x,-3", "y,4", "z,five"])
+    check: dict[str, Any] = {"b": {"far": "miles > 0"}}
+    pipeline = declare(folders, UNITED, transform=united, check=check)
+    assert folders.run(pipeline, "run") == [1]
+    assert folders.state(pipeline) == summed([("x", 10), ("y", 80)])
+    records = {record["origin"]: record for record in waiting(folders)}
+    assert {origin: record["reason"] for origin, record in records.items()} == {
+        "a: 1.csv, line 3": "column amount: 'two' is no int",
+        "b: 1.csv, line 2": "fails the check 'far'",
+        "b: 1.csv, line 4": "column miles: 'five' is no int",
+    }
+    mend(folders, records["a: 1.csv, line 3"], "y,2")
+    mend(folders, records["b: 1.csv, line 2"], '{"name": "x", "miles": 3}')
+    mend(folders, records["b: 1.csv, line 4"], "z,5")
+    folders.put("planes", [("x", 100), ("z", 300)], columns=SEATS, name=planes.name)
+    with StateStore.connect(folders.settings) as store, pytest.raises(RangeRefused, match="joined with reference planes"):
+        store.replay_quarantined(pipeline.spec, "test", "as the page does")
+    assert len(waiting(folders)) == 3
+    assert open_replay(folders, pipeline) == (2, 3)
+    assert metadata_of(folders, 2)["records"] == {"a": 1, "b": 2}
+    content = planes.read_text()
+    folders.put("planes", [("x", 7)], columns=SEATS, name=planes.name)
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    assert "put back what was planned until the batch has committed" in folders.refused(pipeline, SourceChanged, 2)
+    planes.write_text(content)
+    folders.run(pipeline, "again")
+    expected = summed([("x", 10), ("y", 80), ("y", 0), ("x", 300), ("z", 1500)])
+    assert folders.state(pipeline) == expected
+    assert waiting(folders) == []
+
+
+def test_a_reference_that_changes_while_a_replay_reads_is_found(folders: Folders) -> None:
+    """As in any batch, before the seal."""
+    planes = folders.put("planes", [("x", 10)], columns=SEATS)
+    write(folders, "a", "1.csv", ["name,amount", "x,one"])
+
+    def changing(inputs: Any) -> Any:
+        if "twelve" not in planes.read_text() and len(waiting(folders)) == 0 and (folders.settings.home / "change").exists():
+            planes.write_text(planes.read_text().replace("10", "12"))
+        return seats_of(inputs)
+
+    pipeline = declare(folders, Inputs({"a": files("a"), "planes": PLANES}), transform=changing)
+    assert folders.run(pipeline, "run") == [1]
+    mend(folders, waiting(folders)[0], "x,1")
+    assert open_replay(folders, pipeline) == (2, 1)
+    (folders.settings.home / "change").touch()
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged, 2)
+
+
+def test_an_opaque_replay_is_planned_again_with_the_new_version(folders: Folders) -> None:
+    """Its records stay; so does a redo of it, whose new attempt is joined with what is there then."""
+    planes = folders.put("planes", [("x", 10)], columns=SEATS)
+    write(folders, "a", "1.csv", ["name,amount", "x,one"])
+    source = Inputs({"a": files("a"), "planes": PLANES}, kind="opaque")
+    pipeline = declare(folders, source, transform=seats_of, states={"per_name": replace(PER_NAME, kind="opaque")})
+    assert folders.run(pipeline, "run") == [1]
+    mend(folders, waiting(folders)[0], "x,1")
+    assert open_replay(folders, pipeline) == (2, 1)
+    folders.put("planes", [("x", 20)], columns=SEATS, name=planes.name)
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    with pytest.raises(TidegateError, match="The batch is planned again"):
+        steps.process(folders.settings, pipeline, 2, owner="first")
+    folders.run(pipeline, "again")
+    assert folders.state(pipeline) == {"x": (1, 20)}
+    folders.put("planes", [("x", 30)], columns=SEATS, name=planes.name)
+    steps.redo(folders.settings, pipeline, 2, owner="test", reason="other seats")
+    assert folders.state(pipeline) == {"x": (1, 30)}
+
+
+def joined(inputs: Any) -> Any:
+    """Join two inputs."""
+    return inputs["a"].join(inputs["b"].select("name"), "name", "left")
+
+
+MEETINGS: dict[str, Callable[[Any], Any]] = {
+    "left": joined,
+    "inner": lambda inputs: inputs["b"].select("name").join(inputs["a"], "name"),
+    "semi": lambda inputs: inputs["a"].join(inputs["b"], "name", "left_semi"),
+    "after a union": lambda inputs: inputs["a"].join(inputs["a"].unionByName(inputs["b"]).select("name"), "name"),
+    "below a filter": lambda inputs: joined(inputs).where("amount > 0").groupBy("name").agg(F.sum("amount").alias("amount")),
+    "subtracted": lambda inputs: inputs["a"].exceptAll(inputs["b"]),
+    "in a subquery": lambda inputs: inputs["a"].where(F.col("amount") > inputs["b"].agg(F.max("amount")).scalar()),
+    "of groups": lambda inputs: (
+        inputs["a"]
+        .groupBy("name")
+        .cogroup(inputs["b"].groupBy("name"))
+        .applyInPandas(lambda left, _right: left, "name string, amount int")
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MEETINGS)
+def test_inputs_that_are_joined_are_refused(folders: Folders, how: str) -> None:
+    """Whether both have rows in the batch or not; the same transform is right where bad records block."""
+    source = Inputs({"a": files("a"), "b": files("b")})
+    pipeline = declare(folders, source, transform=MEETINGS[how])
+    write(folders, "a", "1.csv", ["name,amount", "x,1"])
+    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    message = folders.refused(pipeline, DeclarationInvalid)
+    assert "joins input a with input b" in message or "joins input b with input a" in message
+    assert "so bad records cannot be set aside: one that is taken up later would miss the rows" in message
+    if how == "left":
+        blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
+        folders.run(blocking, "block")
+        assert folders.state(blocking) == {"x": (1, 1)}
+
+
+UNIONS: dict[str, Callable[[Any], Any]] = {
+    "a union": lambda inputs: inputs["a"].unionByName(inputs["b"]),
+    "a union of joins with itself": lambda inputs: (
+        inputs["a"]
+        .join(inputs["a"].select("name").distinct(), "name")
+        .union(inputs["b"].where("amount > 0"))
+        .groupBy("name")
+        .agg(F.sum("amount").cast("int").alias("amount"))
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNIONS)
+def test_inputs_that_are_united_are_not_refused(folders: Folders, how: str) -> None:
+    """A join of one input with itself is that of a single source, which sees the rows of its batch."""
+    pipeline = declare(folders, Inputs({"a": files("a"), "b": files("b")}), transform=UNIONS[how])
+    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,z"])
+    write(folders, "b", "1.csv", ["name,amount", "w,1"])
+    assert folders.run(pipeline, "run") == [1]
+    assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1)}
+    mend(folders, waiting(folders)[0], "y,2")
+    replay(folders, pipeline)
+    assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
+
+
+def test_a_replay_that_has_waited_is_refused_when_inputs_are_joined_meanwhile(folders: Folders) -> None:
+    """Also where bad records block now: the record would still miss its partner."""
+    source = Inputs({"a": files("a"), "b": files("b")})
+    write(folders, "a", "1.csv", ["name,amount", "x,one"])
+    pipeline = declare(folders, source, transform=UNIONS["a union"])
+    assert folders.run(pipeline, "run") == [1]
+    mend(folders, waiting(folders)[0], "x,1")
+    assert open_replay(folders, pipeline) == (2, 1)
+    blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
+    assert steps.plan(folders.settings, blocking, run_id="replay") == [2]
+    assert "joins input a with input b" in folders.refused(blocking, DeclarationInvalid, 2)
+
+
+PRINTED = """\
+Project [name#1]
++- Join LeftOuter, (name#1 = name#3)
+   :- CollectMetrics input a of t, [count(1) AS rows#5L]
+   :  +- Relation [name#1] csv
+   +- Union false, false
+      :- CollectMetrics {other} of t, [count(1) AS rows#6L]
+      :  +- Relation [name#3] csv
+      +- Project [name#4]
+         +- Relation [name#4] csv
+"""
+
+
+@pytest.mark.parametrize(("other", "found"), [("input b", [("a", "b")]), ("input a", []), ("reference planes", [])])
+def test_a_printed_plan_shows_what_meets(other: str, found: list[tuple[str, str]]) -> None:
+    """Without a server, a plan is text."""
+    marks = {"input a of": "a", "input b of": "b"}
+    assert list(purity._meetings_in_text(PRINTED.format(other=other).splitlines(), marks)) == found
+    as_union = PRINTED.format(other=other).replace("Join LeftOuter, (name#1 = name#3)", "'Union false, false")
+    assert list(purity._meetings_in_text(as_union.splitlines(), marks)) == []
+
+
+# crashes
+
+
+CRASHED = Inputs({"a": files("a", max_files=1), "b": files("b", {"name": "string", "miles": "int"}), "planes": PLANES})
+
+
+def prepared(folders: Folders) -> tuple[Pipeline, dict[str, tuple[int, int]]]:
+    """Commit a batch of two inputs whose bad records wait, one still bad; return the state after a clean replay."""
+    folders.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
+    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
+    write(folders, "b", "1.csv", ["name,miles", "y,4", "x,five", "y,six"])
+    pipeline = declare(folders, CRASHED, transform=united)
+    assert folders.run(pipeline, "run") == [1]
+    by_origin = {record["origin"]: record for record in waiting(folders)}
+    mend(folders, by_origin["a: 1.csv, line 3"], "y,2")
+    mend(folders, by_origin["b: 1.csv, line 3"], "x,5")
+    return pipeline, summed([("x", 10), ("y", 80), ("y", 40), ("x", 50)])
+
+
+STILL_BAD = ["b: 1.csv, line 4"]
+
+
+def dying(
+    folders: Folders, server: Server, register: Callable[..., None], step: Callable[[Folders], Any]
+) -> Iterator[tuple[Folders, Crash]]:
+    """Let a step die before each of its statements and around each COMMIT, in copies of the database; yield between the two."""
+    at = 0
+    while True:
+        at += 1
+        faults = FaultPlan(at)
+        with copied(server, folders.settings) as copy:
+            there = Folders(copy, register)
+            try:
+                with faults.armed():
+                    step(there)
+            except Crash as crash:
+                yield there, crash
+            else:
+                break
+    assert at > 5
+
+
+def test_a_crash_at_any_statement_of_opening_a_replay_takes_up_all_records_or_none(
+    folders: Folders, server: Server, register: Callable[..., None]
+) -> None:
+    """With the versions of references, in one transaction; opened again, nothing is taken up twice."""
+    pipeline, _ = prepared(folders)
+    version = metadata_of(folders, 1)["references"]
+    opened = 0
+    for there, crash in dying(folders, server, register, lambda there: open_replay(there, pipeline)):
+        is_open = waiting(there) == []
+        opened += is_open
+        assert open_replay(there, pipeline) == (None if is_open else (2, 3)), crash
+        assert waiting(there) == []
+        found = metadata_of(there, 2)
+        assert (found["_quarantined"], found["records"], found["references"]) == (3, {"a": 1, "b": 2}, version), crash
+        with StateStore.connect(there.settings) as store:
+            last = store.last_opened("inbox")
+        assert last is not None
+        assert last.txid == 2
+    assert opened > 0
+
+
+def test_a_crash_at_any_statement_of_a_replays_commit_leaves_the_state_of_a_clean_one(
+    folders: Folders, server: Server, register: Callable[..., None]
+) -> None:
+    """The records that count, and those that wait again under their inputs, change together, once."""
+    pipeline, expected = prepared(folders)
+    assert open_replay(folders, pipeline) == (2, 3)
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    steps.process(folders.settings, pipeline, 2, owner="replay")
+    before, committed, points = folders.state(pipeline), 0, []
+    for there, crash in dying(folders, server, register, lambda there: commit(there, pipeline)):
+        points.append(str(crash))
+        is_done = there.state(pipeline) != before
+        committed += is_done
+        found = [record["origin"] for record in waiting(there)]
+        assert (there.state(pipeline), found) == ((expected, STILL_BAD) if is_done else (before, [])), crash
+        commit(there, pipeline)
+        assert there.state(pipeline) == expected, crash
+        assert [record["origin"] for record in waiting(there)] == STILL_BAD, crash
+    assert committed > 0
+    for step in ("INSERT INTO tidegate.quarantine", "INSERT INTO state.per_name", "after COMMIT"):
+        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+
+
+def commit(folders: Folders, pipeline: Pipeline) -> None:
+    """Commit the replay."""
+    steps.commit(folders.settings, pipeline, 2, owner="replay")
+
+
+def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
+    folders: Folders, server: Server, register: Callable[..., None]
+) -> None:
+    """Before each statement, and around each COMMIT, of opening, processing and committing; later steps repair it."""
+    pipeline, expected = prepared(folders)
+    at, died = 1, 0
+    while True:
+        faults = FaultPlan(at)
+        with copied(server, folders.settings) as copy:
+            there = Folders(copy, register)
+            crash: Crash | None = None
+            try:
+                with faults.armed():
+                    replay(there, pipeline)
+            except Crash as crashed:
+                crash, died = crashed, died + 1
+                open_replay(there, pipeline)  # None if the crashed one has opened it
+                there.run(pipeline, "repair")
+            assert there.state(pipeline) == expected, f"crashed at point {at}: {crash}"
+            assert [r["origin"] for r in waiting(there)] == STILL_BAD, f"crashed at point {at}: {crash}"
+        if crash is None:
+            break
+        at += STRIDE
+    assert died >= len(faults.points) // STRIDE - 1 > 0
+
+
+def test_a_replay_whose_process_is_killed_is_taken_up_by_the_next(folders: Folders) -> None:
+    """Killed when its attempt has begun and its records are being read; nothing counts twice, or is lost."""
+    pipeline, expected = prepared(folders)
+    assert open_replay(folders, pipeline) == (2, 3)
+    assert steps.plan(folders.settings, pipeline, run_id="killed") == [2]
+    program = (
+        "import pickle, sys; from tests.sources.test_inputs_quarantine import PIPELINE_OF, steps; "
+        "settings = pickle.load(sys.stdin.buffer); steps.process(settings, PIPELINE_OF(), 2, owner='killed')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    pickle.dump(folders.settings, process.stdin)
+    process.stdin.close()
+    try:
+        deadline = time.monotonic() + 120
+        while not attempts_at(folders, 2):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert folders.state(pipeline) == summed([("x", 10), ("y", 80)])
+    folders.run(pipeline, "next")
+    assert folders.state(pipeline) == expected
+    assert [r["origin"] for r in waiting(folders)] == STILL_BAD
+
+
+def attempts_at(folders: Folders, txid: int) -> int:
+    """Return how many attempts at a batch have begun."""
+    with StateStore.connect(folders.settings) as store:
+        return len(store.batch_history("inbox", txid).attempts)
+
+
+def PIPELINE_OF() -> Pipeline:  # noqa: N802 - the pipeline of another process
+    """Return the pipeline that is killed."""
+    return Pipeline("inbox", CRASHED, {"per_name": PER_NAME}, united, on_poison="quarantine", retry_delay_seconds=0)
