@@ -210,23 +210,29 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
     specs = [pipeline.spec for pipeline in all_pipelines()]
     if new is not None:
         path = migrations.new_revision(Settings.load(), specs, new)
-        output.print_json({"written": path}) if as_json else output.say(
-            f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing."
-        )
+        columns = migrations.column_changes(Settings.load(), specs)
+        if as_json:
+            output.print_json({"written": path, "columns": columns})
+            return
+        output.say(f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing.")
+        for sentence in columns:
+            output.say(sentence)
         return
     from tidegate import stack  # noqa: PLC0415
 
     loaded = Settings.load()
+    columns = migrations.column_changes(loaded, specs)
     revision, changed = migrations.upgrade(loaded, specs)
     left_out = migrations.retired(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
     if advice := stack.advice(loaded):
         output.say(advice)
     if as_json:
-        output.print_json({"revision": revision, "changed": changed, "retired": left_out, "accepted": accepted})
+        done = {"revision": revision, "changed": changed, "columns": columns, "retired": left_out, "accepted": accepted}
+        output.print_json(done)
         return
     output.say(f"The database is at revision {revision}{_of_project()}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for sentence in (*left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
+    for sentence in (*columns, *left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
         output.say(sentence)
     if accept_epoch and not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")

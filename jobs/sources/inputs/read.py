@@ -41,7 +41,8 @@ class InputsEmitter(Emitter):
             if name in shares:
                 emit = emitter.emit_records if flagged else emitter.emit_batch
                 rows = emit(replace(attempt, source_metadata=shares[name]), shares[name])
-                parts[name] = BatchPart(rows, "input", partial(emitter.expected_rows, shares[name]))
+                expected, replayed = partial(emitter.expected_rows, shares[name]), emitter.replayed_columns(shares[name])
+                parts[name] = BatchPart(rows, "input", expected, replayed)
             elif with_idle:
                 parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
         for name, reader in self._references.items():
