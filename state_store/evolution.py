@@ -44,11 +44,13 @@ class ColumnChange(NamedTuple):
     def __str__(self) -> str:
         begin, parts = f"{'Update' if self.is_update else 'State'} {self.state} of pipeline {self.pipeline}", []
         if self.added:
-            rows = "from the next batch on" if self.is_update else "which all rows that committed before have as NULL"
-            parts.append(f"{begin} gets {' and '.join(self.added)}, {rows}.")
+            rows = " from the next batch on" if self.is_update else ": NULL in all rows that committed before"
+            parts.append(f"{begin} gets {' and '.join(self.added)}{rows}.")
         if self.dropped:
-            rows = "from the next batch on" if self.is_update else "whose values are gone then, and come back by no migration"
-            parts.append(f"{begin} loses {' and '.join(self.dropped)}, {rows}.")
+            rows = (
+                " from the next batch on" if self.is_update else ": the values are gone then, and no migration brings them back"
+            )
+            parts.append(f"{begin} loses {' and '.join(self.dropped)}{rows}.")
         if self.added and self.dropped and not self.is_update:
             parts.append("Nothing is renamed: no values move from one to the other.")
         return " ".join(parts)

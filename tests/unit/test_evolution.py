@@ -46,8 +46,8 @@ def columns(state: Any, **changes: str | None) -> Any:
     return replace(state, columns={**kept, **{name: kind for name, kind in changes.items() if kind}})
 
 
-COMES = "State s1 of pipeline inbox gets more, which all rows that committed before have as NULL."
-GOES = "State s1 of pipeline inbox loses amount, whose values are gone then, and come back by no migration."
+COMES = "State s1 of pipeline inbox gets more: NULL in all rows that committed before."
+GOES = "State s1 of pipeline inbox loses amount: the values are gone then, and no migration brings them back."
 
 
 @pytest.mark.parametrize("state", [LOG, NEWEST, HISTORY, replace(NEWEST, kind="opaque", changes=True)])
@@ -69,7 +69,7 @@ def test_rows_have_no_order_of_columns_and_updates_no_values() -> None:
     more = replace(UPDATE, columns={"more": "text"})
     (sentence,) = check(pipeline(UPDATE), pipeline(more))
     begin = "Update s1 of pipeline inbox"
-    assert sentence == f"{begin} gets more, from the next batch on. {begin} loses name, from the next batch on."
+    assert sentence == f"{begin} gets more from the next batch on. {begin} loses name from the next batch on."
 
 
 def test_the_change_is_confirmed_by_the_version() -> None:
