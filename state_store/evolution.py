@@ -164,10 +164,13 @@ def _refusals(before: _State, after: _State, spec: PipelineSpec) -> Iterator[str
 
 
 def _keeps_rows_as_they_came(state: _State) -> bool:
-    """Return whether a state's values are those of one row: an appended one, a version, or the newest one of its key."""
-    merges, orders = {value["merge"] for value in state["values"]}, [value.get("order") for value in state["values"]]
-    is_newest = merges == {"last"} and all(order == _names(state) for order in orders) and bool(state["keys"])
-    return bool(state.get("appends")) or is_newest
+    """Return whether a state's values are those of one row: an appended one, a version, or the newest one of its key.
+
+    The values of an aggregate `Last` are, too, but have other names than the columns of that row.
+    """
+    names = _names(state)
+    is_newest = all((each["computed"], each.get("order")) == (f"last({each['name']})", names) for each in state["values"])
+    return bool(state.get("appends")) or (is_newest and bool(state["keys"]))
 
 
 def _of_columns(before: _State, after: _State, spec: PipelineSpec) -> Iterator[str]:
@@ -199,7 +202,7 @@ def _of_aggregates(before: _State, after: _State) -> Iterator[str]:
             yield f"{name}, {value['computed']}, is new, and would lack the earlier batches for keys that have rows already"
         elif value != was[name]:
             yield f"{name} was {_described(was[name])}, and is {_described(value)}: what is kept would mean something else"
-    for name in was.keys() - now.keys():
+    for name in (name for name in was if name not in now):
         yield f"{name}, {was[name]['computed']}, is gone; aggregates are not taken out in place"
     if was == now:
         yield "its aggregates are in another order"

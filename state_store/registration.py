@@ -115,6 +115,8 @@ def lock_changed(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
 def lacks_columns(connection: Connection, pipeline: str) -> bool:
     """Return whether tables of states lack a column that a pipeline is registered with, so that its commits fail."""
     p = tables.pipeline.c
+    if revisions.current_revision(connection) is None:
+        return False
     declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
     return declaration is not None and bool(evolution.missing_columns(connection, declaration))
 

@@ -35,7 +35,7 @@ from jobs.states import AnyState
 from jobs.task_errors import reported_in
 from state_store import StateStore, errors
 from state_store.attempts import Attempt, Tracked
-from state_store.batches import QUARANTINED
+from state_store.batches import QUARANTINED, position_of
 from state_store.declaration import QuarantineSpec, StateSpec
 from state_store.state_queries import QueriedState
 
@@ -141,7 +141,8 @@ class _Computation:
             settings = self._store.settings
             conninfo, tasks = conninfo_of_tasks(settings), settings.staging_connections
             waiting = quarantine.waiting_records(self._spark, emitter, conninfo, pipeline.name, attempt.txid, tasks)
-            parts: Mapping[str, BatchPart] = {"": BatchPart(waiting, "input", lambda: None)}
+            replayed = emitter.replayed_columns(position_of(attempt.source_metadata) or {})
+            parts: Mapping[str, BatchPart] = {"": BatchPart(waiting, "input", lambda: None, replayed)}
         else:
             with_idle = pipeline.transform is not None
             parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=flagged, with_idle=with_idle)

@@ -140,6 +140,11 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
         [State(aggregates={"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
         "last_seq, last(seq), is new",
     ),
+    (
+        [State({"name": "text"}, {"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
+        [State({"name": "text"}, {"last": LAST})],
+        "last_seq, last(seq), is gone; aggregates are not taken out in place",
+    ),
     ([LOG], [LOG, NEWEST], "state s2 is new, and would lack the earlier batches"),
     ([LOG, NEWEST], [LOG], "state s2 is gone"),
     ([LOG], [columns(LOG, more="text"), STATE], "state s2 is new, and would lack the earlier batches. "),
