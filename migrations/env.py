@@ -8,7 +8,7 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import history_views, partitions, state_tables, tables
+from state_store import history_views, partitions, size_partitions, state_tables, tables
 from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
@@ -30,24 +30,35 @@ def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     """Write into every migration that creates a state table its trigger, further grants and partitions.
 
-    A view of a history's table is dropped before the table is changed. A table with another number of partitions than is
-    declared is made again with its indexes, and its rows, privileges and triggers are copied.
+    A table with another number of partitions than is declared is made again with its indexes, and its rows, privileges and
+    triggers are copied.
     """
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == state_tables.STATE:
             script.upgrade_ops.ops += _statements(after[operation.table_name])
-        if isinstance(operation, ops.CreateTableOp | ops.ModifyTableOps) and operation.table_name in views:
-            drop = ops.ExecuteSQLOp(views[operation.table_name])  # registration makes it again
-            script.downgrade_ops.ops.insert(0, drop)
-            if isinstance(operation, ops.ModifyTableOps):
-                script.upgrade_ops.ops.insert(0, drop)
+        if isinstance(operation, ops.CreateTableOp) and operation.table_name in views:
+            script.downgrade_ops.ops.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))
+    for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
+        _complete_changes_of_columns(operations)
     for declared, found in partitions.differing(connection, state_tables.STATE, specs):
         dividing = {*declared.required, *found.required}
         for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
             _leave_nullable(operations, declared.table_name, dividing)
         script.upgrade_ops.ops += _made_again(declared, found)
         script.downgrade_ops.ops[:0] = _made_again(found, declared)
+
+
+def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
+    """Drop the view of a history before a change of its table that it would prevent, and columns of size partitions, too."""
+    for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
+        table = operation.table_name
+        if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
+            operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
+        dropped = [each.column_name for each in operation.ops if isinstance(each, ops.DropColumnOp)]
+        if table in recorded and dropped:
+            place = operations.index(operation) + 1
+            operations.insert(place, ops.ExecuteSQLOp(size_partitions.columns_dropped(state_tables.STATE, table, dropped)))
 
 
 def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
@@ -88,6 +99,7 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
+recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))

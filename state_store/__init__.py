@@ -44,7 +44,7 @@ The modules, by what they are about:
     a batch's life   store, plans, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns
     by hand          operations, mending, retention, retirement, rebuilds, rebuilt_tables
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
-    declarations     declaration, columns, window_spec, registration, revisions
+    declarations     declaration, columns, window_spec, registration, evolution, revisions
     tables           tables, state_tables, partitions, hash_partitions, range_partitions, size_partitions, history_views
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput

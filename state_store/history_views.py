@@ -5,7 +5,8 @@ which the view looks up by the index of keys. So a late version, a redo and the 
 The view follows from the state's declaration; `tidegate migrate` creates it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -15,36 +16,65 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateView
 
 from state_store.columns import TO_TXID, VALID_TO
-from state_store.declaration import StateSpec, Validity
+from state_store.declaration import PipelineSpec, StateSpec, Validity
 from state_store.errors import DeclarationChanged
 
 # Of columns that may be NULL, so many are looked up by the index; each doubles the number of lookups in the view's text.
 MOST_LOOKED_UP = 3
 
 Direction = Callable[[sa.ColumnElement[Any]], sa.ColumnElement[Any]]
+# The privileges of views beyond their owner's, as statements that give and take them.
+_PRIVILEGES = sa.text("""
+    SELECT relname, pg_class.oid, coalesce((
+        SELECT jsonb_agg(jsonb_build_object(
+            'grant', format('GRANT %s ON state.%I TO %s', privilege_type, relname, named) || given,
+            'revoke', format('REVOKE %s ON state.%I FROM %s', privilege_type, relname, named)
+        ) ORDER BY ordinality)
+        FROM aclexplode(relacl) WITH ORDINALITY
+        CROSS JOIN LATERAL (SELECT CASE WHEN is_grantable THEN ' WITH GRANT OPTION' ELSE '' END AS given) AS how
+        CROSS JOIN LATERAL (SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END AS named) AS who
+        WHERE grantee <> relowner
+    ), '[]')
+    FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = 'state' AND relkind = 'v' AND relname = ANY (:names)
+""")
 
 
 def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_changed: bool) -> None:
     """Create the view of a history over its table of versions, or replace it if the declaration has changed.
 
-    Views that people made over it stay; if its columns change, they have to be dropped first.
+    It keeps its privileges, and views that people made over it stay: a column that comes is its last one. If one goes, these
+    views have to be dropped first, and `privileges_kept` keeps the privileges.
 
     Raises: DeclarationChanged if there is a table of its name.
     """
-    view = _view(state, versions)
     inspector = sa.inspect(connection)
     if state.name in inspector.get_table_names(versions.schema):
         raise DeclarationChanged(
             f"History {state.name} is read by a view of this name, and there is a table {versions.schema}.{state.name}, of an "
             "earlier declaration. Drop it, or give the history another name."
         )
-    exists = inspector.has_table(view.table.name, schema=view.table.schema)
-    columns = [column["name"] for column in inspector.get_columns(view.table.name, view.table.schema)] if exists else []
-    if exists and columns != list(view.table.c.keys()):
+    exists = inspector.has_table(state.name, schema=versions.schema)
+    columns = [column["name"] for column in inspector.get_columns(state.name, versions.schema)] if exists else []
+    shown = [column.name for column in state.shown]
+    if set(columns) - set(shown):
         connection.execute(sa.text(drop_of(versions.schema, state)))
-    elif exists and not is_changed:
+        columns = []
+    elif exists and not is_changed and len(columns) == len(shown):
         return
-    connection.execute(view)
+    connection.execute(_view(state, versions, [*columns, *(name for name in shown if name not in columns)]))
+
+
+@contextmanager
+def privileges_kept(connection: Connection, specs: Sequence[PipelineSpec]) -> Iterator[None]:
+    """Give the views of histories that are made again within the block the privileges that they had before."""
+    names = [state.name for spec in specs for state in spec.readable if state.history]
+    before = {name: (oid, grants) for name, oid, grants in connection.execute(_PRIVILEGES, {"names": names})}
+    yield
+    for name, oid, grants in connection.execute(_PRIVILEGES, {"names": list(before)}).all():
+        if oid != before[name][0] and grants != before[name][1]:
+            for statement in (*(grant["revoke"] for grant in grants), *(grant["grant"] for grant in before[name][1])):
+                connection.exec_driver_sql(statement)
 
 
 def drop_of(schema: str | None, state: StateSpec) -> str:
@@ -53,7 +83,8 @@ def drop_of(schema: str | None, state: StateSpec) -> str:
     return f"DROP VIEW IF EXISTS {postgresql.dialect().identifier_preparer.format_table(view)}"  # type: ignore[no-untyped-call]
 
 
-def _view(state: StateSpec, versions: Table) -> CreateView:
+def _view(state: StateSpec, versions: Table, names: Sequence[str]) -> CreateView:
+    """Return the view of a history with columns of these names, which are all that are shown, in this order."""
     assert state.history is not None, "only a history has a view"
     of = _Neighbours(state, state.history)
     version = versions.alias("version")
@@ -71,7 +102,8 @@ def _view(state: StateSpec, versions: Table) -> CreateView:
         nearest = of.nearest(before, earlier, version, lambda column: column.desc())
         conditions.append(nearest.scalar_subquery().is_not(sa.true()))
     end = of.nearest(after, later, version, lambda column: column).lateral("next_version")
-    shown = [(end if column in state.validity else version).c[column.name] for column in state.shown]
+    ends_by = {column.name for column in state.validity}
+    shown = [(end if name in ends_by else version).c[name] for name in names]
     query = sa.select(*shown).select_from(version.outerjoin(end, sa.true())).where(*conditions)
     return CreateView(query, state.name, schema=versions.schema, or_replace=True)
 

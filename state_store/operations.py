@@ -16,7 +16,7 @@ from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.database import set_local
-from state_store.declaration import PipelineSpec, SourceMetadata, followed_as, parts_of, references_of, rebuilt_name
+from state_store.declaration import PipelineSpec, SourceMetadata, followed_as, parts_of, rebuilt_name, references_of
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.merges import Merged
 from state_store.witness import Witness

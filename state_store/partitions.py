@@ -142,6 +142,21 @@ def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]
     return differing
 
 
+def losing_their_column(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each pipeline with a state that no longer has the column by which its table is divided."""
+    sentences = {}
+    for spec in specs:
+        for state in spec.readable:
+            found = _divided(connection, f"{schema}.{state.table_name}")
+            if found and found.column is not None and found.column not in {value.name for value in state.values}:
+                sentences[spec.name] = (
+                    f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
+                    "is divided. First declare other range_partitions, or none, with that column, and let a migration divide "
+                    "the table so; then take the column out."
+                )
+    return sentences
+
+
 def _divided(connection: Connection, table: str) -> _Found | None:
     """Return how a table is divided; None if it is not, or there is none.
 

@@ -1,6 +1,5 @@
 """The registration of pipelines in the ledger, schema ``tidegate``; states have tables of their own."""
 
-import json
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -10,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, history_views, revisions, state_tables, tables
+from state_store import batches, cursors, evolution, history_views, revisions, state_tables, tables
 from state_store.cursors import Retired
 from state_store.declaration import PipelineSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged, PipelineRetired
@@ -22,8 +21,9 @@ RETIRED_SINCE = "0029"
 def register(connection: Connection, spec: PipelineSpec) -> bool:
     """Register a pipeline, with its states and cursor, for `tidegate migrate`; return whether the declaration is new.
 
-    Once a batch has committed, states may not change: an added one would miss earlier batches, a changed aggregate would give
-    existing values another meaning. The source may, if `version` is raised to confirm it: committed batches are not read again.
+    Once a batch has committed, states may not change, but for columns of rows that are kept as they came (`evolution`): an
+    added state would miss earlier batches, a changed aggregate would give existing values another meaning. The source may. Both
+    are confirmed by a higher `version`: committed batches are not read again.
 
     Raises: DeclarationChanged, also if another pipeline owns a state, or a new one has rows already; PipelineRetired, also if
     one whose states it reads is.
@@ -75,7 +75,9 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
     """
     c = tables.cursor.c
     committed: int = connection.scalar(sa.select(c.txid).where(c.pipeline == spec.name).with_for_update()) or 0
-    changed = _check_states(known.declaration, spec, committed)
+    changed = evolution.changed_fields(known.declaration, spec)
+    if committed:
+        evolution.check_followers(connection, spec, evolution.check(known.declaration, spec, committed))
     check_source_change(connection, known.declaration["source_identity"], known.source_kind, spec)
     if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
         raise DeclarationChanged(
@@ -88,34 +90,49 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
 
 
 def check_states(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
-    """Refuse states other than those into which a pipeline has committed, before a migration of them is written.
+    """Refuse states that a pipeline could not be registered with, as batches have committed into others.
 
     Raises: DeclarationChanged.
     """
+    for spec, declaration, committed in _committed(connection, specs):
+        evolution.check_followers(connection, spec, evolution.check(declaration, spec, committed))
+
+
+def column_changes(connection: Connection, specs: Sequence[PipelineSpec]) -> list[evolution.ColumnChange]:
+    """Return which columns a registration would give to, and take from, the states that batches have committed into."""
+    return [
+        change
+        for spec, declaration, _ in _committed(connection, specs)
+        for change in evolution.column_changes(declaration, spec)
+    ]
+
+
+def lock_changed(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
+    """Lock the cursors of pipelines whose declaration changes, before a migration locks tables: commits lock in this order."""
+    c = tables.cursor.c
+    committed = _committed(connection, specs)
+    changed = [spec.name for spec, declaration, _ in committed if evolution.changed_fields(declaration, spec)]
+    if changed:
+        connection.execute(sa.select(c.txid).where(c.pipeline.in_(changed)).order_by(c.pipeline).with_for_update())
+
+
+def lacks_columns(connection: Connection, pipeline: str) -> bool:
+    """Return whether tables of states lack a column that a pipeline is registered with, so that its commits fail."""
+    p = tables.pipeline.c
+    if revisions.current_revision(connection) is None:
+        return False
+    declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
+    return declaration is not None and bool(evolution.missing_columns(connection, declaration))
+
+
+def _committed(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[PipelineSpec, Mapping[str, Any], int]]:
+    """Return the pipelines that have committed, with their registered declaration and txid; none without a ledger."""
     p, c = tables.pipeline.c, tables.cursor.c
-    at = sa.join(tables.pipeline, tables.cursor, p.pipeline == c.pipeline)
-    for spec in specs:
-        statement = sa.select(p.declaration, c.txid).select_from(at).where(p.pipeline == spec.name)
-        if (known := connection.execute(statement).one_or_none()) is not None:
-            _check_states(known.declaration, spec, known.txid)
-
-
-def _check_states(known: Mapping[str, Any], spec: PipelineSpec, committed: int) -> set[str]:
-    """Refuse a change of the states that batches have committed into; return what of the declaration has changed.
-
-    Raises: DeclarationChanged.
-    """
-    declaration = json.loads(json.dumps(spec.declaration))
-    changed = {name for name, value in known.items() if declaration.get(name) != value}
-    if committed and changed - {"version", "source_identity", "queries"}:
-        batches = "a batch" if committed == 1 else f"{committed} batches"
-        raise DeclarationChanged(
-            f"{spec.name} has committed {batches} into other states than these. Let them be computed again: raise "
-            f"its version, and run: tidegate rebuild {spec.name}. Or give the pipeline and its states new names. Or take the "
-            "change back, with the migration that was written for it.",
-            pipeline=spec.name,
-        )
-    return changed
+    if revisions.current_revision(connection) is None:
+        return []
+    statement = sa.select(p.pipeline, p.declaration, c.txid).join(tables.cursor, p.pipeline == c.pipeline).where(c.txid > 0)
+    known = {name: (declaration, committed) for name, declaration, committed in connection.execute(statement)}
+    return [(spec, *known[spec.name]) for spec in specs if spec.name in known]
 
 
 def check_sources(connection: Connection, spec: PipelineSpec) -> None:

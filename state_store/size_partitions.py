@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Table
+from sqlalchemy.dialects import postgresql
 
 from state_store import lookup, range_partitions, state_tables, tables
 from state_store.database import LARGE_PARTITION_MIB, set_local
@@ -18,6 +19,19 @@ from state_store.declaration import StateSpec
 
 # Readers open every partition. For each so many that there are, the next ones may grow by that size more.
 MANY = 64
+# A partition has each column from its own creation, too, so it keeps one that its table drops.
+_COLUMNS_DROPPED = """DO $do$
+DECLARE
+    part regclass;
+BEGIN
+    FOR part IN
+        SELECT inhrelid::regclass FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+        WHERE inhparent = '{table}'::regclass AND starts_with(relname, '{name}$')
+    LOOP
+        EXECUTE format('ALTER TABLE %s {drops}', part);
+    END LOOP;
+END
+$do$"""
 # The last partition that begins up to a txid, its first txid, whether it is attached, and whether it is large. As text, because
 # each commit needs it soon.
 _LAST = sa.text("""
@@ -82,6 +96,13 @@ def remove_rows(connection: Connection, name: str, txids: tuple[int, int], most:
     removed = delete.returning(rows.c.txid).cte("removed")
     count, last = connection.execute(sa.select(sa.func.count(), sa.func.max(removed.c.txid))).one()
     return count, last or 0
+
+
+def columns_dropped(schema: str | None, table: str, columns: Sequence[str]) -> str:
+    """Return the statement that follows a drop of columns of a table, and drops them in its partitions."""
+    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    drops = ", ".join(f"DROP COLUMN IF EXISTS {quote(column)}" for column in columns)
+    return " ".join(_COLUMNS_DROPPED.format(table=f"{schema}.{table}", name=table, drops=drops).split())
 
 
 def empty(connection: Connection, name: str) -> None:

@@ -29,7 +29,7 @@ from jobs.compute.state_answers import StateAnswers
 from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
 from jobs.compute.transforms import Frames, apply_transform, check_united, check_used
 from jobs.pipeline import Pipeline
-from jobs.sources import ORIGIN, REFUSAL, BatchPart, Emitter, InputFacts
+from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
 from jobs.sources.inputs.read import merged
 from jobs.state_queries import answered_by
 from jobs.states import AnyState
@@ -259,6 +259,8 @@ class _Computation:
             columns = used_columns(self._pipeline)
         elif part.role == "input" and route.hashed == "all" and self._pipeline.tracking != "off":
             columns = [column for column in schema.names if column not in (ORIGIN, REFUSAL)]
+            if part.replayed is not None:
+                columns = [column for column in columns if column in (*part.replayed, PAYLOAD)]
         flag = F.col(REFUSAL).isNotNull() if REFUSAL in schema.names else None
         return _TrackedPart(part, tracker.attach(part.rows, schema, columns, flag), schema, tracker)
 

@@ -13,7 +13,7 @@ A new source is one file: a frozen dataclass that inherits `Source`, its `Coordi
 partitions start from `jobs.sources.partitioned`. `jobs.testing` checks that a source keeps the promise of its kind.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -127,11 +127,13 @@ class BatchPart:
     """A share of what a batch reads: the rows of an input or a reference; `idle`, without rows, for an input without new data.
 
     `expected` returns the number of rows, counted without Spark; it is called after Spark has read them. None: unknown.
+    `replayed` are the columns that every attempt reads the same; None: all.
     """
 
     rows: "DataFrame"
     role: Literal["input", "reference", "idle"]
     expected: Callable[[], int | None]
+    replayed: Collection[str] | None = None
 
 
 class Emitter(Protocol):
@@ -165,7 +167,13 @@ class Emitter(Protocol):
         """
         del with_idle
         emit = self.emit_records if flagged else self.emit_batch
-        return {"": BatchPart(emit(attempt, metadata), "input", partial(self.expected_rows, metadata))}
+        expected, replayed = partial(self.expected_rows, metadata), self.replayed_columns(metadata)
+        return {"": BatchPart(emit(attempt, metadata), "input", expected, replayed)}
+
+    def replayed_columns(self, metadata: SourceMetadata) -> Collection[str] | None:
+        """Return the columns that every attempt at a batch reads the same; None: all. Others have come since it was planned."""
+        del metadata
+        return None
 
     def row_schema(self) -> str:
         """Return the columns of `emit_batch` as Spark writes them: ``name string, amount int``. Quarantine needs them."""
@@ -190,8 +198,9 @@ class Emitter(Protocol):
 
         `waiting` returns the records of an input as its emitter parses them.
         """
-        del attempt, with_idle
-        return {"": BatchPart(waiting("", self), "input", lambda: None)}
+        del with_idle
+        replayed = self.replayed_columns(attempt.source_metadata["source"] or {})  # the metadata of the batch before
+        return {"": BatchPart(waiting("", self), "input", lambda: None, replayed)}
 
     def verify_replay(self, attempt: "Attempt") -> None:
         """Check, after the read, what a batch of quarantined records was joined with.

@@ -1,9 +1,11 @@
 """A source that follows a state of another pipeline: its changes, or its appended rows, in the order of their txids.
 
-    metadata = {"after": [txid] or null, "to": [txid], "splits": [[txid], ...], "rows": how many, "commit": that of `to`}
+    metadata = {"after": [txid] or null, "to": [txid], "splits": [[txid], ...], "rows": how many, "commit": that of `to`,
+                "columns": those of the state when the batch was planned}
 
 A batch is what a range of the other pipeline's txids has changed. These have committed, so nothing is added to the range later,
-and both pipelines together are exactly once from end to end.
+and both pipelines together are exactly once from end to end. A column that the state gets later is read, too, also by a batch
+that was planned before: it is NULL there, and no part of what replays have in common.
 """
 
 from collections.abc import Collection, Iterator
@@ -154,7 +156,8 @@ class ChangesCoordinator(Coordinator):
             # A partition that is removed meanwhile is gone also from this snapshot, with rows that were to be counted.
             connection.rollback()
             _check_kept(source, after, _find_upstream(connection, source))
-            return {"after": begin, "to": [str(to)], "splits": splits, "rows": rows, "commit": commit}
+            columns = list(upstream.query.columns)
+            return {"after": begin, "to": [str(to)], "splits": splits, "rows": rows, "commit": commit, "columns": columns}
 
 
 class ChangesEmitter(Emitter):
@@ -184,6 +187,11 @@ class ChangesEmitter(Emitter):
         """Return the planned number of rows."""
         rows: int = metadata["rows"]
         return rows
+
+    def replayed_columns(self, metadata: SourceMetadata) -> Collection[str] | None:
+        """Return the columns that the state had when the batch was planned."""
+        columns: list[str] | None = metadata.get("columns")  # batches that older code planned have all
+        return columns
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002
         """Check that the range still has its planned rows.

@@ -9,12 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 import migrations
-from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Pipeline, Reference, Rows, State, Sum
+from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
 from jobs.engine.worker import Worker
 from jobs.sources import changes
 from jobs.sources.changes import removable
-from state_store import Settings, StateStore, cursors, registration
-from state_store.errors import RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
+from state_store import Settings, StateStore, cursors, project, registration
+from state_store.errors import DeclarationChanged, RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
 from state_store.operations import Redo
 from state_store.state_tables import changes_table_of
 from tests import steps
@@ -232,6 +232,104 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
         with pytest.raises(StoreUnavailable, match="lock"):
             store.redo_batch(upstream.spec, 1, Redo("an operator", "it was wrong"))
     register_pipelines(inbox.settings, follower)
+
+
+NEWEST = Newest({"name": "text"}, columns={"amount": "integer"}, order_by={"at": "integer"}, kind="opaque", changes=True)
+LATER = replace(NEWEST, columns={"amount": "integer", "city": "text"})
+
+
+def evolving(columns: dict[str, str], newest: Newest, version: int) -> Pipeline:
+    """Declare a pipeline whose followed states get and lose columns: appended rows and the newest ones."""
+    schema = {"name": "string", "amount": "int", "at": "int", "city": "string"}
+    source = Files("inbox", format="csv", schema=schema, header=False)
+    return Pipeline("inbox", source, {"log": Rows(columns), "newest": newest}, version=version)
+
+
+BEFORE = evolving({"name": "text", "amount": "integer"}, NEWEST, 1)
+AFTER = evolving({"name": "text", "amount": "integer", "city": "text"}, LATER, 2)
+WITHOUT = evolving({"name": "text", "city": "text"}, replace(LATER, columns={"city": "text"}), 3)
+
+
+@pytest.fixture
+def evolve(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that migrates a project to these pipelines."""
+    for folder in ("pipelines", "migrations"):
+        (inbox.settings.home / folder).mkdir()
+    monkeypatch.setenv(project.HOME_VARIABLE, str(inbox.settings.home))
+
+    def migrate(*pipelines: Pipeline) -> None:
+        specs = [pipeline.spec for pipeline in pipelines]
+        migrations.new_revision(inbox.settings, specs, "columns")
+        migrations.upgrade(inbox.settings, specs)
+
+    return migrate
+
+
+def copied(name: str, state: str, version: int = 1, /, **columns: str) -> Pipeline:
+    """Declare a follower that appends these columns of all rows that it reads, and their txid."""
+    transform = lambda rows: rows.selectExpr("txid AS of_txid", *columns)  # noqa: E731
+    states = {f"copy_of_{name}": Rows({"of_txid": "bigint", **columns})}
+    return Pipeline(name, Changes(f"inbox.{state}"), states, transform, version=version)
+
+
+def copies(inbox: Inbox, follower: Pipeline) -> list[tuple[Any, ...]]:
+    """Return what a follower has appended."""
+    names = [value.name for value in follower.spec.states[0].values]
+    rows = [tuple(row[name] for name in names) for row in inbox.rows(follower, follower.spec.states[0].name)]
+    return sorted(rows, key=repr)
+
+
+@pytest.mark.usefixtures("divided")
+@pytest.mark.parametrize("state", ["log", "newest"])
+def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
+    """A batch that was planned and sealed before is processed again as the same rows; one that spans both has the column."""
+    kept = {"name": "text", "amount": "integer"}
+    follower = copied("follower", state, **kept)
+    evolve(BEFORE, follower)
+    inbox.write("1.csv", "a,1,1,Bern\nb,2,2,Bern\n")
+    inbox.run(BEFORE, "first")
+    (first,) = steps.plan(inbox.settings, follower, run_id="first")
+    steps.process(inbox.settings, follower, first, owner="test")
+
+    evolve(AFTER, follower)
+    steps.process(inbox.settings, follower, first, owner="test", mode="restage")
+    with StateStore.connect(inbox.settings) as store:
+        attempts = store.batch_history("follower", first).attempts
+    assert [each["attempt"] for each in attempts if each["sealed_at"]] == [1, 2]
+    steps.commit(inbox.settings, follower, first, owner="test")
+    inbox.write("2.csv", "a,3,3,Rome\n")
+    inbox.run(AFTER, "second")
+    follower, late = copied("follower", state, 2, **kept, city="text"), copied("late", state, **kept, city="text")
+    evolve(AFTER, follower, late)
+
+    expected = [(1, "a", 1, None), (1, "b", 2, None), (2, "a", 3, "Rome")]
+    run(inbox.settings, follower, "second")
+    assert copies(inbox, follower) == expected
+    (both,) = steps.plan(inbox.settings, late, run_id="late")
+    for mode in ("resume", "restage"):
+        steps.process(inbox.settings, late, both, owner="test", mode=mode)
+    steps.commit(inbox.settings, late, both, owner="test")
+    assert copies(inbox, late) == expected
+
+
+@pytest.mark.parametrize("state", ["log", "newest"])
+def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
+    """Each attempt at a batch reads the same, so what was planned with it comes first; later ones have the rows without."""
+    follower = copied("follower", state, name="text")
+    evolve(AFTER, follower)
+    inbox.write("1.csv", "a,1,1,Bern\nb,2,2,Bern\n")
+    inbox.run(AFTER, "first")
+    (first,) = steps.plan(inbox.settings, follower, run_id="first")
+    refusal = rf"State {state} .* cannot lose amount yet: pipeline follower follows it, and has planned txids 1 to 1"
+    with pytest.raises(DeclarationChanged, match=refusal):
+        evolve(WITHOUT, follower)
+    steps.process(inbox.settings, follower, first, owner="test")
+    steps.commit(inbox.settings, follower, first, owner="test")
+    evolve(WITHOUT, follower)
+    inbox.write("2.csv", "a,3,3,Rome\n")
+    inbox.run(WITHOUT, "second")
+    run(inbox.settings, follower, "second")
+    assert copies(inbox, follower) == [(1, "a"), (1, "b"), (2, "a")]
 
 
 def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:

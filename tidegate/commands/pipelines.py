@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import click
@@ -10,7 +10,7 @@ import click
 from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
 from jobs.states import AnyState
-from state_store.declaration import SourceKind, StateKind, exactly_once
+from state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
@@ -209,27 +209,39 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
         return
     specs = [pipeline.spec for pipeline in all_pipelines()]
     if new is not None:
-        path = migrations.new_revision(Settings.load(), specs, new)
-        output.print_json({"written": path}) if as_json else output.say(
-            f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing."
-        )
+        _write_migration(specs, new, as_json=as_json)
         return
     from tidegate import stack  # noqa: PLC0415
 
     loaded = Settings.load()
+    columns = migrations.column_changes(loaded, specs)
     revision, changed = migrations.upgrade(loaded, specs)
     left_out = migrations.retired(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
     if advice := stack.advice(loaded):
         output.say(advice)
     if as_json:
-        output.print_json({"revision": revision, "changed": changed, "retired": left_out, "accepted": accepted})
+        done = {"revision": revision, "changed": changed, "columns": columns, "retired": left_out, "accepted": accepted}
+        output.print_json(done)
         return
     output.say(f"The database is at revision {revision}{_of_project()}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for sentence in (*left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
+    for sentence in (*columns, *left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
         output.say(sentence)
     if accept_epoch and not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")
+
+
+def _write_migration(specs: Sequence[PipelineSpec], message: str, *, as_json: bool) -> None:
+    import migrations  # noqa: PLC0415
+
+    settings = Settings.load()
+    path, columns = migrations.new_revision(settings, specs, message), migrations.column_changes(settings, specs)
+    if as_json:
+        output.print_json({"written": path, "columns": columns})
+        return
+    output.say(f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing.")
+    for sentence in columns:
+        output.say(sentence)
 
 
 def _of_project() -> str:

@@ -42,7 +42,8 @@ class InputsEmitter(Emitter):
             if name in shares:
                 emit = emitter.emit_records if flagged else emitter.emit_batch
                 rows = emit(replace(attempt, source_metadata=shares[name]), shares[name])
-                parts[name] = BatchPart(rows, "input", partial(emitter.expected_rows, shares[name]))
+                expected, replayed = partial(emitter.expected_rows, shares[name]), emitter.replayed_columns(shares[name])
+                parts[name] = BatchPart(rows, "input", expected, replayed)
             elif with_idle:
                 parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)
         return {**parts, **self._reference_parts(attempt, shares)}
@@ -50,7 +51,12 @@ class InputsEmitter(Emitter):
     def replay_parts(self, attempt: "Attempt", waiting: Waiting, *, with_idle: bool = True) -> Mapping[str, BatchPart]:
         """Return the records of each input that has some in the batch, and the references; `with_idle` adds other inputs."""
         shares, records = dict(self._shares(attempt.source_metadata)), attempt.source_metadata["records"]
-        parts = {name: BatchPart(waiting(name, self.of_input(name)), "input", lambda: None) for name in records}
+        before = (attempt.source_metadata["source"] or {}).get(INPUTS) or {}
+        parts: dict[str, BatchPart] = {}
+        for name in records:
+            emitter = self.of_input(name)
+            replayed = emitter.replayed_columns(before.get(name) or {})
+            parts[name] = BatchPart(waiting(name, emitter), "input", lambda: None, replayed)
         for name, emitter in self._inputs.items():
             if with_idle and name not in records:
                 parts[name] = BatchPart(self._spark.createDataFrame([], emitter.row_schema()), "idle", lambda: 0)

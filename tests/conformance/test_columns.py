@@ -1,0 +1,501 @@
+"""Columns that states get and lose in place, beside batches, redos, crashes and readers; DuckDB says what they come to."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import psycopg2
+import pyarrow as pa
+import pytest
+
+import migrations
+from jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
+from state_store import Settings, project
+from state_store.declaration import PipelineSpec, StateSpec
+from state_store.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
+from state_store.operations import Redo
+from tests.acceptance.conftest import Crash, FaultPlan
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.integration.conftest import contents, until
+from tests.integration.test_migrations import shape
+
+pytestmark = BOTH_POSTGRES
+
+# A row of the source, by column; columns that a declaration lacks are not staged.
+Line = dict[str, Any]
+BASE = {"cents": "bigint", "note": "text"}
+COME, GONE, RENAMED = {**BASE, "city": "text"}, {"cents": "bigint"}, {"cents": "bigint", "city": "text"}
+EACH = 0  # MiB: a partition of changes for each txid
+_TYPES = {"shop": pa.string(), "at": pa.int64(), "cents": pa.int64(), "note": pa.string(), "city": pa.string()}
+# For each state: its columns before the value columns, and by which of these the greatest row is the one; NULL is least.
+_GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "log": (["txid", "position", "at"], ["txid", "position"], []),
+    "newest": (["shop", "at"], ["shop"], ["at"]),
+    "versions": (["shop", "at"], ["shop", "at"], []),
+}
+
+
+def declare(columns: dict[str, str], *, version: int = 1, divided: bool = False) -> Pipeline:
+    """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns, and an aggregate."""
+    parts, ranges = (3, Ranges("at", 4)) if divided else (1, None)
+    opaque: dict[str, Any] = {"kind": "opaque", "changes": True, "hash_partitions": parts}
+    states = {
+        "log": Rows({"at": "bigint", **columns}, range_partitions=ranges),
+        "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
+        "versions": History({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
+        "sold": State({"shop": "text"}, {"lines": Count()}, kind="opaque"),
+    }
+    return Pipeline("shop", Stream("opaque"), states, version=version)
+
+
+@dataclass
+class Team:
+    """A project, whose migrations a test writes and runs, and the lines of each committed batch, with the columns they had."""
+
+    settings: Settings
+    batches: dict[int, list[Line]]
+    flow: Flow
+
+    def declare(self, columns: dict[str, str], **how: Any) -> None:
+        """Change the declaration in a new process; older processes go on."""
+        self.flow = Flow(self.flow.settings, declare(columns, **how).spec)
+
+    def migrate(self, columns: dict[str, str], **how: Any) -> Path:
+        """Change the declaration, write its migration and run it."""
+        spec = declare(columns, **how).spec
+        written = migrations.new_revision(self.settings, [spec], "columns")
+        migrations.upgrade(self.settings, [spec])
+        self.declare(columns, **how)
+        assert migrations.new_revision(self.settings, [spec], "nothing") is None
+        return written
+
+    def prepare(self, lines: Sequence[Line], *, txid: int | None = None, mode: str = "resume") -> int:
+        """Plan a batch, unless its txid is given, and seal an attempt at it; return its txid."""
+        if txid is None:
+            last = self.flow.store.last_opened("shop")
+            (txid,) = self.flow.plan(1, run_id=f"run {last.txid if last else 0}")
+        attempt = self.flow.start(txid, mode=mode)
+        self.flow.seal(attempt, *(self.flow.stage(attempt, state, staged(state, lines)) for state in self.flow.spec.states))
+        return txid
+
+    def merge(self, *lines: Line, redo: bool = False) -> int:
+        """Commit the next batch of these lines, or redo the last one."""
+        before = self.flow.store.committed("shop") if redo else None
+        txid = self.prepare(lines, txid=before, mode="redo" if redo else "resume")
+        if redo:
+            self.flow.owner.redo_batch(self.flow.spec, txid, Redo("an operator", "it was wrong"))
+        else:
+            self.flow.commit(txid)
+        self.count(txid, lines)
+        return txid
+
+    def count(self, txid: int, lines: Sequence[Line]) -> None:
+        """Note that a batch has committed with the columns that are declared."""
+        names = {"shop", "at", *(value.name for value in self.flow.spec.state("log").values)}
+        self.batches[txid] = [{name: value for name, value in line.items() if name in names} for line in lines]
+
+    def lose(self, column: str) -> None:
+        """Note that a column was dropped."""
+        self.batches = {
+            txid: [{n: v for n, v in line.items() if n != column} for line in lines] for txid, lines in self.batches.items()
+        }
+
+    def check(self) -> None:
+        """Compare each state with what DuckDB makes of the committed lines, and each change's row after it."""
+        every = [
+            {**dict.fromkeys(_TYPES), **line, "txid": txid, "position": place}
+            for txid, lines in self.batches.items()
+            for place, line in enumerate(lines)
+        ]
+        schema = pa.schema([*_TYPES.items(), ("txid", pa.int64()), ("position", pa.int64())])
+        with duckdb.connect() as database:
+            database.register("lines", pa.Table.from_pylist(every, schema))
+            for name, (first, key, order) in _GREATEST.items():
+                values = [v.name for v in self.flow.spec.state(name).values if v.name != "at"]
+                by, desc, shown = quoted(key), quoted([*order, *values], " DESC NULLS LAST"), quoted([*first, *values])
+                greatest = f"row_number() OVER (PARTITION BY {by} ORDER BY {desc}) = 1"
+                expected = database.sql(f"SELECT {shown} FROM lines QUALIFY {greatest}").fetchall()
+                rows = self.flow.rows(name)
+                assert sorted(map(repr, expected)) == sorted(repr(tuple(row[c] for c in [*first, *values])) for row in rows)
+                if name != "log":
+                    self._check_changes(name, [*first, *values], rows)
+            sold = database.sql("SELECT shop, count(*) FROM lines GROUP BY 1 ORDER BY 1").fetchall()
+            assert [(row["shop"], row["lines"]) for row in self.flow.rows("sold")] == sold
+
+    def _check_changes(self, name: str, columns: list[str], rows: list[Line]) -> None:
+        """The last recorded change of each key has the key's row, but for columns that came after it."""
+        key = [column.name for column in self.flow.spec.state(name).keys]
+        last = {tuple(row[k] for k in key): row for row in self.flow.store.changes(self.flow.spec.state(name))}
+        found = sorted(repr([row[c] for c in columns]) for row in last.values())
+        assert found == sorted(repr([row[c] for c in columns]) for row in rows)
+
+    def asked(self, statement: str, user: str | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement as a role, by default the owner."""
+        conninfo = self.settings.conninfo(user=user or self.settings.pg_owner)
+        with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+def quoted(columns: Sequence[str], then: str = "") -> str:
+    """Return columns as SQL."""
+    return ", ".join(f'"{column}"{then}' for column in columns)
+
+
+def columns_of_states(settings: Settings) -> list[str]:
+    """Return the columns of tables and views of states, and of their partitions, but for those that rows have made."""
+    lines = (line for line in shape(settings)["columns"] if line.startswith("state.") and not line.startswith('state."log$'))
+    return sorted(lines)
+
+
+def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
+    """Return what a task stages of lines: each, or for each key the greatest one; NULL is least."""
+    if state.name == "sold":
+        return [[shop, sum(line["shop"] == shop for line in lines)] for shop in {line["shop"] for line in lines}]
+    values = [value.name for value in state.values]
+    if state.appends:
+        return [[place, *(line.get(name) for name in values)] for place, line in enumerate(lines)]
+    keys, found = [key.name for key in state.keys], {}
+    for line in lines:
+        key, row = tuple(line[name] for name in keys), [line.get(name) for name in values]
+        found[key] = max([row, found.get(key, row)], key=lambda each: [(v is not None, v) for v in each])
+    return [[*key, *row] for key, row in found.items()]
+
+
+@pytest.fixture(params=[False, True], ids=["one table", "partitions"])
+def divided(request: pytest.FixtureRequest) -> bool:
+    """Whether states and changes are divided."""
+    return request.param
+
+
+@pytest.fixture
+def team(settings: Settings, divided: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    """A project whose pipeline has committed two batches."""
+    for folder in ("pipelines", "migrations"):
+        (settings.home / folder).mkdir()
+    monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
+    spec = declare(BASE, divided=divided).spec
+    migrations.new_revision(settings, [spec], "shop")
+    migrations.upgrade(settings, [spec])
+    flow = Flow(replace(settings, changes_partition_mib=EACH) if divided else settings, spec)
+    team = Team(settings, {}, flow)
+    team.merge(LINES[0], LINES[1])
+    team.merge(LINES[2])
+    team.check()
+    yield team
+    team.flow.close()
+    flow.close()
+
+
+LINES: list[Line] = [
+    {"shop": "a", "at": 1, "cents": 1, "note": "x", "city": "Rome"},
+    {"shop": "b", "at": 2, "cents": 2, "note": None, "city": None},
+    {"shop": "a", "at": 5, "cents": 3, "note": "y", "city": "Oslo"},
+    {"shop": "b", "at": 1, "cents": 4, "note": "z", "city": "Bern"},
+    {"shop": "c", "at": 9, "cents": 5, "note": "z", "city": "Bern"},
+    {"shop": "a", "at": 7, "cents": None, "note": "q", "city": "Rome"},
+]
+
+
+# columns come and go
+
+
+def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided: bool) -> None:
+    """Later batches have it, a line that comes again gets it, and batches that the old code has sealed are computed again."""
+    old, sealed = team.flow, team.prepare(LINES[3:5])
+    team.migrate(COME, version=2, divided=divided)
+    team.check()
+    with pytest.raises(DeclarationChanged, match="this code's declaration is not the registered one"):
+        old.commit(sealed)
+    with pytest.raises(StagingLost, match="computed by another declaration"):
+        team.flow.commit(sealed)
+    assert team.flow.store.commit_ready(team.flow.spec, "test") == []
+    team.prepare(LINES[3:5], txid=sealed)
+    team.flow.commit(sealed)
+    team.count(sealed, LINES[3:5])
+    team.check()
+    team.merge(LINES[0], LINES[2])  # the same lines again, with their city
+    team.check()
+    assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
+
+
+@pytest.mark.parametrize("then", [COME, GONE, RENAMED], ids=["comes", "goes", "is renamed"])
+def test_the_last_txid_from_before_is_redone(team: Team, divided: bool, then: dict[str, str]) -> None:
+    """It takes back what the old code has written, and writes what the new one has, also several times."""
+    team.migrate(then, version=2, divided=divided)
+    if "note" not in then:
+        team.lose("note")
+    team.check()
+    team.merge(LINES[3], LINES[5], redo=True)
+    team.check()
+    team.merge(LINES[2], redo=True)
+    team.check()
+    team.merge(LINES[4], LINES[3])
+    team.check()
+
+
+def test_a_column_that_goes_takes_its_values_along(team: Team, divided: bool) -> None:
+    """Also from the partitions of changes, and from the values before: one of its name that comes later begins with NULL."""
+    team.migrate(GONE, version=2, divided=divided)
+    team.lose("note")
+    team.check()
+    team.merge(LINES[3])
+    team.check()
+    columns = (
+        "SELECT count(*) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid "
+        "WHERE relnamespace = 'state'::regnamespace AND attname IN ('note', 'previous_note')"
+    )
+    assert team.asked(columns) == [(0,)]
+    team.migrate(BASE, version=3, divided=divided)
+    team.check()
+    team.merge(LINES[4], LINES[5])
+    team.check()
+    team.migrate(RENAMED, version=4, divided=divided)
+    team.lose("note")
+    team.check()
+
+
+def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, divided: bool, server: Any) -> None:
+    """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
+    team.migrate(COME, version=2, divided=divided)
+    team.merge(LINES[5])
+    team.migrate(RENAMED, version=3, divided=divided)
+    team.lose("note")
+    built, name = columns_of_states(team.settings), server.create_database()
+    fresh = replace(team.settings, pg_database=name)
+    try:
+        migrations.upgrade(fresh, [team.flow.spec])
+        assert columns_of_states(fresh) == [line for line in columns_of_states(team.settings) if "_changes$" not in line]
+    finally:
+        server.drop_database(name)
+    config_of = migrations._config
+    with migrations.connected(team.settings) as connection:
+        config = config_of(connection, [team.flow.spec])
+        config.set_main_option("version_locations", str(team.settings.home / "migrations"))
+        config.set_main_option("path_separator", "newline")
+        config.attributes["version_table"] = "alembic_version_of_project"
+        migrations.command.downgrade(config, "0001")
+    migrations.upgrade(team.settings, [team.flow.spec])
+    team.lose("city")
+    team.check()
+    assert columns_of_states(team.settings) == built
+
+
+# nothing is written again, and locks are short
+
+
+def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
+    """Of a million rows: the files of each table stay, and so does their size."""
+    team.asked(
+        "SET tidegate.writer = 'shop'; INSERT INTO state.newest (shop, at, cents, note, txid) "
+        "SELECT 's' || n, n, n, 'n' || n, 1 FROM generate_series(1, 1000000) AS n"
+    )
+    files = (
+        "SELECT relname, pg_relation_filenode(oid), pg_relation_size(oid) FROM pg_class "
+        "WHERE relnamespace = 'state'::regnamespace AND relkind IN ('r', 'i') ORDER BY 1"
+    )
+    before = team.asked(files)
+    for number, columns in enumerate((COME, RENAMED), start=2):
+        team.migrate(columns, version=number, divided=divided)
+        assert team.asked(files) == before
+
+
+def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives up, having changed nothing."""
+    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.3)
+    before = contents(team.settings), shape(team.settings)
+    spec = declare(COME, version=2, divided=divided).spec
+    migrations.new_revision(team.settings, [spec], "columns")
+    with closing(psycopg2.connect(**team.settings.conninfo(user=team.settings.pg_reader))) as reader:
+        reader.cursor().execute("SELECT count(*) FROM state.newest_changes")
+        with pytest.raises(StoreUnavailable, match="a lock timeout"):
+            migrations.upgrade(team.settings, [spec])
+    assert (contents(team.settings), shape(team.settings)) == before
+    migrations.upgrade(team.settings, [spec])
+
+
+# processes of both declarations at once
+
+
+def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team, divided: bool) -> None:
+    """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""
+    sealed, old = team.prepare(LINES[3:5]), team.flow
+    spec = declare(COME, version=2, divided=divided).spec
+    migrations.new_revision(team.settings, [spec], "columns")
+    errors: list[BaseException] = []
+    register = migrations.registration.register
+
+    def commit() -> None:
+        try:
+            old.commit(sealed)
+        except BaseException as error:  # noqa: BLE001 - what it is, the test says
+            errors.append(error)
+
+    thread = threading.Thread(target=commit)
+
+    def begin_commit(*arguments: Any) -> bool:
+        """Called when the tables have changed, before the transaction ends."""
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        until(lambda: team.asked(waiting, "postgres"))
+        return register(*arguments)
+
+    with patch.object(migrations.registration, "register", begin_commit):
+        migrations.upgrade(team.settings, [spec])
+    thread.join(60)
+    assert [type(error) for error in errors] == [DeclarationChanged]
+    team.declare(COME, version=2, divided=divided)
+    team.prepare(LINES[3:5], txid=sealed)
+    team.flow.commit(sealed)
+    team.count(sealed, LINES[3:5])
+    team.check()
+
+
+def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the commit is at its last statement, the migration holds no table: it waits for the cursor."""
+    sealed, old = team.prepare(LINES[3:5]), team.flow
+    spec = declare(COME, version=2, divided=divided).spec
+    migrations.new_revision(team.settings, [spec], "columns")
+    threads: list[threading.Thread] = []
+    from state_store import commits  # noqa: PLC0415
+
+    record = commits.record
+
+    def begin_migration(*arguments: Any, **named: Any) -> Any:
+        if not threads:
+            threads.append(threading.Thread(target=migrations.upgrade, args=(team.settings, [spec])))
+            threads[0].start()
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'FROM tidegate.cursor'"
+            until(lambda: team.asked(waiting))
+        return record(*arguments, **named)
+
+    monkeypatch.setattr(commits, "record", begin_migration)
+    old.commit(sealed)
+    team.count(sealed, LINES[3:5])
+    threads[0].join(60)
+    team.declare(COME, version=2, divided=divided)
+    team.check()
+    team.merge(LINES[5])
+    team.check()
+
+
+def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, divided: bool) -> None:
+    """Or all of it: tables, the ledger and the registration are one transaction."""
+    if divided:
+        pytest.skip("the statements are those of one table")
+    spec = declare(RENAMED, version=2).spec
+    migrations.new_revision(team.settings, [spec], "columns")
+    before = contents(team.settings), shape(team.settings)
+    points: list[str] = []
+    with patch.object(migrations.command, "check"):  # it only reads, and by hundreds of statements
+        number = 0
+        while True:
+            number += 1
+            try:
+                with FaultPlan(at=number).armed():
+                    migrations.upgrade(team.settings, [spec])
+                break
+            except Crash as crash:
+                points.append(str(crash))
+                if "after COMMIT" in str(crash):
+                    break
+                assert (contents(team.settings), shape(team.settings)) == before, crash
+    for step in ("ALTER TABLE state.log", "ALTER TABLE state.newest_changes", "DROP VIEW", "before COMMIT"):
+        assert any(step in point for point in points), points
+    team.declare(RENAMED, version=2)
+    team.lose("note")
+    team.merge(LINES[4])
+    team.check()
+
+
+# what people made
+
+
+def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
+    """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
+    team.asked(
+        "CREATE VIEW public.of_history AS SELECT shop, note FROM state.versions; "
+        "CREATE VIEW public.of_rows AS SELECT cents FROM state.log; CREATE INDEX by_note ON state.log (note); "
+        "GRANT SELECT ON state.versions, state.log TO PUBLIC; REVOKE SELECT ON state.versions FROM tidegate_reader"
+    )
+    granted = (
+        "SELECT relname, relacl::text[] FROM pg_class "
+        "WHERE oid IN ('state.versions'::regclass, 'state.log'::regclass) ORDER BY 1"
+    )
+    before = team.asked(granted)
+    team.migrate(COME, version=2, divided=divided)
+    assert team.asked(granted) == before
+    assert team.asked("SELECT city, shop FROM state.versions WHERE city IS NOT NULL", "tidegate_stager") == []
+    gone = declare(RENAMED, version=3, divided=divided).spec
+    migrations.new_revision(team.settings, [gone], "columns")
+    with pytest.raises(PermanentError, match=r"view of_history depends on view state\.versions\. Drop that first, then repeat"):
+        migrations.upgrade(team.settings, [gone])
+    assert team.asked(granted) == before
+    team.asked("DROP VIEW public.of_history")
+    migrations.upgrade(team.settings, [gone])
+    assert [(name, sorted(acl)) for name, acl in team.asked(granted)] == [(name, sorted(acl)) for name, acl in before]
+    assert team.asked("SELECT count(*) FROM public.of_rows") == [(3,)]
+
+
+# what is refused
+
+
+def test_the_column_that_divides_a_table_stays(team: Team, divided: bool) -> None:
+    """Postgres has it in the table's partitions, so these are declared otherwise first; `up` goes on without the pipeline."""
+    if not divided:
+        pytest.skip("no column divides the table")
+    spec = declare(BASE, version=2, divided=True).spec
+    without = replace(
+        spec,
+        states=tuple(
+            replace(s, values=tuple(v for v in s.values if v.name != "at"), ranges=None) if s.name == "log" else s
+            for s in spec.states
+        ),
+    )
+    refusal = "State log of pipeline shop cannot lose column at, by whose ranges its table is divided"
+    with pytest.raises(DeclarationChanged, match=refusal):
+        migrations.new_revision(team.settings, [without], "columns")
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        migrations.upgrade(team.settings, [without])
+    assert refusal in migrations.upgrade_all_but_broken(team.settings, [without])["shop"]
+    whole = replace(spec, states=tuple(replace(s, ranges=None) if s.name == "log" else s for s in spec.states))
+    migrations.new_revision(team.settings, [whole], "one table")
+    migrations.upgrade(team.settings, [whole])
+    without = replace(without, version=3)
+    migrations.new_revision(team.settings, [without], "columns")
+    migrations.upgrade(team.settings, [without])
+    assert "at" not in [
+        name for (name,) in team.asked("SELECT attname FROM pg_attribute WHERE attrelid = 'state.log'::regclass")
+    ]
+
+
+def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divided: bool) -> None:
+    """One migration does both; a table that is made again has the column."""
+    team.migrate(RENAMED, version=2, divided=not divided)
+    team.lose("note")
+    team.check()
+    team.merge(LINES[3], LINES[4])
+    team.check()
+
+
+def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team, divided: bool) -> None:
+    """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
+    gone: PipelineSpec = declare(GONE, version=2, divided=divided).spec
+    migrations.new_revision(team.settings, [gone], "columns")
+    before = contents(team.settings), shape(team.settings)
+    again = declare({**GONE, "city": "text"}, version=2, divided=divided).spec
+    for spec in (gone, again):
+        written = migrations.new_revision(team.settings, [spec], "another")
+        assert (written is None) == (spec is gone)
+        assert (contents(team.settings), shape(team.settings)) == before
+    written.unlink()
+    for step in (migrations.upgrade, migrations.upgrade_all_but_broken):
+        with pytest.raises(DeclarationChanged, match=r"loses note.*raise the pipeline's version above 1"):
+            step(team.settings, [replace(gone, version=1)])
+    assert (contents(team.settings), shape(team.settings)) == before
+    assert migrations.upgrade_all_but_broken(team.settings, [gone]) == {}

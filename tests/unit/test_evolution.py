@@ -1,0 +1,171 @@
+"""Which columns of a state that has rows may come and go, and what the refusal of every other change says."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
+from jobs.states import AnyState
+from state_store import evolution
+from state_store.errors import DeclarationChanged
+
+SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int"})
+LOG = Rows({"name": "text", "amount": "integer"})
+NEWEST = Newest(key={"name": "text"}, columns={"amount": "integer", "city": "text"}, order_by={"at": "timestamptz"})
+HISTORY = History(
+    key={"name": "text"}, columns={"amount": "integer", "city": "text"}, order_by={"at": "timestamptz"}, deleted="gone"
+)
+STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount")})
+UPDATE = Update({"name": "text"}, lambda _batch: None)
+
+
+def pipeline(*states: AnyState, version: int = 2, **changes: Any) -> Pipeline:
+    """Declare a pipeline with these states, called s1, s2 and so on."""
+    named = {f"s{number}": state for number, state in enumerate(states, start=1)}
+    return Pipeline(**{"name": "inbox", "source": SOURCE, "states": named, "version": version} | changes)
+
+
+def known(declared: Pipeline) -> dict[str, Any]:
+    """Return a declaration as the ledger has it: jsonb keeps no order of names."""
+    return json.loads(json.dumps({**declared.spec.declaration, "version": 1}, sort_keys=True))
+
+
+def check(before: Pipeline, after: Pipeline, committed: int = 3) -> list[str]:
+    """Return what is said of a change, if it is not refused."""
+    changes = evolution.check(known(before), after.spec, committed)
+    assert changes == evolution.column_changes(known(before), after.spec)
+    return list(map(str, changes))
+
+
+def columns(state: Any, **changes: str | None) -> Any:
+    """Return a state with other columns: None takes one out, a type adds one at the end."""
+    kept = {name: kind for name, kind in state.columns.items() if name not in changes}
+    return replace(state, columns={**kept, **{name: kind for name, kind in changes.items() if kind}})
+
+
+COMES = "State s1 of pipeline inbox gets more: NULL in all rows that committed before."
+GOES = "State s1 of pipeline inbox loses amount: the values are gone then, and no migration brings them back."
+
+
+@pytest.mark.parametrize("state", [LOG, NEWEST, HISTORY, replace(NEWEST, kind="opaque", changes=True)])
+def test_columns_come_and_go(state: Any) -> None:
+    """Of rows that are kept as they came; what is renamed is one that goes and one that comes, and both are named."""
+    before = pipeline(state, STATE)
+    assert check(before, pipeline(state, STATE)) == []
+    assert check(before, pipeline(columns(state, more="text"), STATE)) == [COMES]
+    assert check(before, pipeline(columns(state, amount=None), STATE)) == [GOES]
+    assert check(before, pipeline(columns(state, amount=None, more="integer"), STATE)) == [
+        f"{COMES} {GOES} Nothing is renamed: no values move from one to the other."
+    ]
+
+
+def test_rows_have_no_order_of_columns_and_updates_no_values() -> None:
+    """A column of appended rows may be declared anywhere; the columns of an update are only what its code gets."""
+    assert check(pipeline(LOG), pipeline(Rows({"amount": "integer", "more": "text", "name": "text"}))) == [COMES]
+    assert check(pipeline(LOG), pipeline(Rows({"amount": "integer", "name": "text"}))) == []
+    more = replace(UPDATE, columns={"more": "text"})
+    (sentence,) = check(pipeline(UPDATE), pipeline(more))
+    begin = "Update s1 of pipeline inbox"
+    assert sentence == f"{begin} gets more from the next batch on. {begin} loses name from the next batch on."
+
+
+def test_the_change_is_confirmed_by_the_version() -> None:
+    """As a changed source is; the refusal says what would come and go."""
+    with pytest.raises(DeclarationChanged, match=rf"^{re.escape(COMES)} If that is meant .* raise .* version above 1\.$"):
+        check(pipeline(LOG), pipeline(columns(LOG, more="text"), version=1))
+
+
+ELSE = "give the pipeline and its states new names. Or take the change back"
+LAST = Last("amount", "integer", {"at": "date"})
+DATED = Rows({"name": "text", "amount": "integer", "at": "date"}, range_partitions=Ranges("at", "day"))
+NEW = "is new, and would lack the earlier batches for keys that have rows already"
+ORDER = "state s1: the order of its columns, which decides which of two rows is kept, is another one; declare new ones last"
+
+
+def aggregates(**changes: Any) -> State:
+    """Return the aggregated state with other aggregates."""
+    return replace(STATE, aggregates={**STATE.aggregates, **changes})
+
+
+REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
+    (
+        [LOG],
+        [columns(LOG, amount="bigint")],
+        "state s1: column amount was integer, and is bigint, for which Postgres would write",
+    ),
+    ([LOG], [DATED], "state s1: at divides it by ranges and may not be NULL, which it would be in all rows that committed"),
+    ([NEWEST], [replace(NEWEST, columns={"more": "text", **NEWEST.columns})], ORDER),
+    ([NEWEST], [replace(NEWEST, columns=dict(reversed(NEWEST.columns.items())))], ORDER),
+    (
+        [NEWEST],
+        [replace(NEWEST, order_by={"seq": "bigint"})],
+        "column at is gone, by which it was decided which row is the newest",
+    ),
+    ([NEWEST], [replace(NEWEST, order_by={"seq": "bigint", "at": "timestamptz"})], ORDER),
+    ([NEWEST], [replace(NEWEST, deleted="gone")], ORDER),
+    ([NEWEST], [replace(NEWEST, kind="opaque")], "state s1: its kind is declared otherwise"),
+    ([NEWEST], [replace(NEWEST, key={"name": "text", "shop": "text"})], "state s1: its key is declared otherwise"),
+    ([NEWEST], [HISTORY], "state s1: "),
+    ([HISTORY], [replace(HISTORY, deleted=None)], "what its versions are ordered and ended by is declared otherwise"),
+    ([HISTORY], [replace(HISTORY, collapse=True)], "what its versions are ordered and ended by is declared otherwise"),
+    ([HISTORY], [replace(HISTORY, order_by={"at": "timestamptz", "n": "bigint"})], "its key and what its versions are ordered"),
+    (
+        [STATE],
+        [aggregates(most=Count("amount"), least=Sum("city"))],
+        f"state s1: most, count(amount), {NEW}; state s1: least, sum(city), {NEW}.",
+    ),
+    (
+        [STATE],
+        [replace(STATE, aggregates={"lines": Count(), "amount": Sum("amount")})],
+        "state s1: mean_count, count(amount), is gone; aggregates are not taken out in place",
+    ),
+    (
+        [STATE],
+        [aggregates(amount=Sum("amount", "numeric(20,2)"))],
+        "amount was sum(amount) as bigint, merged as sum, and is sum(amount) as numeric(20,2), merged as sum: what is kept",
+    ),
+    ([STATE], [aggregates(mean=Avg("amount", digits=9))], "state s1: how its values are derived is declared otherwise"),
+    ([STATE], [replace(STATE, aggregates=dict(reversed(STATE.aggregates.items())))], "its aggregates are in another order"),
+    ([STATE], [replace(STATE, window=Tumbling("at", "1 hour"))], "state s1: window_end, "),
+    (
+        [State({"name": "text"}, {"last": LAST})],
+        [State({"name": "text"}, {"last": LAST, "lines": Count()})],
+        "lines, count(*), is",
+    ),
+    (
+        [State(aggregates={"last": LAST})],
+        [State(aggregates={"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
+        "last_seq, last(seq), is new",
+    ),
+    (
+        [State({"name": "text"}, {"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
+        [State({"name": "text"}, {"last": LAST})],
+        "last_seq, last(seq), is gone; aggregates are not taken out in place",
+    ),
+    ([LOG], [LOG, NEWEST], "state s2 is new, and would lack the earlier batches"),
+    ([LOG, NEWEST], [LOG], "state s2 is gone"),
+    ([LOG], [columns(LOG, more="text"), STATE], "state s2 is new, and would lack the earlier batches. "),
+    ([UPDATE], [LOG], "state s1: its kind and whether it is an update are"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "message"), REFUSALS)
+def test_every_other_change_is_refused_with_its_reason(before: list[AnyState], after: list[AnyState], message: str) -> None:
+    """Whatever the version is: the message names each change of each state, why it may not be, and what to do."""
+    with pytest.raises(DeclarationChanged) as refusal:
+        check(pipeline(*before), pipeline(*after))
+    assert str(refusal.value).startswith("inbox has committed 3 batches into other states than these: ")
+    assert message in str(refusal.value)
+    assert ELSE in str(refusal.value)
+    assert evolution.column_changes(known(pipeline(*before)), pipeline(*after).spec) == []
+
+
+def test_another_order_of_states_is_refused() -> None:
+    """Commits lock and merge them in this order."""
+    before = pipeline(LOG, NEWEST)
+    swapped = replace(before, states=dict(reversed(before.states.items())), version=2)
+    with pytest.raises(DeclarationChanged, match="other states than these: its states are in another order"):
+        check(before, swapped, committed=1)
