@@ -277,9 +277,16 @@ def replay_quarantined(
 
     Returns False if another planner took the txid first: then the caller rolls back.
 
-    Raises: MetadataCorrupt; RangeRefused if a record's input is not declared, or the version of a reference is not given.
+    Raises: MetadataCorrupt; RangeRefused if a record's input is not declared, the version of a reference is not given, or the
+    pipeline is a rebuild.
     """
     pipeline = spec.name
+    if spec.rebuilds is not None:
+        raise RangeRefused(
+            f"{pipeline} has the batches of {spec.rebuilds} and no others, so it replays what that has replayed. When it has "
+            f"taken its place, run: tidegate quarantine replay {spec.rebuilds}",
+            pipeline=pipeline,
+        )
     after = batches.last_opened(connection, pipeline)
     if after is None:
         return None

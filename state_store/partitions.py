@@ -59,7 +59,9 @@ BEGIN
                 CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
             FROM granted JOIN named ON named.oid = grantee, made
             UNION ALL
-            SELECT 3, 0, 0, replace(pg_get_triggerdef(oid), ' ON {quoted} ', ' ON {made} ') FROM triggers
+            SELECT 3, 0, 0, replace(
+                replace(pg_get_triggerdef(oid), ' ON {schema}."{name}" ', ' ON {made} '), ' ON {before} ', ' ON {made} ')
+            FROM triggers
             UNION ALL
             SELECT 4, 0, 0, format(
                 'ALTER TABLE {made} %s TRIGGER %I',
@@ -207,8 +209,8 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
 
 def made_like_before(table: Table, before: str) -> str:
     """Return the statement that gives a table what another one in its schema has beyond its declaration, but for indexes."""
-    quoted = f"{table.schema}.{postgresql.dialect().identifier_preparer.quote(before)}"  # type: ignore[no-untyped-call]
-    return _MADE_LIKE_BEFORE.format(made=table.fullname, before=f"{table.schema}.{before}", quoted=quoted)
+    names = {"schema": table.schema, "name": before, "before": f"{table.schema}.{before}"}
+    return _MADE_LIKE_BEFORE.format(made=table.fullname, **names)
 
 
 def _indexed(table: Table) -> Iterator[sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index]:

@@ -178,38 +178,49 @@ def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInp
         return False
     _skip(connection, spec, first, last)
     planned = batches.existing_input(connection, spec.name, first).metadata
-    if QUARANTINED not in planned:
-        return True
-    q, same = tables.quarantine.c, _same_records(spec, first)
+    return _replay(connection, spec, first, planned) if QUARANTINED in planned else True
+
+
+def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: SourceMetadata) -> bool:
+    """Let a new batch of a rebuild take up its records; return False, to be rolled back, if they are others than planned."""
+    q, same = tables.quarantine.c, _same_records(spec, txid)
     taken = connection.execute(
         sa.update(tables.quarantine)
         .where(q.pipeline == spec.name, q.txid == same.c.txid, q.number == same.c.number)
-        .values(replayed_txid=first, **{name: same.c[name] for name in _MENDED})
+        .values(replayed_txid=txid, **{name: same.c[name] for name in _MENDED})
     )
-    if "records" in planned and planned["records"] != records_by_input(connection, spec.name, first):
+    if taken.rowcount != planned[QUARANTINED]:
         return False
-    return bool(taken.rowcount == planned[QUARANTINED])
+    if not taken.rowcount:
+        _give_up(connection, spec, txid, "tidegate rebuild", "the records that it replayed count in their own batches now")
+    return "records" not in planned or bool(planned["records"] == records_by_input(connection, spec.name, txid))
 
 
 def _skip(connection: Connection, spec: PipelineSpec, first: int, last: int) -> None:
-    """Give up those new batches of a rebuild that were skipped in its pipeline, each with an attempt: a commit names one."""
-    b, k = tables.batch.c, tables.commit.c
+    """Give up those new batches of a rebuild that were skipped in its pipeline."""
+    k = tables.commit.c
     skipped = sa.select(k.txid, k.owner, k.skipped_reason).where(
         k.pipeline == spec.rebuilds, k.txid.between(first, last), k.skipped_reason.is_not(None)
     )
-    decided = skipped.subquery("decided")
+    for txid, owner, reason in connection.execute(skipped).all():
+        _give_up(connection, spec, txid, owner, reason)
+
+
+def _give_up(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> None:
+    """Give up a new batch, with an attempt that has failed: a commit without rows names one, too."""
+    b = tables.batch.c
     given_up = (
         sa.update(tables.batch)
-        .where(b.pipeline == spec.name, b.txid == decided.c.txid)
-        .values(attempt=1, skip_owner=decided.c.owner, skip_reason=decided.c.skipped_reason)
-        .returning(b.txid, b.source_digest, b.previous_digest, b.skip_owner)
+        .where(b.pipeline == spec.name, b.txid == txid)
+        .values(attempt=1, skip_owner=owner, skip_reason=reason)
+        .returning(b.source_digest, b.previous_digest)
     )
-    now, error = sa.func.now(), f"It was skipped in {spec.rebuilds}."
+    digest, previous = connection.execute(given_up).one()
+    now, error = sa.func.now(), f"It is not tried: {reason}"
     ended = {"started_at": now, "failed_at": now, "dropped_at": now, "error": error, "is_poison": False}
-    for txid, digest, previous, owner in connection.execute(given_up).all():
-        attempt = {"pipeline": spec.name, "txid": txid, "attempt": 1, "owner": owner, "fingerprint": spec.fingerprint}
-        digests = {"source_digest": digest, "previous_digest": previous}
-        connection.execute(sa.insert(tables.attempt).values(**attempt, **digests, **ended))
+    attempt = {"pipeline": spec.name, "txid": txid, "attempt": 1, "owner": owner, "fingerprint": spec.fingerprint}
+    digests = {"source_digest": digest, "previous_digest": previous}
+    connection.execute(sa.insert(tables.attempt).values(**attempt, **digests, **ended))
 
 
 def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:

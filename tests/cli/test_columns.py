@@ -98,7 +98,7 @@ def test_columns_come_and_go_in_a_project(shop: CommandLine, declare: Callable[.
     said(shop, "run", "orders")
 
     declare(1, f"{CENTS}, {CITY}", cents="int", city="string")
-    assert "Write the missing migration: tidegate migrate --new" in refused(shop, "migrate")
+    assert "raise the pipeline's version above 1" in refused(shop, "migrate")
     assert GETS.format("log") in refused(shop, "migrate", "--new", "city")
     assert "raise the pipeline's version above 1" in refused(shop, "migrate", "--new", "city")
     declare(2, f"{CENTS}, {CITY}", more=', "more": Count("cents")', cents="int", city="string")

@@ -19,6 +19,7 @@ from jobs import (
     Files,
     FixedBatches,
     History,
+    Inputs,
     Max,
     Newest,
     Pipeline,
@@ -248,6 +249,31 @@ def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: S
         assert store.replay_quarantined(changed.spec, "me", "mended") == (8, 3)
     assert run(settings, changed) == [8]
     assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Porto'") == [(9, 24)]
+
+
+@pytest.mark.parametrize("source", ["files", "inputs"])
+def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
+    settings: Settings, register: Callable[..., None], source: str
+) -> None:
+    """The changed check lets all of them through, so their batch has none. A rebuild opens no replay of its own."""
+    (settings.home / "south").mkdir()
+    south = replace(sales().source, folder="south")
+    files = sales().source if source == "files" else Inputs({"north": sales().source, "south": south})
+    sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", 5))
+    first = sales(source=files, check={"priced": "cents >= 0"})
+    register(first)
+    run(settings, first)
+    with StateStore.connect(settings) as store:
+        assert store.replay_quarantined(first.spec, "me", "once more") == (4, 2)
+    assert run(settings, first) == [4]
+    changed = sales(2, source=files, check={}, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
+    assert rebuilt(settings, changed) == [1, 2, 3, 4]
+    with StateStore.connect(settings) as store, pytest.raises(RangeRefused, match="has the batches of sales and no others"):
+        store.replay_quarantined(changed.rebuild().spec, "me", "once more")
+    migrate(settings, changed)
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Faro": (1, -5), "Lisbon": (3, 405), "Porto": (4, 14)}
+    assert asked(settings, "SELECT 1 FROM tidegate.quarantine") == []
 
 
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
