@@ -137,7 +137,9 @@ def _reason_against(connection: Connection, facts: _Facts, mode: Mode) -> NotSta
 def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
     if new_input is not None:
         return new_input.continues != facts.previous_digest  # the previous batch has got a new input since
-    return not facts.keeps_input or (facts.spec.source_kind != "transactional" and facts.newest is not None)
+    # A rebuild has the batches that have committed, and never plans others.
+    is_planned_again = facts.spec.source_kind != "transactional" and facts.spec.rebuilds is None
+    return not facts.keeps_input or (is_planned_again and facts.newest is not None)
 
 
 def _take_fence(connection: Connection, facts: _Facts, request: Request) -> Attempt:

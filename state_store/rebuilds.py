@@ -341,7 +341,7 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
     registration.replace_declaration(connection, spec)
     for state, rebuilt in both:
         rebuilt_tables.move_notes(connection, spec.name, state, rebuilt)
-    _move_quarantine(connection, spec, rebuild)
+    _move_outcomes(connection, spec, rebuild)
     s, p = tables.state_table.c, tables.pipeline.c
     why = f"its states have taken the place of those of {spec.name}"
     connection.execute(
@@ -354,8 +354,11 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
     write_action(connection, rebuild.name, last, "retire", "tidegate migrate", why)
 
 
-def _move_quarantine(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
-    """Give a pipeline the quarantine of its rebuild: what that has not set aside counts now, and is not to be replayed."""
+def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Give a pipeline the quarantine of its rebuild, and what its commits say of each batch: how many rows, whether skipped.
+
+    What the rebuild has not set aside counts now, and is not to be replayed.
+    """
     q, k = tables.quarantine.c, tables.commit.c
     same = _same_records(rebuild, None)
     connection.execute(
@@ -374,6 +377,5 @@ def _move_quarantine(connection: Connection, spec: PipelineSpec, rebuild: Pipeli
     connection.execute(
         sa.update(tables.commit)
         .where(k.pipeline == spec.name, theirs.c.pipeline == rebuild.name, theirs.c.txid == k.txid)
-        .where(k.quarantined_rows != theirs.c.quarantined_rows)
-        .values(quarantined_rows=theirs.c.quarantined_rows)
+        .values({name: theirs.c[name] for name in ("key_count", "quarantined_rows", "skipped_reason")})
     )

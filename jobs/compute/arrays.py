@@ -41,7 +41,7 @@ def _refuse(place: str, misfit: Column) -> Column:
     """Return an expression that fails the query with Overflow: the array cannot have what is a `misfit`."""
     message = (
         "{place} would have {misfit}. Nothing is dropped or cut: leave such rows out in the transform, or declare another "
-        "aggregate, in a pipeline or state with a new name."
+        "aggregate, and rebuild the pipeline."
     )
     return refusal(Overflow, message, place=F.lit(place), misfit=misfit).cast("string")
 

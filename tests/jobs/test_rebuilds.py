@@ -35,7 +35,7 @@ from jobs.engine.local_run import run_pipeline
 from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables, state_tables
 from state_store.checks import CheckedBatch
 from state_store.declaration import PipelineSpec
-from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused, SourceChanged
+from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused, SourceChanged, TidegateError
 from state_store.ledger_reader import LedgerReader
 from state_store.mending import Mend
 from state_store.retirement import Request
@@ -591,3 +591,23 @@ def test_a_redo_after_it_takes_back_the_last_batch(settings: Settings, register:
     before = content(settings, "by_shop")
     redo(settings, changed, 3, owner="me", reason="once more")
     assert content(settings, "by_shop") == before
+
+
+def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, register: Callable[..., None]) -> None:
+    """Neither a file that is missing for a while nor a later one moves into another batch, whatever attempts there are."""
+    opaque = replace(sales().source, kind="opaque", max_files=2)
+    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
+    register(sales(source=opaque, states=states))
+    assert run(settings, sales(source=opaque, states=states)) == [1, 2]
+    sell(settings, 4, (9, "Faro", 4))
+    changed = sales(2, source=opaque, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
+    file = settings.home / "sales/03.csv"
+    file.rename(settings.home / "aside")
+    with pytest.raises(TidegateError, match=r"03\.csv"):
+        rebuilt(settings, changed)
+    (settings.home / "aside").rename(file)
+    assert rebuilt(settings, changed) == [2]
+    migrate(settings, changed)
+    assert run(settings, changed) == [3]
+    sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
+    assert sums == {"Faro": (1, 4), "Lisbon": (3, 600), "Porto": (6, 21)}

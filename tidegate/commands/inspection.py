@@ -138,7 +138,7 @@ def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None
 
     spec = _state(find_pipeline(pipeline), state)
     if spec.stream is None:
-        raise UsageError(f"State {state} does not record changes: declare it with changes=True, in a pipeline with new names.")
+        raise UsageError(f"State {state} does not record changes: declare it with changes=True, and rebuild {pipeline}.")
     with StateStore.connect(Settings.load()) as store:
         if as_json:
             output.print_json_rows(store.changes(spec, after_txid or 0, limit))

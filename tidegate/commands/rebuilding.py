@@ -66,7 +66,7 @@ def _outlook(spec: "PipelineSpec", progress: "Progress") -> str:
     left = progress.committed - progress.rebuilt
     return (
         f"{_batches(left)} of {spec.name} would be computed again for version {spec.version}, as pipeline {progress.rebuild}. "
-        "Readers keep the present states, to which no batch of the changed pipeline comes, until tidegate migrate."
+        "Until you run tidegate migrate, readers keep the present states, and the changed code adds no batches to them."
     )
 
 
