@@ -17,7 +17,7 @@ _FIXES = {
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
     "BAD_KEY": f"Correct the key by the transform, or declare null_keys=True and rebuild{_OR_SKIP}.",
     "CHECK_FAILED": f"Correct the transform or the check{_OR_SKIP}.",
-    "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), after a rebuild if it asks for one; or take the change back.",
+    "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), after a rebuild if that asks for one, or undo it.",
     "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
     "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors.",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
