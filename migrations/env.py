@@ -8,7 +8,7 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from state_store import history_views, partitions, size_partitions, state_tables, tables
+from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
 from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
@@ -31,7 +31,7 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     """Write into every migration that creates a state table its trigger, further grants and partitions.
 
     A table with another number of partitions than is declared is made again with its indexes, and its rows, privileges and
-    triggers are copied.
+    triggers are copied. A table with another primary key gets the declared one.
     """
     script = directives[0]
     for operation in list(script.upgrade_ops.ops):
@@ -41,7 +41,17 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
             script.downgrade_ops.ops.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))
     for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
         _complete_changes_of_columns(operations)
-    for declared, found in partitions.differing(connection, state_tables.STATE, specs):
+    again = partitions.differing(connection, state_tables.STATE, specs)
+    for change in table_keys.differing(connection, state_tables.STATE, specs):
+        if change.table.name not in {declared.table_name for declared, _ in again}:
+            for operations, *keys in (
+                (script.upgrade_ops.ops, change.found, change.declared),
+                (script.downgrade_ops.ops, change.declared, change.found),
+            ):
+                first, last = table_keys.statements(*keys)
+                operations[:0] = _statements(first)
+                operations.extend(_statements(last))
+    for declared, found in again:
         dividing = {*declared.required, *found.required}
         for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
             _leave_nullable(operations, declared.table_name, dividing)

@@ -45,7 +45,8 @@ The modules, by what they are about:
     by hand          operations, mending, retention, retirement, rebuilds, rebuilt_tables
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
     declarations     declaration, columns, window_spec, registration, evolution, revisions
-    tables           tables, state_tables, partitions, hash_partitions, range_partitions, size_partitions, history_views
+    tables           tables, state_tables, table_keys, history_views
+    partitions       partitions, hash_partitions, range_partitions, size_partitions
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput
     metrics          measures, totals

@@ -483,6 +483,13 @@ def rebuilt_name(name: str, version: object) -> str:
     return f"{name}__v{version}"
 
 
+def rebuilt_by(declaration: Mapping[str, Any]) -> RebuildName | None:
+    """Return what a registered pipeline rebuilds; None if it is no rebuild: then not all of its states end like its name."""
+    found = rebuild_named(declaration["name"])
+    ends = found is not None and all(state["name"].endswith(f"__v{found.version}") for state in declaration["states"])
+    return found if ends else None
+
+
 def rebuild_named(name: str) -> RebuildName | None:
     """Return the parts of the name of a rebuild; None for any other name."""
     pipeline, mark, version = name.rpartition("__v")

@@ -16,7 +16,15 @@ from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
 from state_store.database import set_local
-from state_store.declaration import PipelineSpec, SourceMetadata, followed_as, parts_of, rebuilt_name, references_of
+from state_store.declaration import (
+    PipelineSpec,
+    SourceMetadata,
+    followed_as,
+    parts_of,
+    rebuilt_by,
+    rebuilt_name,
+    references_of,
+)
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
 from state_store.merges import Merged
 from state_store.witness import Witness
@@ -198,12 +206,12 @@ def _check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) ->
     Raises: RangeRefused.
     """
     b, p = tables.batch.c, tables.pipeline.c
-    rebuild = connection.scalar(
-        sa.select(p.pipeline)
+    named_so = (
+        sa.select(p.declaration)
         .join_from(tables.pipeline, tables.batch, b.pipeline == p.pipeline)
         .where(p.pipeline.regexp_match(f"^{rebuilt_name(spec.name, '[0-9]+')}$"), p.retired_at.is_(None), b.txid == txid)
-        .limit(1)
     )
+    rebuild = next((each["name"] for each in connection.scalars(named_so).all() if rebuilt_by(each)), None)
     if rebuild is not None:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "

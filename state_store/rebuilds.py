@@ -28,8 +28,8 @@ from state_store import (
     tables,
 )
 from state_store.batches import QUARANTINED, BatchInput, position_of
-from state_store.declaration import PipelineSpec, SourceMetadata, rebuilt_name, spec_of
-from state_store.errors import DeclarationChanged
+from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec, rebuilt_by, rebuilt_name, spec_of
+from state_store.errors import DeclarationChanged, TidegateError
 from state_store.operations import write_action
 from state_store.quarantine import count_by_input, records_by_input
 
@@ -67,6 +67,7 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> 
     if why := _why_not(connection, before, spec, committed):
         raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}", pipeline=spec.name)
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
+    registration.check_new_states(connection, before, spec)
     rebuild = rebuild_of(spec)
     _check_same(connection, spec, rebuild)
     if is_confirmed:
@@ -83,10 +84,16 @@ def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpe
     Raises: DeclarationChanged, PipelineRetired.
     """
     p = tables.pipeline.c
-    known = connection.scalar(sa.select(p.fingerprint).where(p.pipeline == rebuild.name))
-    if known is not None:
-        cursors.check_in_service(connection, rebuild.name)
-    if known not in (None, rebuild.fingerprint):
+    known = connection.execute(sa.select(p.fingerprint, p.declaration).where(p.pipeline == rebuild.name)).one_or_none()
+    if known is None:
+        return
+    if not rebuilt_by(known.declaration):
+        raise DeclarationChanged(
+            f"{spec.name} cannot be rebuilt for version {spec.version}: there is a pipeline {rebuild.name}. Raise the version.",
+            pipeline=spec.name,
+        )
+    cursors.check_in_service(connection, rebuild.name)
+    if known.fingerprint != rebuild.fingerprint:
         raise DeclarationChanged(
             f"{rebuild.name} was begun for another declaration of {spec.name}. Raise its version above {spec.version}, and "
             f"retire the former rebuild: tidegate retire {rebuild.name} --drop-states",
@@ -117,6 +124,8 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
     for state in (*before.states, *spec.states):
         if state.updates:
             return f"{state.name} is an update of your own, whose tables Tidegate does not know."
+        if (was := before.state(state.name)) is not None and (why := _why_not_into(was, state)):
+            return f"state {state.name} {why}."
     for each in (before, rebuild):
         if (count := rebuilt_tables.partition_count(connection, each)) > range_partitions.MOST_AT_ONCE:
             return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
@@ -126,6 +135,15 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
     for other in map(spec_of, connection.scalars(others)):
         if spec.name in other.read_pipelines:
             return f"{other.name} follows or reads its states, and would not learn that they are others now."
+    return None
+
+
+def _why_not_into(before: StateSpec, state: StateSpec) -> str | None:
+    """Return why a state's table cannot be replaced by one of this declaration."""
+    if (before.history is None) != (state.history is None):
+        return "was a history, or becomes one, which is read by a view"
+    if before.hash_partitions > 1 and before.hashed_keys != state.hashed_keys:
+        return "is divided by a hash of another key"
     return None
 
 
@@ -176,9 +194,9 @@ def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInp
     now = batches.existing_input(connection, spec.rebuilds, last).metadata
     if QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]:
         return False
-    _skip(connection, spec, first, last)
+    skipped = _skip(connection, spec, first, last)
     planned = batches.existing_input(connection, spec.name, first).metadata
-    return _replay(connection, spec, first, planned) if QUARANTINED in planned else True
+    return first in skipped or QUARANTINED not in planned or _replay(connection, spec, first, planned)
 
 
 def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: SourceMetadata) -> bool:
@@ -196,29 +214,31 @@ def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: Sour
     return "records" not in planned or bool(planned["records"] == records_by_input(connection, spec.name, txid))
 
 
-def _skip(connection: Connection, spec: PipelineSpec, first: int, last: int) -> None:
-    """Give up those new batches of a rebuild that were skipped in its pipeline."""
+def _skip(connection: Connection, spec: PipelineSpec, first: int, last: int) -> set[int]:
+    """Give up those new batches of a rebuild that were skipped in its pipeline; return their txids."""
     k = tables.commit.c
     skipped = sa.select(k.txid, k.owner, k.skipped_reason).where(
         k.pipeline == spec.rebuilds, k.txid.between(first, last), k.skipped_reason.is_not(None)
     )
-    for txid, owner, reason in connection.execute(skipped).all():
+    found = connection.execute(skipped).all()
+    for txid, owner, reason in found:
         _give_up(connection, spec, txid, owner, reason)
+    return {txid for txid, _, _ in found}
 
 
 def _give_up(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> None:
-    """Give up a new batch, with an attempt that has failed: a commit without rows names one, too."""
+    """Give up a batch, with one more attempt that has failed: a commit without rows names one, too."""
     b = tables.batch.c
     given_up = (
         sa.update(tables.batch)
         .where(b.pipeline == spec.name, b.txid == txid)
-        .values(attempt=1, skip_owner=owner, skip_reason=reason)
-        .returning(b.source_digest, b.previous_digest)
+        .values(attempt=b.attempt + 1, skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
+        .returning(b.attempt, b.source_digest, b.previous_digest)
     )
-    digest, previous = connection.execute(given_up).one()
+    number, digest, previous = connection.execute(given_up).one()
     now, error = sa.func.now(), f"It is not tried: {reason}"
     ended = {"started_at": now, "failed_at": now, "dropped_at": now, "error": error, "is_poison": False}
-    attempt = {"pipeline": spec.name, "txid": txid, "attempt": 1, "owner": owner, "fingerprint": spec.fingerprint}
+    attempt = {"pipeline": spec.name, "txid": txid, "attempt": number, "owner": owner, "fingerprint": spec.fingerprint}
     digests = {"source_digest": digest, "previous_digest": previous}
     connection.execute(sa.insert(tables.attempt).values(**attempt, **digests, **ended))
 
@@ -268,34 +288,26 @@ def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
     found = Found({}, [])
     rebuilding = begun(connection, specs)
     for spec in specs if _has_rebuilds(connection) else ():
-        if spec.name not in rebuilding:
-            try:
+        try:
+            if spec.name not in rebuilding:
                 registration.check_states(connection, [spec])
-            except DeclarationChanged as changed:
-                found.pending[spec.name] = str(changed)
-        elif why := _why_not_ready(connection, spec):
-            found.pending[spec.name] = why
-        else:
-            found.ready.append(spec)
+            elif why := _why_not_ready(connection, spec):
+                found.pending[spec.name] = why
+            else:
+                found.ready.append(spec)
+        except TidegateError as error:
+            found.pending[spec.name] = str(error)
     return found
 
 
 def begun(connection: Connection, specs: Sequence[PipelineSpec]) -> set[str]:
-    """Return the names of those of these pipelines of whose declaration a rebuild is registered, and in service."""
+    """Return the names of those of these pipelines of whose version a rebuild is registered, and in service."""
     if not _has_rebuilds(connection):
         return set()
     p = tables.pipeline.c
-    in_service = sa.select(p.pipeline, p.fingerprint).where(p.retired_at.is_(None))
-    fingerprints = {row.pipeline: row.fingerprint for row in connection.execute(in_service)}
-    found = set()
-    for spec in specs:
-        try:
-            rebuild = rebuild_of(spec)
-        except ValueError:  # a name is too long for one
-            continue
-        if fingerprints.get(rebuild.name) == rebuild.fingerprint:
-            found.add(spec.name)
-    return found
+    named_so = sa.select(p.declaration).where(p.retired_at.is_(None), p.pipeline.regexp_match("__v[0-9]+$"))
+    rebuilds = {rebuild.pipeline: rebuild for each in connection.scalars(named_so) if (rebuild := rebuilt_by(each))}
+    return {spec.name for spec in specs if spec.name in rebuilds and rebuilds[spec.name].version == spec.version}
 
 
 def _has_rebuilds(connection: Connection) -> bool:
@@ -306,6 +318,7 @@ def _has_rebuilds(connection: Connection) -> bool:
 def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:
     """Return why a pipeline's rebuild cannot take its place yet, and what to do; None if it can. Lock both cursors."""
     c, rebuild = tables.cursor.c, rebuild_of(spec)
+    _check_same(connection, spec, rebuild)
     locked = sa.select(c.pipeline, c.txid).where(c.pipeline.in_((spec.name, rebuild.name))).order_by(c.pipeline)
     txids = {row.pipeline: row.txid for row in connection.execute(locked.with_for_update())}
     if txids[spec.name] != txids[rebuild.name]:
@@ -315,6 +328,9 @@ def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:
         )
     before = overview.spec_of_pipeline(connection, spec.name)
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
+    registration.check_new_states(connection, before, spec)
+    if spec.version <= before.version:
+        return f"{spec.name} is registered with version {before.version}, and its rebuild is of {spec.version}: retire that."
     if why := _why_never(connection, before, spec):  # such as a pipeline that has begun to follow it
         return f"{spec.name} cannot take over its rebuild: {why} Or retire the rebuild: tidegate retire {rebuild.name}"
     last = txids[spec.name]
@@ -354,12 +370,33 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
     write_action(connection, rebuild.name, last, "retire", "tidegate migrate", why)
 
 
+def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Let opened batches that replay records have these of the rebuild; give up one that would have others, which wait then."""
+    q = tables.quarantine.c
+    for batch in batches.uncommitted_inputs(connection, spec.name, batches.MAX_TXID):
+        if QUARANTINED not in batch.metadata:
+            continue
+        same = _same_records(rebuild, batch.txid)
+        records = count_by_input(connection, sa.select(same.c.origin))
+        is_whole = sum(records.values()) == batch.metadata[QUARANTINED] and batch.metadata.get("records", records) == records
+        connection.execute(
+            sa.update(tables.quarantine)
+            .where(q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number)
+            .values(replayed_txid=batch.txid if is_whole else None, **{name: same.c[name] for name in _MENDED})
+        )
+        if not is_whole:
+            why = f"{rebuild.name} has other records in quarantine; those that are left wait again"
+            _give_up(connection, spec, batch.txid, "tidegate migrate", why)
+
+
 def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
     """Give a pipeline the quarantine of its rebuild, and what its commits say of each batch: how many rows, whether skipped.
 
     What the rebuild has not set aside counts now, and is not to be replayed.
     """
     q, k = tables.quarantine.c, tables.commit.c
+    connection.execute(sa.select(q.number).where(q.pipeline == spec.name).with_for_update())  # mends and replays wait
+    _move_open_replays(connection, spec, rebuild)
     same = _same_records(rebuild, None)
     connection.execute(
         sa.update(tables.quarantine)

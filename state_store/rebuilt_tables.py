@@ -84,6 +84,10 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
     for old, new in zip(_tables_of(state), _tables_of(rebuilt), strict=True):
         like_before = partitions.made_like_before(new, old.name)
         connection.execute(sa.DDL(like_before.replace("%", "%%")))  # type: ignore[no-untyped-call]
+        for statement in state_tables.after_create(rebuilt, new.name):
+            if statement.startswith("GRANT"):  # what the former declaration may not have needed
+                connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
+        _check_not_published(connection, pipeline, old)
         indexes = _indexes_of_the_team(connection, old)
         _drop(connection, pipeline, f"DROP TABLE {_quoted(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
@@ -134,7 +138,25 @@ def _indexes_of_the_team(connection: Connection, table: sa.Table) -> list[str]:
         " WHERE indrelid = CAST(:table AS regclass) AND relname <> ALL (:ours)"
         " AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid) ORDER BY relname"
     )
-    return list(connection.scalars(found, {"table": table.fullname, "ours": ours}))
+    definitions = connection.scalars(found, {"table": table.fullname, "ours": ours})
+    return [definition.replace(" ON ONLY ", " ON ", 1) for definition in definitions]  # as of a divided table
+
+
+def _check_not_published(connection: Connection, pipeline: str, table: sa.Table) -> None:
+    """Refuse to replace a table that a publication names: subscribers would be emptied, and get nothing from then on.
+
+    Raises: DeclarationChanged.
+    """
+    named = sa.text(
+        "SELECT pubname FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid"
+        " WHERE prrelid = CAST(:table AS regclass) ORDER BY pubname"
+    )
+    if names := list(connection.scalars(named, {"table": table.fullname})):
+        raise DeclarationChanged(
+            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {names[0]}: its "
+            "subscribers would be emptied. Take it out, migrate, and add it again. Nothing was changed.",
+            pipeline=pipeline,
+        )
 
 
 def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
 from state_store import batches, cursors, evolution, history_views, revisions, state_tables, tables
 from state_store.cursors import Retired
-from state_store.declaration import PipelineSpec, followed_by, parts_of
+from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged, PipelineRetired
 
 # The first revision of the ledger in which pipelines are retired.
@@ -43,7 +43,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     _await_redo(connection, spec)
     committed = _check_change(connection, known, spec) if known else 0
     if not committed:
-        _check_empty(connection, spec)
+        _check_empty(connection, spec.name, spec.readable)
     replace_declaration(connection, spec)
     new_cursor = {"pipeline": spec.name, "txid": 0, "epoch": str(cursors.current_epoch(connection))}
     connection.execute(insert(tables.cursor).values(new_cursor).on_conflict_do_nothing())
@@ -150,19 +150,28 @@ def check_sources(connection: Connection, spec: PipelineSpec) -> None:
         )
 
 
-def _check_empty(connection: Connection, spec: PipelineSpec) -> None:
+def check_new_states(connection: Connection, before: PipelineSpec, spec: PipelineSpec) -> None:
+    """Refuse names of states that another pipeline owns, and tables with rows for states that a pipeline did not have `before`.
+
+    Raises: DeclarationChanged.
+    """
+    _check_owned(connection, spec, before.declaration)
+    _check_empty(connection, spec.name, [state for state in spec.readable if before.state(state.name) is None])
+
+
+def _check_empty(connection: Connection, pipeline: str, states: Sequence[StateSpec]) -> None:
     """Refuse tables with rows before the pipeline's first commit: these would count, too.
 
     Raises: DeclarationChanged.
     """
-    for name in (table for state in spec.readable for table in (state.table_name, state.records) if table):
+    for name in (table for state in states for table in (state.table_name, state.records) if table):
         table = sa.table(name, schema=state_tables.STATE)
         exists = connection.scalar(sa.select(sa.func.to_regclass(f"{state_tables.STATE}.{name}"))) is not None
         if exists and connection.scalar(sa.select(sa.exists().select_from(table))):
             raise DeclarationChanged(
-                f"Table state.{name} has rows, and no batch of pipeline {spec.name} has committed: they are not its own, and "
+                f"Table state.{name} has rows, and no batch of pipeline {pipeline} has committed: they are not its own, and "
                 "it would count on top of them. Give the state another name; or empty the table, if its rows are not needed.",
-                pipeline=spec.name,
+                pipeline=pipeline,
             )
 
 

@@ -30,7 +30,7 @@ from state_store import (
 )
 from state_store.cursors import Retired
 from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
-from state_store.declaration import PipelineSpec, spec_of
+from state_store.declaration import PipelineSpec, rebuilt_by, spec_of
 from state_store.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from state_store.operations import write_action
 
@@ -141,7 +141,14 @@ def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) ->
             "declare a pipeline and states of other names.",
             pipeline=pipeline,
         )
-    registration.check_sources(connection, overview.spec_of_pipeline(connection, pipeline))
+    spec = overview.spec_of_pipeline(connection, pipeline)
+    if rebuild := rebuilt_by(spec.declaration):
+        raise RangeRefused(
+            f"{pipeline} cannot be reinstated: what it has read may have been redone in {rebuild.pipeline} since. Begin "
+            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline}",
+            pipeline=pipeline,
+        )
+    registration.check_sources(connection, spec)
     values = dict.fromkeys(column.name for column in cursors.RETIRED)
     connection.execute(sa.update(tables.pipeline).where(p.pipeline == pipeline).values(values))
     write_action(connection, pipeline, None, "reinstate", owner, reason)

@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
 from state_store import project, tables
+from state_store.declaration import rebuilt_by
 from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
@@ -143,8 +144,8 @@ def _is_rebuilding(connection: Connection) -> bool:
     A commit needs no more than that its declaration is the registered one.
     """
     p = tables.pipeline.c
-    rebuilding = sa.exists().where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
-    return not needs_ledger(connection) and bool(connection.scalar(sa.select(rebuilding)))
+    named_so = sa.select(p.declaration).where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
+    return not needs_ledger(connection) and any(map(rebuilt_by, connection.scalars(named_so)))
 
 
 def needs_ledger(connection: Connection) -> bool:

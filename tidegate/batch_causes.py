@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.pipeline import Pipeline
+from jobs.registry import pipeline_names
 from state_store.declaration import followed_by, rebuild_named
 from tidegate import remedies
 from tidegate.remedies import Verb
@@ -51,7 +52,7 @@ def cause(code: str, sentence: str, *, since: datetime | None = None, **known: A
 
 def starts_a_run(pipeline: str) -> dict[str, Any]:
     """Return the command and the button that start a run; a rebuild has no Dag, and so no button."""
-    if (rebuild := rebuild_named(pipeline)) is not None:
+    if (rebuild := rebuild_named(pipeline)) is not None and pipeline not in pipeline_names():
         return {"command": remedies.command("rebuild", rebuild.pipeline, "--yes")}
     return {"command": remedies.command("trigger", pipeline, "--wait"), "action": Action("trigger")}
 

@@ -25,6 +25,7 @@ from jobs import (
     Pipeline,
     Ranges,
     Rows,
+    Session,
     State,
     StateQuery,
     Sum,
@@ -32,12 +33,21 @@ from jobs import (
     Update,
 )
 from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables, state_tables
+from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables
 from state_store.checks import CheckedBatch
 from state_store.declaration import PipelineSpec
-from state_store.errors import CheckFailed, DeclarationChanged, PipelineRetired, RangeRefused, SourceChanged, TidegateError
+from state_store.errors import (
+    CheckFailed,
+    DeclarationChanged,
+    PipelineRetired,
+    RangeRefused,
+    SchemaOutOfDate,
+    SourceChanged,
+    TidegateError,
+)
 from state_store.ledger_reader import LedgerReader
 from state_store.mending import Mend
+from state_store.project import HOME_VARIABLE
 from state_store.retirement import Request
 from state_store.state_rows import StateReader, version_of
 from tests.steps import plan, process, redo
@@ -61,8 +71,10 @@ def sales(version: int = 1, **changed: Any) -> Pipeline:
 
 
 @pytest.fixture(autouse=True)
-def sold(settings: Settings) -> None:
-    """Three days of sales."""
+def sold(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three days of sales, in a project with migrations of its own."""
+    monkeypatch.setenv(HOME_VARIABLE, str(settings.home))
+    (settings.home / "pipelines").mkdir()
     for day in (1, 2, 3):
         sell(settings, day, (9, "Lisbon", 100 * day), (10, "Porto", 7), (11, "Porto", day - 2))
 
@@ -91,16 +103,9 @@ def rebuilt(settings: Settings, pipeline: Pipeline) -> list[int]:
 
 
 def migrate(settings: Settings, pipeline: Pipeline) -> None:
-    """Let a rebuild take its pipeline's place, as `migrate` does with a migration that makes the changed tables."""
-    spec = pipeline.spec
-    with migrations.connected(settings) as connection:
-        found = rebuilds.find(connection, [spec])
-        assert (found.pending, found.ready) == ({}, [spec])
-        before = overview.spec_of_pipeline(connection, spec.name)
-        rebuilt_tables.empty(connection, spec, before)
-        state_tables.metadata_of((before,)).drop_all(connection)
-        state_tables.metadata_of((spec,)).create_all(connection)
-        rebuilds.take_place(connection, spec)
+    """Let a rebuild take its pipeline's place: write the migration of its states, and run it."""
+    migrations.new_revision(settings, [pipeline.spec], "changed")
+    assert migrations.upgrade(settings, [pipeline.spec])[1] == [pipeline.name]
 
 
 def from_the_beginning(settings: Settings, register: Callable[..., None], pipeline: Pipeline, **limits: int) -> Pipeline:
@@ -136,6 +141,19 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
         {"kept": State(key={"shop": "text", "cents": "integer"}, aggregates=COUNTED)},
     ),
+    "a key column less": (
+        {"kept": State(key={"shop": "text", "cents": "integer"}, aggregates=COUNTED)},
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
+    ),
+    "no key": ({"kept": State(key=BY_SHOP, aggregates=COUNTED)}, {"kept": State(key={}, aggregates=COUNTED)}),
+    "null keys": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, null_keys=True)},
+    ),
+    "sessions": (
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, window=Tumbling("at", "1 day"))},
+        {"kept": State(key=BY_SHOP, aggregates=COUNTED, window=Session("at", "30 minutes"))},
+    ),
     "a state more, one less": (
         {"kept": State(key=BY_SHOP, aggregates=COUNTED), "gone": State(key={}, aggregates=COUNTED)},
         {"kept": State(key=BY_SHOP, aggregates=COUNTED), "new": State(key={}, aggregates=SUMMED)},
@@ -165,12 +183,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kept": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque", changes=True)},
     ),
     "changes from now on": (
-        {"kept": State(key=BY_SHOP, aggregates=COUNTED)},
-        {
-            "kept": History(
-                key=BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"}, kind="opaque", changes=True
-            )
-        },
+        {"kept": History(BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"}, kind="opaque")},
+        {"kept": History(BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"}, kind="opaque", changes=True)},
     ),
     "final windows": (
         {"kept": State(key=BY_SHOP, aggregates=COUNTED, window=Tumbling("at", "1 day"))},
@@ -342,6 +356,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "its own states": (
         {"queries": [StateQuery("sales.by_shop")], "transform": lambda rows: rows},
         "its transform reads its own states",
+    ),
+    "a history": (
+        {"states": {"by_shop": History(BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"})}},
+        "state by_shop was a history, or becomes one",
     ),
     "a long name": ({"states": {"s" * 37: State(key={}, aggregates=COUNTED)}}, "A rebuild adds the version to each name."),
 }
@@ -611,3 +629,121 @@ def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, 
     assert run(settings, changed) == [3]
     sums = {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
     assert sums == {"Faro": (1, 4), "Lisbon": (3, 600), "Porto": (6, 21)}
+
+
+CHANGED = {"by_shop": State(key=BY_SHOP, aggregates=SUMMED)}
+
+
+@pytest.fixture
+def counted(settings: Settings, register: Callable[..., None]) -> Pipeline:
+    """The pipeline, which has committed, and as it is declared afterwards."""
+    register(sales())
+    run(settings, sales())
+    return sales(2, states=CHANGED)
+
+
+def test_nothing_is_emptied_before_the_migration_is_there(settings: Settings, counted: Pipeline) -> None:
+    """The rebuild is ready, and its migration was not written: neither `up` nor `migrate` changes what readers have."""
+    before = content(settings, "by_shop")
+    rebuilt(settings, counted)
+    (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
+    assert "tidegate migrate --new" in why
+    with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
+        migrations.upgrade(settings, [counted.spec])
+    assert content(settings, "by_shop") == before
+    migrate(settings, counted)
+
+
+def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(settings: Settings, counted: Pipeline) -> None:
+    """As at `tidegate up`: a publication names the table; its subscribers would be emptied."""
+    rebuilt(settings, counted)
+    migrations.new_revision(settings, [counted.spec], "changed")
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.text("CREATE PUBLICATION shops FOR TABLE state.by_shop"))
+    before = content(settings, "by_shop")
+    (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
+    assert "which is in publication shops" in why
+    with pytest.raises(DeclarationChanged, match="which is in publication shops"):
+        migrations.upgrade(settings, [counted.spec])
+    assert content(settings, "by_shop") == before
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.text("DROP PUBLICATION shops"))
+    assert migrations.upgrade_all_but_broken(settings, [counted.spec]) == {}
+    assert content(settings, "by_shop") != before
+
+
+def test_a_rebuild_of_a_declaration_that_has_changed_since_is_not_passed_over(settings: Settings, counted: Pipeline) -> None:
+    """A further change of the code alone would be registered in place, and the past would stay as it was."""
+    twice = sales(2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
+    rebuilt(settings, twice)
+    other = replace(twice, source=replace(twice.source, schema={**SCHEMA, "more": "string"}, missing="null"))
+    with pytest.raises(DeclarationChanged, match="sales__v2 was begun for another declaration"):
+        migrations.upgrade(settings, [other.spec])
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.retire("sales__v2", Request("me", "wrong"))
+        with pytest.raises(RangeRefused, match="sales__v2 cannot be reinstated: what it has read may have been redone"):
+            owner.reinstate("sales__v2", "me", "wanted")
+    assert migrations.upgrade(settings, [other.spec])[1] == ["sales"]
+
+
+def test_a_pipeline_that_is_named_like_a_rebuild_is_none(
+    settings: Settings, counted: Pipeline, register: Callable[..., None]
+) -> None:
+    """An author's own: nothing is retired or refused because of its name."""
+    register(replace(sales(), name="sales__v2", states={"of_another": State(key=BY_SHOP, aggregates=COUNTED)}))
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        with pytest.raises(DeclarationChanged, match=r"there is a pipeline sales__v2\. Raise the version"):
+            owner.begin_rebuild(counted.spec)
+        owner.begin_rebuild(replace(counted, version=3).spec)
+
+
+def test_a_state_of_another_pipeline_is_not_taken(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
+    """Neither one in service nor a retired one, nor a table with rows: before the work, and not after it."""
+    register(Pipeline("other", replace(sales().source), {"total": State(key={}, aggregates=COUNTED)}))
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.retire("other", Request("me", "over"))
+        more = replace(counted, states={**CHANGED, "total": State(key={}, aggregates=COUNTED)})
+        with pytest.raises(DeclarationChanged, match="State total of pipeline sales belongs to pipeline other"):
+            owner.begin_rebuild(more.spec)
+
+
+def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, register: Callable[..., None]) -> None:
+    """One was given up, so its records waited again; another was opened, and waits for the changed code with its records."""
+    sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", "much"))
+    first = sales(check={"priced": "cents >= 0"})
+    register(first)
+    run(settings, first)
+    with StateStore.connect(settings) as store:
+        assert store.replay_quarantined(first.spec, "me", "once") == (4, 3)
+    fails = replace(first, checks={"never": Check(lambda _batch: sa.select(sa.literal(1)))})
+    with pytest.raises(TidegateError):
+        run(settings, fails)
+    with StateStore.connect(settings) as store:
+        store.skip_batch(first.spec, 4, "me", "not now")
+        (much,) = [record for record in store.quarantined("sales") if "much" in record["payload"]]
+        store.mend_quarantined("sales", 2, much["number"], Mend("2026-01-02T10:00:00Z,Lisbon,70", "me", "a typo"))
+    changed = replace(first, version=2, states=CHANGED)
+    assert rebuilt(settings, changed) == [1, 2, 3, 4]
+    with StateStore.connect(settings) as store:
+        assert store.replay_quarantined(first.spec, "me", "again") == (5, 3)
+    migrate(settings, changed)
+    assert run(settings, changed) == [5]
+    assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Lisbon'") == [(3, 470)]
+    with StateStore.connect(settings) as store:
+        assert [record["txid"] for record in store.quarantined("sales")] == [5, 5]
+
+
+def test_an_index_of_the_team_covers_the_partitions_of_a_rebuilt_table(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """A unique one still refuses what is there already."""
+    states = {"kept": State(key=BY_SHOP, aggregates=COUNTED, hash_partitions=2)}
+    register(sales(states=states))
+    run(settings, sales(states=states))
+    with migrations.connected(settings) as connection:
+        connection.execute(sa.text("CREATE UNIQUE INDEX by_both ON state.kept (shop, sold)"))
+    changed = sales(2, states={"kept": State(key=BY_SHOP, aggregates=SUMMED, hash_partitions=2)})
+    rebuilt(settings, changed)
+    migrate(settings, changed)
+    valid = "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text ~ '(by_both|shop_sold)'"
+    assert asked(settings, valid) == [(True, 3)]

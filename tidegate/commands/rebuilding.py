@@ -36,8 +36,8 @@ def rebuild(pipeline: str, yes: bool, verbose: bool, log_json: bool, as_json: bo
         raise UsageError(f"{_outlook(spec, progress)} Add --yes to do it.")
     while progress.rebuilt < progress.committed:
         runs.run_here(progress.rebuild, {}, quiet=as_json)
-        _drop_staging(settings, declared.rebuild().spec)
         progress = _begin(settings, spec, is_confirmed=True)
+    _drop_staging(settings, declared.rebuild().spec)
     if as_json:
         output.print_json({"pipeline": pipeline, **progress._asdict()})
     else:
