@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.registry import has_pipeline, pipeline_names, unknown
+from state_store.declaration import rebuild_named
 from state_store.errors import TidegateError, UnknownPipeline, UsageError
 from state_store.settings import Settings
 from tidegate import output
@@ -115,8 +116,9 @@ def _report(pipeline: str, done: "Retirement") -> str:
     if done.already and not done.dropped:
         return f"{pipeline} was retired already, on {at:%Y-%m-%d %H:%M} UTC by {by}: {reason}"
     states = f"Its states are dropped: {_listed(done.dropped)}." if done.dropped else _kept(done)
-    back = "" if done.dropped else f" To let it go on where it stood: tidegate reinstate {pipeline}"
-    remove = "Take its files away: the pipeline and its Dag." if has_pipeline(pipeline) else ""
+    is_rebuild = rebuild_named(pipeline) is not None and pipeline not in pipeline_names()
+    back = "" if done.dropped or is_rebuild else f" To let it go on where it stood: tidegate reinstate {pipeline}"
+    remove = "Take its files away: the pipeline and its Dag." if has_pipeline(pipeline) and not is_rebuild else ""
     begin = f"{pipeline} is retired at txid {done.committed}."
     return " ".join(filter(None, [begin, *_left(done), states, *_mentioned(done), remove])) + back
 
