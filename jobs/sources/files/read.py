@@ -256,7 +256,7 @@ class FileReader(Emitter):
     def _changed(self, what: str, advice: str) -> TidegateError:
         """Return the error for a file that is not as planned; an opaque source plans such a batch again, with other files."""
         if self._source.kind == "opaque":
-            return SourceUnavailable(f"{what} The batch is planned again, unless a rebuild computes it: then put the file back.")
+            return SourceUnavailable(f"{what} The batch is planned again, unless a rebuild does it: then put the file back.")
         return SourceChanged(f"{what} {self.advice or advice}")
 
 
