@@ -33,9 +33,14 @@ def pipeline_names() -> list[str]:
 
 def has_pipeline(name: str) -> bool:
     """Return whether there is a pipeline of this name, or that of its rebuild; import none."""
-    if name in _own_names() or _entry_point(name) is not None:
+    if _is_declared(name):
         return True
-    return (rebuild := rebuild_named(name)) is not None and has_pipeline(rebuild.pipeline)
+    return (rebuild := named_rebuild(name)) is not None and has_pipeline(rebuild.pipeline)
+
+
+def named_rebuild(name: str) -> RebuildName | None:
+    """Return what a name rebuilds; None if it is no such name, or that of a declared pipeline. Import none."""
+    return None if _is_declared(name) else rebuild_named(name)
 
 
 def find_pipeline(name: Pipeline | str) -> Pipeline:
@@ -50,7 +55,7 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
         place, definition = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
     elif point := _entry_point(name):
         place, definition = point.value, point.load()
-    elif (rebuild := rebuild_named(name)) is not None and has_pipeline(rebuild.pipeline):
+    elif (rebuild := named_rebuild(name)) is not None and has_pipeline(rebuild.pipeline):
         return _rebuild(name, rebuild)
     else:
         raise unknown(name, pipeline_names())
@@ -135,6 +140,10 @@ def _choice(what: str, name: str, names: Collection[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {close[0]}? " if close else ""
     return f"{hint}{what}: {', '.join(names) or 'none'}."
+
+
+def _is_declared(name: str) -> bool:
+    return name in _own_names() or _entry_point(name) is not None
 
 
 def _own_names() -> list[str]:

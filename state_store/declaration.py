@@ -478,7 +478,7 @@ class RebuildName(NamedTuple):
     version: int
 
 
-def rebuilt_name(name: str, version: object) -> str:
+def rebuilt_name(name: str, version: int) -> str:
     """Return the name of a pipeline or state while it is rebuilt for this version."""
     return f"{name}__v{version}"
 

@@ -2,6 +2,8 @@
 
 import re
 
+from psycopg2.errors import DependentObjectsStillExist
+
 from state_store import errors
 
 _RETRYABLE_STATES = {
@@ -51,6 +53,13 @@ _OVERFLOW_STATES = {"22003"}
 _TOO_LARGE_STATE, _ROWS_IN_PAGES = "54000", "hio.c"  # the file of Postgres' code that puts rows into pages
 # A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
 _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
+
+
+def dependents(error: BaseException | None) -> str | None:
+    """Return as text what depends on something that a statement would drop; None if the driver's error is another one."""
+    if not isinstance(error, DependentObjectsStillExist):
+        return None
+    return "; ".join(str(error.diag.message_detail or "").splitlines())
 
 
 def translate(error: BaseException | None, doing: str) -> errors.TidegateError:

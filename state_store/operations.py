@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, cursors, merges, quarantine, source_files, tables
+from state_store import attempts, batches, commits, cursors, merges, quarantine, revisions, source_files, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
@@ -21,8 +21,6 @@ from state_store.declaration import (
     SourceMetadata,
     followed_as,
     parts_of,
-    rebuilt_by,
-    rebuilt_name,
     references_of,
 )
 from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
@@ -205,13 +203,9 @@ def _check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) ->
 
     Raises: RangeRefused.
     """
-    b, p = tables.batch.c, tables.pipeline.c
-    named_so = (
-        sa.select(p.declaration)
-        .join_from(tables.pipeline, tables.batch, b.pipeline == p.pipeline)
-        .where(p.pipeline.regexp_match(f"^{rebuilt_name(spec.name, '[0-9]+')}$"), p.retired_at.is_(None), b.txid == txid)
-    )
-    rebuild = next((each["name"] for each in connection.scalars(named_so).all() if rebuilt_by(each)), None)
+    b = tables.batch.c
+    names = [name for name, rebuild in revisions.rebuilds_in_service(connection).items() if rebuild.pipeline == spec.name]
+    rebuild = connection.scalar(sa.select(b.pipeline).where(b.pipeline.in_(names), b.txid == txid).limit(1))
     if rebuild is not None:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "

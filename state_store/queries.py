@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import overview, partitions, state_rows, state_tables
+from state_store import cursors, overview, partitions, state_tables
 from state_store.columns import ColumnType
 from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
 from state_store.ledger_reader import LedgerReader
@@ -87,7 +87,7 @@ def ask(reader: LedgerReader, query: NamedQuery, given: Mapping[str, str | Seque
                 "aggregates, limits, or raises most_rows."
             )
         pipelines = dict.fromkeys(of.partition(".")[0] for of in query.reads)
-        txids = {pipeline: state_rows.version_of(connection, pipeline).txid for pipeline in pipelines}
+        txids = {pipeline: cursors.committed(connection, pipeline) for pipeline in pipelines}
     return Answer(query.name, txids, columns, [tuple(row) for row in rows])
 
 

@@ -28,7 +28,7 @@ from state_store import (
     tables,
 )
 from state_store.batches import QUARANTINED, BatchInput, position_of
-from state_store.declaration import PipelineSpec, SourceMetadata, StateSpec, rebuilt_by, rebuilt_name, spec_of
+from state_store.declaration import PipelineSpec, RebuildName, SourceMetadata, StateSpec, rebuilt_by, rebuilt_name, spec_of
 from state_store.errors import DeclarationChanged, TidegateError
 from state_store.operations import write_action
 from state_store.quarantine import count_by_input, records_by_input
@@ -304,10 +304,8 @@ def begun(connection: Connection, specs: Sequence[PipelineSpec]) -> set[str]:
     """Return the names of those of these pipelines of whose version a rebuild is registered, and in service."""
     if not _has_rebuilds(connection):
         return set()
-    p = tables.pipeline.c
-    named_so = sa.select(p.declaration).where(p.retired_at.is_(None), p.pipeline.regexp_match("__v[0-9]+$"))
-    rebuilds = {rebuild.pipeline: rebuild for each in connection.scalars(named_so) if (rebuild := rebuilt_by(each))}
-    return {spec.name for spec in specs if spec.name in rebuilds and rebuilds[spec.name].version == spec.version}
+    known = set(revisions.rebuilds_in_service(connection).values())
+    return {spec.name for spec in specs if RebuildName(spec.name, spec.version) in known}
 
 
 def _has_rebuilds(connection: Connection) -> bool:

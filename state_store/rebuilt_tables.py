@@ -1,10 +1,8 @@
 """The tables of a rebuild take the place of a pipeline's: they get their names, privileges, triggers and the team's indexes."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
-from psycopg2.errors import DependentObjectsStillExist
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
@@ -12,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from state_store import history_views, partitions, state_tables, tables
 from state_store.database import set_local
 from state_store.declaration import PipelineSpec, StateSpec
+from state_store.driver_errors import dependents
 from state_store.errors import DeclarationChanged
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
@@ -58,7 +57,7 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
     for state in before.readable:
         kept = spec.state(state.name)
         if kept is not None and kept.is_table:
-            for table in _tables_of(state):
+            for table in state_tables.tables_of(state):
                 connection.execute(sa.DDL(f"TRUNCATE {_quoted(table.name)}"))  # type: ignore[no-untyped-call]
                 for part in _size_partitions_of(connection, table):
                     _drop(connection, spec.name, f"DROP TABLE {_quoted(part)}", part)
@@ -81,7 +80,7 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
     for each in (state, rebuilt):
         if each.history:
             _drop(connection, pipeline, history_views.drop_of(state_tables.STATE, each), each.name)
-    for old, new in zip(_tables_of(state), _tables_of(rebuilt), strict=True):
+    for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         like_before = partitions.made_like_before(new, old.name)
         connection.execute(sa.DDL(like_before.replace("%", "%%")))  # type: ignore[no-untyped-call]
         for statement in state_tables.after_create(rebuilt, new.name):
@@ -103,7 +102,7 @@ def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
     The pipeline owns the state's tables already.
     """
     r, s, w = tables.state_range.c, tables.state_table.c, tables.watermark.c
-    for old, new in zip(_tables_of(state), _tables_of(rebuilt), strict=True):
+    for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         partition = sa.func.replace(r.partition, new.name, old.name)
         moved = sa.update(tables.state_range).where(r.state == new.name)
         connection.execute(moved.values(state=old.name, partition=partition))
@@ -111,12 +110,6 @@ def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
         connection.execute(sa.update(tables.state_table).where(s.state == old.name).values(pruned_txid=pruned))
     moved = sa.update(tables.watermark).where(w.state == rebuilt.name)
     connection.execute(moved.values(state=state.name, pipeline=pipeline))
-
-
-def _tables_of(state: StateSpec) -> Iterator[sa.Table]:
-    yield state_tables.state_table_of(state)
-    if state.records:
-        yield state_tables.changes_table_of(state)
 
 
 def _size_partitions_of(connection: Connection, table: sa.Table) -> list[str]:
@@ -163,11 +156,10 @@ def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> N
     try:
         connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
     except DBAPIError as error:
-        if not isinstance(error.orig, DependentObjectsStillExist):
+        if (detail := dependents(error.orig)) is None:
             raise
-        detail = str(error.orig.diag.message_detail or "").splitlines()
         raise DeclarationChanged(
-            f"{pipeline}: the rebuilt state cannot take the place of {state_tables.STATE}.{name}: {'; '.join(detail)}. Drop "
+            f"{pipeline}: the rebuilt state cannot take the place of {state_tables.STATE}.{name}: {detail}. Drop "
             "that first, then run: tidegate migrate; and make it again afterwards. Nothing was changed.",
             pipeline=pipeline,
         ) from error

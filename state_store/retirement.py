@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from psycopg2.errors import DependentObjectsStillExist
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
@@ -31,6 +30,7 @@ from state_store import (
 from state_store.cursors import Retired
 from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
 from state_store.declaration import PipelineSpec, rebuilt_by, spec_of
+from state_store.driver_errors import dependents
 from state_store.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from state_store.operations import write_action
 
@@ -294,11 +294,10 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
         try:
             connection.execute(sa.DDL(f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}"))  # type: ignore[no-untyped-call]
         except DBAPIError as error:
-            if not isinstance(error.orig, DependentObjectsStillExist):
+            if (detail := dependents(error.orig)) is None:
                 raise
-            detail = str(error.orig.diag.message_detail or "").splitlines()
             raise UsageError(
-                f"{relation} cannot be dropped: {'; '.join(detail)}. Drop that first, then repeat this command.",
+                f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.",
                 pipeline=pipeline,
             ) from error
 

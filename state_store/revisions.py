@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
 from state_store import project, tables
-from state_store.declaration import rebuilt_by
+from state_store.declaration import RebuildName, rebuilt_by
 from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
@@ -143,9 +143,15 @@ def _is_rebuilding(connection: Connection) -> bool:
 
     A commit needs no more than that its declaration is the registered one.
     """
+    return not needs_ledger(connection) and bool(rebuilds_in_service(connection))
+
+
+def rebuilds_in_service(connection: Connection) -> dict[str, RebuildName]:
+    """Return the registered rebuilds that are not retired, by their names: until they end, migrations of states may wait."""
     p = tables.pipeline.c
     named_so = sa.select(p.declaration).where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
-    return not needs_ledger(connection) and any(map(rebuilt_by, connection.scalars(named_so)))
+    found = ((each["name"], rebuilt_by(each)) for each in connection.scalars(named_so))
+    return {name: rebuild for name, rebuild in found if rebuild is not None}
 
 
 def needs_ledger(connection: Connection) -> bool:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import lookup, overview, partitions, state_tables, tables
+from state_store import cursors, lookup, overview, partitions, state_tables, tables
 from state_store.columns import KeyColumn
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
@@ -91,8 +91,8 @@ class StateReader:
         Raises: UsageError for a key of another length, a value that its column cannot hold, or more than MOST_KEYS;
         UnknownPipeline, StoreUnavailable, AccessRefused, SchemaOutOfDate.
         """
-        with self._snapshot() as (connection, state, version):
-            return AsOf(version.txid, rows_of(connection, state, keys))
+        with self._snapshot() as (connection, state, txid):
+            return AsOf(txid, rows_of(connection, state, keys))
 
     def range(self, first: Key = (), last: Key = (), *, limit: int) -> AsOf:
         """Return at most `limit` rows in key order, from a key up to and including another one.
@@ -101,10 +101,10 @@ class StateReader:
 
         Raises: as `get_many`.
         """
-        with self._snapshot() as (connection, state, version):
+        with self._snapshot() as (connection, state, txid):
             statement = _within(connection, state, first, last).limit(limit)
             try:
-                return AsOf(version.txid, [dict(row) for row in connection.execute(statement).mappings()])
+                return AsOf(txid, [dict(row) for row in connection.execute(statement).mappings()])
             except (DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
                 raise lookup.no_such_key(state, getattr(error, "orig", error)) from error
 
@@ -114,17 +114,17 @@ class StateReader:
 
         Raises: as `get_many`.
         """
-        with self._snapshot(timeout_seconds=SCAN_SECONDS) as (connection, state, version):
+        with self._snapshot(timeout_seconds=SCAN_SECONDS) as (connection, state, txid):
             rows = connection.execution_options(yield_per=10_000).execute(_within(connection, state, (), ())).mappings()
-            yield version.txid, map(dict, rows)
+            yield txid, map(dict, rows)
 
     @contextmanager
-    def _snapshot(self, **limits: int) -> Iterator[tuple[Connection, StateSpec, Version]]:
+    def _snapshot(self, **limits: int) -> Iterator[tuple[Connection, StateSpec, int]]:
         with self._reader.snapshot(f"reading state {self._state}", states=[self._state], **limits) as connection:
             state = overview.spec_of_pipeline(connection, self._pipeline).state(self._state)
             if state is None or not state.is_table:
                 raise UsageError(f"Pipeline {self._pipeline} has no state {self._state}.")
-            yield connection, state, version_of(connection, self._pipeline)
+            yield connection, state, cursors.committed(connection, self._pipeline)
 
 
 def version_of(connection: Connection, pipeline: str) -> Version:

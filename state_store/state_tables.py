@@ -59,10 +59,14 @@ def metadata_of(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
     for spec in specs:
         for state in spec.readable:
-            state_table_of(state, metadata)
-            if state.records:
-                changes_table_of(state, metadata)
+            tables_of(state, metadata)
     return metadata
+
+
+def tables_of(state: StateSpec, metadata: sa.MetaData | None = None) -> list[Table]:
+    """Return the tables that commits write for a state: its own, and that of what it records, if it does."""
+    recorded = [changes_table_of(state, metadata)] if state.records else []
+    return [state_table_of(state, metadata), *recorded]
 
 
 def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Table:

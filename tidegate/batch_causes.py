@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.pipeline import Pipeline
-from jobs.registry import pipeline_names
-from state_store.declaration import followed_by, rebuild_named
+from jobs.registry import named_rebuild
+from state_store.declaration import followed_by
 from tidegate import remedies
 from tidegate.remedies import Verb
 
@@ -52,7 +52,7 @@ def cause(code: str, sentence: str, *, since: datetime | None = None, **known: A
 
 def starts_a_run(pipeline: str) -> dict[str, Any]:
     """Return the command and the button that start a run; a rebuild has no Dag, and so no button."""
-    if (rebuild := rebuild_named(pipeline)) is not None and pipeline not in pipeline_names():
+    if (rebuild := named_rebuild(pipeline)) is not None:
         return {"command": remedies.command("rebuild", rebuild.pipeline, "--yes")}
     return {"command": remedies.command("trigger", pipeline, "--wait"), "action": Action("trigger")}
 

@@ -537,8 +537,8 @@ def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(
     assert all(found == sums for _, found in seen[first_new:])
 
 
-def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register: Callable[..., None]) -> None:
-    """The rebuild may have read what the redo takes back; before it has the batch, and once it is retired, it is not."""
+def begun_opaque(settings: Settings, register: Callable[..., None]) -> tuple[Pipeline, Pipeline]:
+    """Run the pipeline over an opaque source, and begin its rebuild; return it as it was declared, and as it is now."""
     states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
     first = sales(states=states, source=replace(sales().source, kind="opaque"))
     register(first)
@@ -546,6 +546,12 @@ def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register
     changed = replace(first, version=2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         owner.begin_rebuild(changed.spec)
+    return first, changed
+
+
+def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register: Callable[..., None]) -> None:
+    """The rebuild may have read what the redo takes back; before it has the batch, and once it is retired, it is not."""
+    first, changed = begun_opaque(settings, register)
     assert run(settings, changed.rebuild(), max_batches=2) == [1, 2]
     redo(settings, first, 3, owner="me", reason="before")
     assert rebuilt(settings, changed) == [3]
@@ -560,13 +566,7 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A redo that reads another file commits in between: the rebuild has what counts, not what it first saw."""
-    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
-    first = sales(states=states, source=replace(sales().source, kind="opaque"))
-    register(first)
-    run(settings, first)
-    changed = replace(first, version=2, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-        owner.begin_rebuild(changed.spec)
+    first, changed = begun_opaque(settings, register)
     plan_as_usual, redone = StateStore.batches_to_rebuild, []
 
     def planned(store: StateStore, spec: PipelineSpec, after: int, most: int) -> list[dict[str, Any]]:
@@ -747,3 +747,13 @@ def test_an_index_of_the_team_covers_the_partitions_of_a_rebuilt_table(
     migrate(settings, changed)
     valid = "SELECT bool_and(indisvalid), count(*) FROM pg_index WHERE indexrelid::regclass::text ~ '(by_both|shop_sold)'"
     assert asked(settings, valid) == [(True, 3)]
+
+
+def test_two_rebuilds_of_a_pipeline_are_told_apart_by_their_versions(settings: Settings, counted: Pipeline) -> None:
+    """One that was not retired, of a version that is no longer the code's, hides neither the later nor the earlier one."""
+    for version in (10, 9):
+        later = replace(counted, version=version)
+        rebuilt(settings, later)
+        with migrations.connected(settings) as connection:
+            assert rebuilds.find(connection, [later.spec]) == rebuilds.Found({}, [later.spec])
+            assert rebuilds.begun(connection, [counted.spec]) == set()

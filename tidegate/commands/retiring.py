@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.registry import has_pipeline, pipeline_names, unknown
-from state_store.declaration import rebuild_named
+from jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
 from state_store.errors import TidegateError, UnknownPipeline, UsageError
 from state_store.settings import Settings
 from tidegate import output
@@ -116,7 +115,7 @@ def _report(pipeline: str, done: "Retirement") -> str:
     if done.already and not done.dropped:
         return f"{pipeline} was retired already, on {at:%Y-%m-%d %H:%M} UTC by {by}: {reason}"
     states = f"Its states are dropped: {_listed(done.dropped)}." if done.dropped else _kept(done)
-    is_rebuild = rebuild_named(pipeline) is not None and pipeline not in pipeline_names()
+    is_rebuild = named_rebuild(pipeline) is not None
     back = "" if done.dropped or is_rebuild else f" To let it go on where it stood: tidegate reinstate {pipeline}"
     remove = "Take its files away: the pipeline and its Dag." if has_pipeline(pipeline) and not is_rebuild else ""
     begin = f"{pipeline} is retired at txid {done.committed}."

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from state_store import overview, state_rows
+from state_store import cursors, overview, state_rows
 from state_store.declaration import StateSpec
 from state_store.errors import StoreUnavailable, UsageError
 from tidegate.page import access, ledger
@@ -66,7 +66,7 @@ def rows(
 ) -> Any:
     """Return the row of a key, one value per column, or some rows in the order of the keys, and the txid they belong to.
 
-    The ETag changes with every commit of the pipeline; until then, a request with `If-None-Match` gets an empty answer, 304.
+    The ETag changes with every commit, rebuild and prune; until then, a request with `If-None-Match` gets an empty answer, 304.
     """
     with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
@@ -96,10 +96,10 @@ def rows_of_keys(pipeline: access.Readable, state: str, requested: Keys) -> Foun
     """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to."""
     with ledger.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
-        version = state_rows.version_of(connection, pipeline)
+        txid = cursors.committed(connection, pipeline)
         found = state_rows.rows_of(connection, spec, requested.keys)
     return FoundRows(
-        txid=version.txid,
+        txid=txid,
         columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],
         rows=[None if row is None else _as_json(spec, list(row.values())) for row in found],
     )
