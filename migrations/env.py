@@ -8,17 +8,20 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
+from migrations import reflection
 from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
 from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
-def _ours(name, type_, _parent_names):  # noqa: ANN001, ANN202
-    """Compare only our two schemas: staging tables come and go, and other schemas belong to others."""
-    return type_ != "schema" or name in (tables.LEDGER, state_tables.STATE)
+def _ours(name, type_, parents):  # noqa: ANN001, ANN202
+    """Compare the ledger and the declared states: other tables come and go, hold data, or belong to others."""
+    if type_ == "schema":
+        return name in (tables.LEDGER, state_tables.STATE)
+    return type_ != "table" or parents["schema_name"] != state_tables.STATE or name in of_states
 
 
 def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore Alembic's own tables, and what only the database has of states: tables that hold data, indexes of the team's."""
+    """Ignore Alembic's own tables, and indexes of states that only the database has: they are the team's."""
     if type_ not in ("table", "index"):
         return True
     if name in (VERSION_TABLE, PROJECT_VERSION_TABLE):
@@ -109,19 +112,22 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
+metadata = state_tables.metadata_of(specs)
+of_states = {table.name for table in metadata.tables.values()}
 recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, state_tables.metadata_of(specs)],
+    target_metadata=[tables.ledger, metadata],
     version_table=context.config.attributes["version_table"],
     version_table_schema=tables.LEDGER,
     include_schemas=True,
     include_name=_ours,
     include_object=_managed,
     process_revision_directives=_complete_states,
+    autogenerate_plugins=["alembic.autogenerate.*", reflection.NAME],
     transactional_ddl=True,
 )
 with context.begin_transaction():

@@ -56,10 +56,12 @@ def rebuild_of(spec: PipelineSpec) -> PipelineSpec:
 def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> Progress:
     """Register the rebuild of a pipeline, with empty tables of its own, as their owner. Safe to repeat.
 
-    Unless it `is_confirmed`, nothing is done.
+    Unless it `is_confirmed`, nothing is done. Migrations of states may be missing: where they come with the changed code,
+    they wait for the rebuild.
 
-    Raises: DeclarationChanged if nothing has committed, or this pipeline cannot be rebuilt; MetadataCorrupt.
+    Raises: DeclarationChanged if nothing has committed, or this pipeline cannot be rebuilt; SchemaOutOfDate; MetadataCorrupt.
     """
+    revisions.check_all_but_states(connection)
     revisions.lock_revision(connection)
     cursors.check_in_service(connection, spec.name)
     committed = cursors.committed(connection, spec.name)

@@ -138,6 +138,18 @@ def check_migrated(connection: Connection) -> None:
     )
 
 
+def check_all_but_states(connection: Connection) -> None:
+    """Refuse a database that newer code has migrated, or that lacks a migration of the ledger; those of states may wait.
+
+    Raises: SchemaOutOfDate with the command to type.
+    """
+    revision = current_revision(connection)
+    _check_known(connection, revision)
+    check_not_newer(connection)
+    if needs_ledger(connection):
+        check_migrated(connection)
+
+
 def _is_rebuilding(connection: Connection) -> bool:
     """Return whether only migrations of states are missing, and a pipeline is rebuilt, for whose end they wait.
 

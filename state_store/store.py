@@ -223,6 +223,8 @@ class StateStore(Database):
 
         Unless it `is_confirmed`, nothing is done, and this returns how far it is.
 
+        It checks the database's revision itself: migrations of states may be missing, which `connect` refuses.
+
         Raises: DeclarationChanged if nothing has to be rebuilt, or this pipeline cannot be; SchemaOutOfDate if it is not
         registered; PipelineRetired.
         """

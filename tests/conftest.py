@@ -86,6 +86,14 @@ class Server:
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `make soak` runs; a file's other tests are its short form."""
+    if not os.environ.get("SOAK"):
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="session")
 def free_port() -> Iterator[Callable[[], int]]:
     """A function that returns a loopback port and reserves it until the tests end."""

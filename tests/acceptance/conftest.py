@@ -1,15 +1,10 @@
-"""A small pipeline over real files, its oracle, and crashes at chosen points."""
+"""A small pipeline over real files, and its oracle."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
 from jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from state_store import Settings, StateStore
@@ -25,45 +20,6 @@ SALES = Pipeline(
         )
     },
 )
-
-
-class Crash(BaseException):
-    """The process dies here. It is not an Exception, so that no handler catches it."""
-
-
-@dataclass
-class FaultPlan:
-    """Counts the points at which a process can die, and dies at the chosen one."""
-
-    at: int | None = None
-    points: list[str] = field(default_factory=list)
-
-    def reach(self, name: str) -> None:
-        """Pass one more point, or die; after its death, a process reaches none."""
-        self.points.append(name)
-        if self.at is not None and len(self.points) >= self.at:
-            raise Crash(self.points[self.at - 1])
-
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        """Watch every statement, and the moments just before and just after every COMMIT."""
-
-        def before_statement(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-            self.reach(" ".join(statement.split())[:60])
-
-        real_commit = PGDialect_psycopg2.do_commit
-
-        def do_commit(dialect: object, connection: object) -> None:
-            self.reach("before COMMIT")
-            real_commit(dialect, connection)
-            self.reach("after COMMIT")
-
-        sa.event.listen(sa.Engine, "before_cursor_execute", before_statement)
-        try:
-            with patch.object(PGDialect_psycopg2, "do_commit", do_commit):
-                yield
-        finally:
-            sa.event.remove(sa.Engine, "before_cursor_execute", before_statement)
 
 
 def write_sales(home: Path, *names: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from jobs import Changes, Count, FixedBatches, Pipeline, Rows, State, Sum
 from state_store import Settings, StateStore
-from tests.acceptance.conftest import Crash, FaultPlan, run_once
+from tests.acceptance.conftest import run_once
 from tests.conftest import Server, copied
+from tests.crashes import Crash, FaultPlan
 
 HISTORIES = 40 if os.environ.get("SOAK") else 2
 BATCHES = [

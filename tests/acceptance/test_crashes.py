@@ -1,8 +1,9 @@
 """After a crash at any statement of plan, process and commit, the state equals a clean run's."""
 
 from state_store import Settings, StateStore
-from tests.acceptance.conftest import SALES, Crash, FaultPlan, clean_state, run_once, stored_state, write_sales
+from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.conftest import Server, copied
+from tests.crashes import Crash, EachPoint
 
 
 def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
@@ -15,31 +16,27 @@ def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
     write_sales(settings.home, "03", "04")
     expected = clean_state(settings.home)
 
-    at, seen = 0, []
+    deaths = EachPoint()
     while True:
-        at += 1
-        faults = FaultPlan(at)
         with copied(server, settings) as copy:
             try:
-                with faults.armed():
+                with deaths.armed():
                     run_once(copy, "crashing")
             except Crash as crash:
-                seen.append(str(crash))
                 run_once(copy, "crashing")  # Airflow tries the same run again ...
                 assert run_once(copy, "another") in ([], [2])  # ... or a new run picks up the left-over batches
                 with StateStore.connect(copy) as store:
                     assert store.committed("sales") == 2
-                assert stored_state(copy) == expected, f"crashed at point {at}: {crash}"
+                assert stored_state(copy) == expected, f"crashed at point {len(deaths.points)}: {crash}"
             else:
                 assert stored_state(copy) == expected
                 break
 
-    assert at == len(faults.points) + 1
-    assert {"before COMMIT", "after COMMIT"} < set(seen)
+    assert {"before COMMIT", "after COMMIT"} < set(deaths.points)
     for step in (
         "INSERT INTO tidegate.batch",
         "INSERT INTO tidegate.seal",
         "INSERT INTO state.per_shop",
         "UPDATE tidegate.cursor",
     ):
-        assert any(step in point for point in seen), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"

@@ -20,11 +20,11 @@ from state_store import Settings, StateStore
 from state_store.attempts import Attempt
 from state_store.errors import RowsLost, SourceChanged
 from tests import steps
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conftest import Server, copied
+from tests.crashes import Crash, FaultPlan
 from tests.sources.feeds import FEEDS, TableFeed
 
-STRIDE = 1 if os.environ.get("SOAK") else 25
+STRIDE = 1 if os.environ.get("SOAK") else 50
 # A folder that empties itself is not the same for the next crash.
 NAMES = [name for name in FEEDS if "done" not in name]
 

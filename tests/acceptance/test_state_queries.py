@@ -9,8 +9,9 @@ from typing import Any
 
 from jobs import Count, FixedBatches, Pipeline, Rows, State, StateQuery, Sum, state_query
 from state_store import Settings, StateStore
-from tests.acceptance.conftest import Crash, FaultPlan, run_once
+from tests.acceptance.conftest import run_once
 from tests.conftest import Server, copied
+from tests.crashes import Crash, FaultPlan
 
 STRIDE = 1 if os.environ.get("SOAK") else 60
 BATCHES = [[("a", 1), ("b", 2)], [("a", 3), ("a", 4), ("c", 5)], [("b", 6), ("c", 7)]]

@@ -17,6 +17,7 @@ from state_store import Settings
 from state_store.declaration import PipelineSpec
 from state_store.project import HOME_VARIABLE
 from tests.cli.conftest import CommandLine, write_file
+from tests.conftest import Server, copied
 
 USAGE = 2
 SALES = """
@@ -116,6 +117,7 @@ def asked(project: CommandLine, statement: str, user: str | None = None) -> list
 
 
 ALL = "SELECT day, shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= {} GROUP BY ALL"
+BY_SHOP = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= 0 GROUP BY ALL"
 
 
 def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine) -> None:
@@ -199,8 +201,7 @@ def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine
     assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 8
     assert project.json("migrate")["changed"] == ["sales"]
     assert project.json("run", "sales")["committed"] == [9]
-    by_shop = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= 0 GROUP BY ALL"
-    assert rows(project) == oracle(project, by_shop)
+    assert rows(project) == oracle(project, BY_SHOP)
 
 
 def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path: Path) -> None:
@@ -228,3 +229,31 @@ def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path
     assert "Update the project" in late.stderr, late.stderr
     assert changed.json("run", "sales")["committed"] == [4]
     assert rows(project) == oracle(project, ALL.format(0))
+
+
+def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
+    project: CommandLine, server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in production: the change was tried, and its migration written, where another database is."""
+    for day in (1, 2, 3):
+        sell(project, day)
+    assert project.json("run", "sales")["committed"] == [1, 2, 3]
+    declare(project.settings.home, key='{"shop": "text"}', aggregates=MORE, version=2)
+    with copied(server, settings) as elsewhere:
+        tried = replace(project, settings=elsewhere)
+        assert tried.json("rebuild", "sales", "--yes")["rebuilt"] == 3
+        migrate(tried, "by shop")
+    before = rows(project)
+
+    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
+    sales = [spec for spec in specs_of(project) if spec.name == "sales"]
+    assert "tidegate rebuild sales" in migrations.upgrade_all_but_broken(project.settings, sales)["sales"]
+    assert "run: tidegate rebuild sales" in project("migrate").stderr
+    assert "3 batches of sales would be computed again" in project("rebuild", "sales").stderr
+    assert rows(project) == before
+    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 3
+    assert rows(project) == before
+    assert project.json("migrate")["changed"] == ["sales"]
+    sell(project, 4)
+    assert project.json("run", "sales")["committed"] == [4]
+    assert rows(project) == oracle(project, BY_SHOP)

@@ -51,8 +51,14 @@ Row = Sequence[Any]
 # both versions of Postgres
 
 
+def _on(*servers: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("server", servers, indirect=True, scope="session")
+
+
 # For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest supported version.
-BOTH_POSTGRES = pytest.mark.parametrize("server", ["postgres 18", "postgres 15"], indirect=True, scope="session")
+BOTH_POSTGRES = _on("postgres 18", "postgres 15")
+# The same where this tells little that is new: the second time is left to `make soak`.
+BOTH_POSTGRES_IN_SOAK = _on("postgres 18", pytest.param("postgres 15", marks=pytest.mark.soak))
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from state_store.operations import Redo
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import Flow, fold
+from tests.crashes import Crash, EachPoint
 
 Begin = Callable[..., Flow]
 
@@ -16,7 +16,7 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
     for txid in (1, 2):
         f.process(txid)
         f.commit(txid)
-    points: list[str] = []
+    deaths = EachPoint()
     outcomes = []
     is_done = False
     while not is_done:
@@ -24,11 +24,10 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
             old = f.ranges()[1][1]
             f.finish(f.start(2, 1 if old == 5 else 3, mode="redo"))
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 f.owner.redo_batch(f.spec, 2, Redo("an operator", "it was wrong"))
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
         f.check()
         outcomes.append("old" if f.ranges()[1][1] == old else "new")
@@ -36,51 +35,49 @@ def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begi
     f.settle(3, 2)
     f.check()
     for step in ("DELETE FROM state.", "UPDATE state.", "INSERT INTO state.", "UPDATE tidegate.cursor", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
 def test_a_crash_at_any_statement_of_a_run_with_new_plans_loses_and_repeats_nothing(flow: Begin) -> None:
     """The predecessor was planned again, this batch is sealed after its old plan: commit, plan again, process, commit."""
-    points: list[str] = []
+    deaths = EachPoint()
     f = flow("opaque", "opaque", [("a", number) for number in range(2000)])
     is_done = False
     while not is_done:
-        run = f"run {len(points)}"
+        run = f"run {len(deaths.points)}"
         first, second = f.plan(3, 3, run_id=run) or []
         f.process(first)
         f.process(second)
         f.process(first, 2, mode="restage")
         f.commit(first)
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 f.settle(second, 4)
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
             f.settle(second, 4)
     f.check()
     for step in ("INSERT INTO tidegate.attempt", "CREATE TABLE staging", "UPDATE tidegate.cursor", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
 def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:
     """Each record counts or waits in quarantine after every crash, and in the end all count."""
     f = flow("transactional", "opaque", [("a", 1), ("b", -2), ("a", -3)] * 400, on_poison="quarantine")
-    points: list[str] = []
+    deaths = EachPoint()
     is_done = False
     start = 0
     while not is_done:
-        (txid,) = f.plan(3, run_id=f"run {len(points)}") or []
+        (txid,) = f.plan(3, run_id=f"run {len(deaths.points)}") or []
         start += 3
         f.process(txid)
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 f.commit(txid)
                 f.store.replay_quarantined(f.spec, "an operator", "x")
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
             if f.commit(txid).already_committed:
                 f.store.replay_quarantined(f.spec, "an operator", "x")
@@ -91,16 +88,16 @@ def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_lo
         assert f.quarantined() == []
         assert f.state() == fold((key, abs(amount)) for key, amount in f.records[:start])
     for step in ("INSERT INTO tidegate.quarantine", "UPDATE tidegate.quarantine", "INSERT INTO tidegate.operator_action"):
-        assert any(step in point for point in points), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
 def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> None:
     """Given up before its turn, then skipped by the commit: the batches around it count once."""
     f = flow("opaque", "opaque", [("a", number) for number in range(1000)])
-    points: list[str] = []
+    deaths = EachPoint()
     is_done = False
     while not is_done:
-        first, second, third = f.plan(2, 2, 2, run_id=f"run {len(points)}") or []
+        first, second, third = f.plan(2, 2, 2, run_id=f"run {len(deaths.points)}") or []
         f.fail(second, 2)
         for txid in (first, third):
             f.process(txid, 2)
@@ -112,16 +109,15 @@ def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> N
             f.settle(third, 2)
 
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 settle()
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
             if f.store.committed("flow") < first:
                 f.commit(first)
             settle()
     f.check()
-    assert f.phases() == ["committed", "skipped", "committed"] * (len(points) + 1)
+    assert f.phases() == ["committed", "skipped", "committed"] * (len(deaths.points) + 1)
     for step in ("UPDATE tidegate.batch", "INSERT INTO tidegate.commit", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"

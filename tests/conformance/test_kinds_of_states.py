@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
 from state_store import Settings
 from state_store.updates import UpdateBatch
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import Flow, Stream
+from tests.crashes import Crash, EachPoint
 
 OUTBOX = sa.Table(
     "outbox",
@@ -79,21 +79,20 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
         OUTBOX.metadata.create_all(connection)
         connection.execute(sa.text("GRANT USAGE ON SCHEMA shop TO tidegate"))
         connection.execute(sa.text("GRANT SELECT, INSERT ON shop.outbox TO tidegate"))
-    points: list[str] = []
+    deaths = EachPoint()
     words: list[tuple[str, int, int]] = []
     is_done = False
     while not is_done:
-        (txid,) = f.plan(3, run_id=f"run {len(points)}") or []
+        (txid,) = f.plan(3, run_id=f"run {len(deaths.points)}") or []
         moment = 10 * txid
         batch = [("a", moment), (f"word {txid}", moment + 1), ("a", moment + 2)]
         words += [(*row, txid) for row in batch]
         f.finish_words(txid, batch)
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 f.commit(txid)
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
             f.commit(txid)
     counts = {word: sum(word == other for other, _, _ in words) for word, _, _ in words}
@@ -116,7 +115,7 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
     for change in changes:
         added[change["word"]] += change["lines"] - (change["previous_lines"] or 0)
     assert added == counts
-    assert len(changes) == len({(change["txid"], change["word"]) for change in changes}) == 2 * (len(points) + 1)
+    assert len(changes) == len({(change["txid"], change["word"]) for change in changes}) == 2 * (len(deaths.points) + 1)
     for step in (
         "INSERT INTO shop.outbox",
         "INSERT INTO state.log",
@@ -124,5 +123,5 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
         "INSERT INTO tidegate.open_commit",
         "after COMMIT",
     ):
-        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
     f.close()

@@ -35,9 +35,10 @@ from state_store.errors import (
 from state_store.history import Lag
 from state_store.retirement import Request
 from tests import steps
-from tests.acceptance.conftest import SALES, Crash, FaultPlan, write_sales
+from tests.acceptance.conftest import SALES, write_sales
 from tests.conformance.conftest import BOTH_POSTGRES, Stream
 from tests.conftest import Server
+from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, until, waiting
 
 __all__ = ["as_role", "waiting"]  # fixtures
@@ -341,23 +342,20 @@ def test_plans_at_the_same_moment_agree_on_one_end(settings: Settings) -> None:
 
 def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_or_nothing(settings: Settings) -> None:
     """And the next plans fail and succeed as if nothing had been."""
-    at = 0
+    deaths = EachPoint()
     while True:
-        at += 1
-        faults = FaultPlan(at)
         try:
-            with faults.armed(), pytest.raises(SourceUnreadable):
+            with deaths.armed(), pytest.raises(SourceUnreadable):
                 steps.plan(settings, raising(NOT_THERE), run_id="crashing")
         except Crash:
             assert row(settings).failed in (0, 1)
             fail(settings, raising(NOT_THERE), "again")
             assert row(settings).failed in (1, 2)
-            steps.plan(settings, ASKED, run_id=f"after crash {at}")
+            steps.plan(settings, ASKED, run_id=f"after crash {len(deaths.points)}")
             assert row(settings).failed == 0
         else:
             break
-    assert at > 10
-    assert any("UPDATE tidegate.plan" in point for point in faults.points)
+    assert any("UPDATE tidegate.plan" in point for point in deaths.points)
 
 
 def test_a_killed_process_records_nothing_and_holds_nothing_up(settings: Settings, waiting: Callable[[], int]) -> None:

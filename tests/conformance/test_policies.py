@@ -21,10 +21,10 @@ from state_store.errors import (
     StagingLost,
 )
 from state_store.operations import Redo
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Record, declare, fold
 from tests.integration.conftest import contents
 
-pytestmark = BOTH_POSTGRES
+pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]
 MIXED: list[Record] = [("a", 1), ("b", -2), ("a", -3), ("c", 4), ("b", 5), ("c", -6), ("a", 7), ("d", 8)]
 BAD = ["a:-3", "b:-2"]

@@ -8,11 +8,11 @@ from pyspark.sql import SparkSession
 from jobs.compute.session import spark_session
 from jobs.testing import PROMISES, Bench, NotPossible
 from state_store import Settings
-from tests.conformance.conftest import BOTH_POSTGRES
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK
 from tests.conftest import Server
 from tests.sources.feeds import FEEDS
 
-pytestmark = BOTH_POSTGRES
+pytestmark = BOTH_POSTGRES_IN_SOAK
 FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by time"}
 CASES = [(kind, promise) for kind in FEED_OF for promise in PROMISES[kind].items()]
 

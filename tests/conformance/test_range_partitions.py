@@ -21,10 +21,10 @@ from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged,
 from state_store.operations import Redo
 from state_store.retention import PrunedRanges, Removal
 from state_store.state_rows import StateReader
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, divide
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream, divide
 from tests.integration.conftest import contents
 
-pytestmark = BOTH_POSTGRES
+pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 

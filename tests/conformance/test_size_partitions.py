@@ -41,12 +41,12 @@ from state_store.errors import (
 from state_store.operations import Redo
 from state_store.retirement import Request
 from tests import steps
-from tests.acceptance.conftest import Crash, FaultPlan
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
 from tests.conformance.test_windows import HOUR, Windows
+from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
 
-pytestmark = BOTH_POSTGRES
+pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 # A partition with each txid, as large as a test can fill in no time, and none.
 EACH, SMALL, NONE = 0, 1, 1_000_000
@@ -288,20 +288,20 @@ def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_
 ) -> None:
     """The changes are those of a clean run after each, and each txid is in its own partition."""
     flow = totals()
-    points: list[str] = []
+    deaths = EachPoint()
     is_done = False
     while not is_done:
-        txid, batch = len(points) + 1, {"a": len(points), f"new {len(points)}": 1}
+        done = len(deaths.points)
+        txid, batch = done + 1, {"a": done, f"new {done}": 1}
         flow.prepare(txid, batch)
         try:
-            with FaultPlan(at=txid).armed():
+            with deaths.armed():
                 flow.commit(txid)
             is_done = True
         except Crash as crash:
             flow.die()
             assert flow.changes() == flow.model.changes() or "after COMMIT" in str(crash)
             flow.commit(txid)
-            points.append(str(crash))
         flow.model.batches.append(batch)
         flow.check()
     assert flow.parts() == {str(txid): [txid] for txid in range(1, txid + 1)}
@@ -311,7 +311,7 @@ def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_
         "WITH written AS",
         "UPDATE tidegate.cursor",
     ):
-        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
 
 
 def test_every_kind_of_state_goes_on_as_in_one_table(settings: Settings, register: Callable[..., None]) -> None:
@@ -621,7 +621,7 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
     """The next one removes the rest; meanwhile, readers and followers see whole txids or know that these are removed."""
     before = totals(NONE)
     flow = totals(EACH)
-    points: list[str] = []
+    deaths = EachPoint()
     is_done = False
     with patch.object(retention, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
         while not is_done:
@@ -633,21 +633,20 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
             before.merge(BATCHES[3])
             up_to = done + 4
             try:
-                with FaultPlan(at=len(points) + 1).armed():
+                with deaths.armed():
                     flow.prune(up_to)
                 is_done = True
-            except Crash as crash:
-                points.append(str(crash))
+            except Crash:
                 flow.die()
                 pruned = flow.store.pruned_txid(flow.spec.states[0])
                 assert done <= pruned <= up_to
-                assert flow.changes() == flow.model.changes(pruned), points
+                assert flow.changes() == flow.model.changes(pruned), deaths.points
                 before.die()
                 flow.prune(up_to)
             flow.check(up_to)
             flow.prune(up_to + 1)
     for step in ("LOCK TABLE ONLY", "DROP TABLE", "WITH removed AS", "UPDATE tidegate.state_table", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
 
 
 def test_readers_hold_up_a_removal_and_no_commit(totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,8 @@ from state_store.operations import Redo
 from state_store.queries import ask
 from state_store.state_queries import QueriedState
 from state_store.state_rows import StateReader
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import (
-    BOTH_POSTGRES,
+    BOTH_POSTGRES_IN_SOAK,
     EXACTLY_ONCE,
     STATE_KINDS,
     Flow,
@@ -47,9 +46,10 @@ from tests.conformance.conftest import (
     fold_all,
     partial,
 )
+from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import contents, until
 
-pytestmark = BOTH_POSTGRES
+pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 # The columns of each kind besides the values.

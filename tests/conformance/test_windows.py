@@ -27,9 +27,9 @@ from state_store.staging import StagedPartition
 from state_store.state_tables import state_table_of
 from state_store.totals import Settled
 from state_store.witness import Witness
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial
+from tests.crashes import Crash, EachPoint
 from tests.windows_model import Event, Model, piece_of, sessions_of
 
 MINUTE = 60 * 1_000_000
@@ -324,7 +324,7 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
     register(pipeline)
     f = Windows(settings, pipeline.spec)
     models = {name: Model(window.spec) for name, window in windows.items()}
-    points: list[str] = []
+    deaths = EachPoint()
     is_done = False
     while not is_done:
         txid = f.open_batch()
@@ -334,22 +334,21 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
         batch = [(key, time, number) for number, (key, time) in enumerate(times)]
         f.finish_events(f.start(txid), batch)
         try:
-            with FaultPlan(at=len(points) + 1).armed():
+            with deaths.armed():
                 f.commit(txid)
             is_done = True
-        except Crash as crash:
-            points.append(str(crash))
+        except Crash:
             f.die()
             f.commit(txid)
         for name, model in models.items():
             model.add(batch)
-            assert f.found(name) == model.rows(), points
-            assert f.late(txid, name) == model.late[-1], points
-            assert f.emitted(name) == model.recorded(), points
+            assert f.found(name) == model.rows(), deaths.points
+            assert f.late(txid, name) == model.late[-1], deaths.points
+            assert f.emitted(name) == model.recorded(), deaths.points
     assert all(any(model.late) for model in models.values())
     expected = ["WITH judged", "INSERT INTO tidegate.quarantine", "INSERT INTO state.sliding", "INSERT INTO tidegate.watermark"]
     for step in (*expected, "INSERT INTO state.per_key_final", "DELETE FROM state.sliding", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
     f.close()
 
 

@@ -46,8 +46,8 @@ from state_store.retirement import Request, Retirement
 from state_store.state_rows import StateReader
 from state_store.totals import Settled
 from state_store.witness import Witness
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conftest import Server, copied
+from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate.why import explain
 
@@ -583,26 +583,23 @@ def test_a_crash_at_any_statement_leaves_it_retired_or_not(busy: Tally, settings
         run(clean)
         expected = outcome(clean)
     assert [len(rows) for rows in expected] == [1, 2, 0, 0]
-    at, seen = 0, []
+    deaths = EachPoint()
     while True:
-        at += 1
-        faults = FaultPlan(at)
         with copied(server, settings) as copy:
             before = contents(copy)
             try:
-                with faults.armed():
+                with deaths.armed():
                     run(copy)
             except Crash as crash:
-                seen.append(str(crash))
                 with StateStore.connect(copy) as store:
                     is_retired = bool(store.retired_pipelines())
                 assert is_retired or contents(copy) == before, f"half done after a crash at {crash}"
                 run(copy)
-                assert outcome(copy) == expected, f"crashed at point {at}: {crash}"
+                assert outcome(copy) == expected, f"crashed at {crash}"
             else:
                 break
     for step in ("UPDATE tidegate.pipeline SET retired_at", "DROP TABLE IF EXISTS staging.", "DROP TABLE state."):
-        assert any(step in point for point in seen), f"no crash was injected at {step}"
+        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
 def test_only_the_owner_retires(busy: Tally, settings: Settings) -> None:

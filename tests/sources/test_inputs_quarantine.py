@@ -24,13 +24,13 @@ from state_store import Settings, StateStore
 from state_store.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
 from state_store.mending import Mend
 from tests import steps
-from tests.acceptance.conftest import Crash, FaultPlan
 from tests.conftest import Server, copied
+from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
 
 # A replay dies at each of these points of its processing, too; at all of them with SOAK.
-STRIDE = 1 if os.environ.get("SOAK") else 25
+STRIDE = 1 if os.environ.get("SOAK") else 50
 CHECK = {"not negative": "amount >= 0"}
 # The two inputs' files look alike only at first sight: a record that the wrong input reads is bad, or another one.
 SOURCE = Inputs(
@@ -437,20 +437,18 @@ def dying(
     folders: Folders, server: Server, register: Callable[..., None], step: Callable[[Folders], Any]
 ) -> Iterator[tuple[Folders, Crash]]:
     """Let a step die before each of its statements and around each COMMIT, in copies of the database; yield between the two."""
-    at = 0
+    deaths = EachPoint()
     while True:
-        at += 1
-        faults = FaultPlan(at)
         with copied(server, folders.settings) as copy:
             there = Folders(copy, register)
             try:
-                with faults.armed():
+                with deaths.armed():
                     step(there)
             except Crash as crash:
                 yield there, crash
             else:
                 break
-    assert at > 5
+    assert len(deaths.points) > 5
 
 
 def test_a_crash_at_any_statement_of_opening_a_replay_takes_up_all_records_or_none(

@@ -50,7 +50,7 @@ def rebuild(pipeline: str, yes: bool, verbose: bool, log_json: bool, as_json: bo
 def _begin(settings: Settings, spec: "PipelineSpec", *, is_confirmed: bool) -> "Progress":
     from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
-    with StateStore.connect(settings, user=settings.pg_owner) as store:
+    with StateStore(settings, user=settings.pg_owner) as store:
         return store.begin_rebuild(spec, is_confirmed=is_confirmed)
 
 
