@@ -86,12 +86,25 @@ class Server:
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` runs; a file's other tests are its short form."""
-    if not os.environ.get("SOAK"):
-        left_out = [item for item in items if item.get_closest_marker("soak")]
-        items[:] = [item for item in items if item not in set(left_out)]
-        config.hook.pytest_deselected(items=left_out)
+    """Leave out what only `make soak` runs: what is marked `soak`, and of a test that is `sampled(n)`, all but n parameters."""
+    if os.environ.get("SOAK"):
+        return
+    left_out = {item for item in items if item.get_closest_marker("soak")}
+    sampled: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item not in left_out and item.get_closest_marker("sampled"):
+            sampled.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_a_test in sampled.values():
+        marker = of_a_test[0].get_closest_marker("sampled")
+        assert marker is not None
+        (count,) = marker.args
+        kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(count - 1, 1))] for number in range(count)}
+        left_out.update(set(of_a_test) - kept)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -115,6 +115,7 @@ def _readable_statistics(server: Server) -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], name: str
@@ -163,6 +164,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     return fault
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("flaky", ["plan", "transform", "seal", "commit"], indirect=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failed_attempt_in_any_phase_changes_nothing(
@@ -188,6 +190,7 @@ def test_a_failed_attempt_in_any_phase_changes_nothing(
     assert stored(settings, pipeline) == oracle(rows)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
     """Two runs read the same source; a batch that both process counts once."""

@@ -33,6 +33,7 @@ def bash(words: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -47,6 +47,7 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
         assert fragment in error
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS | OF_DECLARATIONS)
 def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine, verb: str) -> None:
     """Every verb that takes a pipeline refuses it in the same way."""
@@ -108,6 +109,7 @@ def test_a_range_that_leaves_a_gap_is_refused_by_naming_the_gap(tidegate: Comman
     _fails(done, USAGE, "txids 1 to 6 would be left out", "Start at 1")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS)
 def test_without_a_database_every_verb_names_the_address_that_it_tried(tidegate: CommandLine, verb: str) -> None:
     """The exit code says that trying again may help."""
@@ -116,6 +118,7 @@ def test_without_a_database_every_verb_names_the_address_that_it_tried(tidegate:
     _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Path, verb: str) -> None:
     """The error names the user, the way to the settings, and no password."""
@@ -130,6 +133,7 @@ def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Pa
     assert "not-the-password" not in done.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_database_without_tables_names_the_command_that_makes_them(settings: Settings, server: Server, verb: str) -> None:
     """An out-of-date schema is refused before anything is read or written."""

@@ -508,6 +508,7 @@ def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, argumen
 # inspect
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("metadata", "lines"),
     [

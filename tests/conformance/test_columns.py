@@ -225,6 +225,7 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided:
     assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("then", [COME, GONE, RENAMED], ids=["comes", "goes", "is renamed"])
 def test_the_last_txid_from_before_is_redone(team: Team, divided: bool, then: dict[str, str]) -> None:
     """It takes back what the old code has written, and writes what the new one has, also several times."""
@@ -262,6 +263,7 @@ def test_a_column_that_goes_takes_its_values_along(team: Team, divided: bool) ->
     team.check()
 
 
+@pytest.mark.sampled(1)
 def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, divided: bool, server: Any) -> None:
     """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
     team.migrate(COME, version=2, divided=divided)
@@ -291,6 +293,7 @@ def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, di
 # nothing is written again, and locks are short
 
 
+@pytest.mark.sampled(1)
 def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
     """Of a hundred thousand rows: the files of each table stay, and so does their size."""
     team.asked(
@@ -307,6 +310,7 @@ def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
         assert team.asked(files) == before
 
 
+@pytest.mark.sampled(1)
 def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives up, having changed nothing."""
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.3)
@@ -324,6 +328,7 @@ def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool
 # processes of both declarations at once
 
 
+@pytest.mark.sampled(1)
 def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team, divided: bool) -> None:
     """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
@@ -358,6 +363,7 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
     team.check()
 
 
+@pytest.mark.sampled(1)
 def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the commit is at its last statement, the migration holds no table: it waits for the cursor."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
@@ -415,6 +421,7 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
 # what people made
 
 
+@pytest.mark.sampled(1)
 def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
     """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
     team.asked(
@@ -482,6 +489,7 @@ def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divide
     team.check()
 
 
+@pytest.mark.sampled(1)
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team, divided: bool) -> None:
     """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
     gone: PipelineSpec = declare(GONE, version=2, divided=divided).spec

@@ -633,6 +633,7 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
     """Keys that it lacks go back to their old values, or disappear if the txid had created them (I13)."""
@@ -747,6 +748,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
 # anything in any order
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE, ids=[f"{source} into {state}" for source, state in EXACTLY_ONCE])
 def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any, seed: int) -> None:

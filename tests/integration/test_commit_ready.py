@@ -108,6 +108,7 @@ def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Ta
     assert [tally.commit(txid).already_committed for txid in (1, 2, 3, 4)] == [True] * 4
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(5))
 def test_any_batches_in_any_grouping(settings: Settings, register: Callable[..., None], seed: int) -> None:
@@ -383,6 +384,7 @@ AT_THE_LIMIT = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("is_first_committed", [True, False])
 @pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
@@ -421,6 +423,7 @@ MEANS = Pipeline(
 NOTHING = ("0", 1, "0", "0", 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize(

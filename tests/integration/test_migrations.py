@@ -146,6 +146,7 @@ def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings,
         server.drop_database(name)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("target", REVISIONS)
 def test_every_step_goes_down_and_up_again(empty: Settings, target: str) -> None:
     """Each revision leaves nothing when it is undone, and comes back the same."""

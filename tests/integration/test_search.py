@@ -80,6 +80,7 @@ def last_event(batch: BatchStatus, as_role: Execute) -> datetime:
     return max(time for time in times if time is not None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("looked_at", [3, 10_000])
 @pytest.mark.parametrize("limit", [1, 4, 1000])
 def test_every_combination_finds_what_a_filter_over_all_finds(

@@ -502,6 +502,7 @@ def own_codes(status: BatchStatus, following: int) -> set[str]:
     return PHASES[status.phase]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_causes_agree_with_the_view_whatever_was_done(store: StateStore, register: Callable[..., None], seed: int) -> None:
     """For random sequences of steps: each batch's nearest cause is its row's, and all lead to the same root."""

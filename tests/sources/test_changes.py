@@ -86,6 +86,7 @@ def divided(request: pytest.FixtureRequest, inbox: Inbox) -> None:
     inbox.settings = replace(inbox.settings, changes_partition_mib=request.param)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limits", [{}, {"max_txids": 1}, {"max_rows": 2}], ids=["one range", "txid by txid", "two rows"])
 @pytest.mark.usefixtures("divided")
 def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:

@@ -63,6 +63,7 @@ def inbox(folder: HdfsFolder, format: str = "csv", **source: Any) -> Pipeline:
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_files_in_hdfs_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, folder: HdfsFolder, variant: str, promise: tuple

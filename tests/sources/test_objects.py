@@ -117,6 +117,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_objects_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, bucket: Bucket, variant: str, promise: tuple
