@@ -306,7 +306,6 @@ def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_
         flow.check()
     assert flow.parts() == {str(txid): [txid] for txid in range(1, txid + 1)}
     for step in (
-        "SELECT name, coalesce(first_txid",
         "SELECT tidegate.add_partition",
         "WITH written AS",
         "UPDATE tidegate.cursor",

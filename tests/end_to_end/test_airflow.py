@@ -4,6 +4,8 @@ import json
 from contextlib import closing
 from typing import Any
 
+import pytest
+
 from dags.turn_trigger import COMMIT, PROCESS
 from tests.conftest import register_pipelines
 from tests.end_to_end import kinds
@@ -119,6 +121,7 @@ def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> No
 
 
 @SEES_CONNECTIONS_OF_TASKS
+@pytest.mark.soak
 def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project) -> None:
     """It dies with its rows staged and its seal not yet written: a new attempt does the work, the old one never counts."""
     txids = project.next_flights(2)
@@ -161,6 +164,7 @@ def test_a_task_that_is_killed_while_it_helps_leaves_the_batch_to_its_own(projec
 
 
 @SEES_CONNECTIONS_OF_TASKS
+@pytest.mark.soak
 def test_a_task_that_is_killed_while_committing_is_tried_again(project: Project) -> None:
     """It dies in the middle of its transaction, with the state already merged: Postgres rolls all of it back."""
     txids = project.next_flights(2)

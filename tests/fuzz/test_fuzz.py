@@ -1,6 +1,6 @@
 """Random inputs of every format are read as by an independent reader, or refused with place and reason.
 
-A few hundred inputs; with ``SOAK`` set, FUZZ_INPUTS of each format. A failure prints FUZZ_SEED and FUZZ_ROUND: set both to
+Some hundred inputs; with ``SOAK`` set, FUZZ_INPUTS of each format. A failure prints FUZZ_SEED and FUZZ_ROUND: set both to
 reproduce it.
 """
 
@@ -18,7 +18,7 @@ from tests.fuzz.text_inputs import Text
 
 FORMATS: list[Format] = [Csv(), Json(), Text()]
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "5000" if os.environ.get("SOAK") else "120"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "5000" if os.environ.get("SOAK") else "60"))
 PER_ROUND, PER_BATCH = (150, 50) if INPUTS > 1000 else (60, 30)
 SHOWN_FAILURES = 10
 

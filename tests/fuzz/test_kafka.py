@@ -23,7 +23,7 @@ from tests.sources.test_kafka import SECONDS, TestTopic
 
 __all__ = ["server", "template"]  # fixtures
 
-SEEDS = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else range(60 if os.environ.get("SOAK") else 2)
+SEEDS = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else range(60 if os.environ.get("SOAK") else 1)
 KEYS = [None, b"", b"\x00", b"a", b"A", b"\xff\xfe", b"\\x00", b"\xed\xa0\x80", b"'\"\n,", "\U0001f30a".encode(), b"k" * 2000]
 VALUES = [None, b"", b"\x00" * 3, b"null", b"\\N", b"\xc3\x28", bytes(range(256)), b"v" * 20_000, b'{"a": 1}']
 HEADERS: list[list[tuple[str, bytes | None]]] = [[], [("", None)], [("a", b""), ("a", b"\xff")], [("ü\n", b"\x00;=")]]

@@ -209,6 +209,7 @@ def run_together(tables: Tables, pipeline: Pipeline) -> None:
         assert store.committed(pipeline.name) == txids[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables, routing: str, *, together: bool) -> None:

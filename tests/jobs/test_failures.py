@@ -120,6 +120,7 @@ IN_WORKERS: dict[str, tuple[str, bool]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("code", "is_content"), IN_WORKERS.values(), ids=IN_WORKERS.keys())
 def test_only_errors_about_values_are_content_in_python_code_of_a_transform(
     inbox: Inbox, code: str, *, is_content: bool

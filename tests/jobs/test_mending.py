@@ -126,6 +126,7 @@ STILL_BAD = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("mended", "reason"), STILL_BAD.values(), ids=STILL_BAD.keys())
 def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox, mended: dict[str, Any], reason: str) -> None:
     """With its origin, as JSON that can be mended again; the original stays in the ledger."""
@@ -231,6 +232,7 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox, kind: str) ->
     assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KEPT_EXACTLY)
 def test_the_columns_that_are_not_mended_lose_nothing(inbox: Inbox, kind: str) -> None:
     """Copied from the original's JSON, each type is read back as what it was."""

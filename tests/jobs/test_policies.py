@@ -187,6 +187,7 @@ def two_records_of(inbox: Inbox, kind: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KEPT_EXACTLY)
 def test_a_record_that_waited_has_lost_nothing(inbox: Inbox, kind: str) -> None:
     """Six digits of a second, all digits of a number: after the replay the state is that of a clean run."""

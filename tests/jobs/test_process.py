@@ -334,6 +334,7 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_split_of_the_rows_into_batches_gives_the_same_state(tables: Tables, seed: int) -> None:

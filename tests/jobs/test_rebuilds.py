@@ -205,6 +205,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     settings: Settings, register: Callable[..., None], kind: str

@@ -280,6 +280,7 @@ def copies(inbox: Inbox, follower: Pipeline) -> list[tuple[Any, ...]]:
     return sorted(rows, key=repr)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:

@@ -63,7 +63,7 @@ def inbox(folder: HdfsFolder, format: str = "csv", **source: Any) -> Pipeline:
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_files_in_hdfs_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, folder: HdfsFolder, variant: str, promise: tuple
@@ -82,6 +82,7 @@ def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     die_everywhere(settings, server, pipeline, feed, first_point=7)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [pa.int32(), pa.uint16()], ids=["Spark's reader", "own tasks"])
 def test_the_state_is_what_duckdb_makes_of_the_same_files(
     settings: Settings, register: Callable[..., None], folder: HdfsFolder, tmp_path: Path, kind: pa.DataType
@@ -192,6 +193,7 @@ def test_a_file_that_a_manifest_names_is_not_read_while_it_is_written(settings: 
     assert [batch["files"][0]["name"] for batch in (first, second)] == ["1.csv", "2.csv"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_a_batch_is_joined_with_the_files_that_were_there_when_it_was_planned(
     settings: Settings, register: Callable[..., None], folder: HdfsFolder, format: str

@@ -250,6 +250,7 @@ def test_names_that_grow_are_listed_from_the_last_one_on(
 REFERENCES = {"csv": ("csv", None), "parquet": ("parquet", None), "own tasks": ("parquet", pa.uint16())}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("format", "kind"), REFERENCES.values(), ids=REFERENCES)
 def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
     settings: Settings, register: Callable[..., None], bucket: Bucket, format: str, kind: pa.DataType | None
