@@ -394,6 +394,7 @@ def test_first_and_last_take_every_type(tables: Tables, *, together: bool) -> No
         assert str(found[name]).lower() == str(wanted).lower(), name
 
 
+@pytest.mark.soak
 def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> None:
     """Every kind of merge in the parallel way that many keys take, compared with DuckDB over the files."""
     duckdb = pytest.importorskip("duckdb")

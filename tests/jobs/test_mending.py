@@ -293,6 +293,7 @@ def test_another_attempt_at_a_replay_reads_the_same(inbox: Inbox) -> None:
     assert counted(inbox, pipeline) == {"b": (1, 2), "c": (1, 3)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("before", "kept", "after", "waits"),
     [

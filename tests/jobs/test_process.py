@@ -483,6 +483,7 @@ def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
     ("key", "reason"),
@@ -544,6 +545,7 @@ FAR = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(("moment", "kind", "shown"), FAR.values(), ids=FAR.keys())
 @pytest.mark.parametrize("place", ["key", "value"])

@@ -119,6 +119,7 @@ def test_records_from_quarantine_are_followed_one_by_one() -> None:
     assert choose(PLAIN, attempt, ONE_FILE).follows_partials is None
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("route", steps.ROUTINGS)
 @pytest.mark.parametrize("how", ["as it is", "transformed", "checked", "several states"])
 def test_every_route_agrees_with_plain_python(inbox: Inbox, route: str, how: str) -> None:

@@ -73,6 +73,7 @@ def check_quantiles(row: dict[str, Any], name: str, values: list[Decimal], *, mo
             assert abs(found - exact) <= abs(exact) * Decimal(error), (name, suffix, exact, found)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("routing", "together"), [("chosen", True), ("safe", False)])
 def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables, routing: str, *, together: bool) -> None:
     """Random rows in random batches, one of them empty, and once more in a single one in another order: the rows are equal."""

@@ -112,6 +112,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Inbox, "routing", staticmethod(steps.ROUTINGS[request.param]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("kind", ["transactional", "opaque"])
 def test_every_value_arrives_in_every_place(things: Shop, inbox: Inbox, kind: str) -> None:

@@ -138,6 +138,7 @@ def refused(shop: Tables, update: Callable[[UpdateBatch], None], error: type[Tid
     assert found(shop, TOTALS) == [(1, 2)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
