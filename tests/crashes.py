@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,28 +51,30 @@ class FaultPlan:
             sa.event.remove(sa.Engine, "before_cursor_execute", before_statement)
 
 
+# Otherwise, not before statements that change nothing, and before the others only the first time that a process runs them:
+# to die before the first of the next ones, or before the COMMIT, leaves the same in the database.
+IN_FULL = bool(os.environ.get("SOAK"))
+_READING = re.compile(r"SELECT (?!tidegate\.)|SAVEPOINT|RELEASE|SET |SHOW ")
+
+
 class _NextPlan(FaultPlan):
     """Dies at the first point where none of its predecessors has died."""
 
     def __init__(self, died_at: set[tuple[str, int]]) -> None:
         super().__init__()
         self._died_at = died_at
+        self._passed: Counter[str] = Counter()
 
     def reach(self, name: str) -> None:
         """Pass one more point, or die."""
+        statement = re.sub(r"\d+", "0", name)  # the names of staging tables have the txid in them
+        self._passed[statement] += 1
         if self.at is None and (IN_FULL or not _READING.match(name)):
-            times = 1 + self.points.count(name) if IN_FULL or "COMMIT" in name else 1
-            point = (re.sub(r"\d+", "0", name), times)  # names of staging tables have the txid in them
+            point = (statement, self._passed[statement] if IN_FULL or "COMMIT" in name else 1)
             if point not in self._died_at:
                 self._died_at.add(point)
                 self.at = len(self.points) + 1
         super().reach(name)
-
-
-# Otherwise, not before statements that change nothing, and before the others only the first time that a process runs them:
-# to die before the first of the next ones, or before the COMMIT, leaves the same in the database.
-IN_FULL = bool(os.environ.get("SOAK"))
-_READING = re.compile(r"SELECT (?!tidegate\.)|SAVEPOINT|RELEASE|SET |SHOW ")
 
 
 class EachPoint:

@@ -40,6 +40,7 @@ def test_status_and_doctor_name_the_loss_and_what_to_do(restored: CommandLine) -
     assert "Ledger:" not in restored("doctor", "--component", "command-line").stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments",
     [

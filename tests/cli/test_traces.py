@@ -95,6 +95,7 @@ def test_a_collector_that_does_not_answer_fails_nothing(tidegate: CommandLine, c
     assert collecting.spans() == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="]
 )

@@ -91,6 +91,7 @@ STARTS: dict[str, Callable[[date], date]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
 @pytest.mark.parametrize("every", STARTS)
 def test_each_row_is_in_the_partition_of_its_time(
@@ -121,6 +122,7 @@ def test_each_row_is_in_the_partition_of_its_time(
     assert flow.partitions() == dict(sorted(expected.items()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("every", [1, 7, 1000, 10**12])
 @pytest.mark.parametrize(("kind", "bits"), [("integer", 31), ("bigint", 63)])
 def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales], kind: str, bits: int, every: int) -> None:

@@ -179,6 +179,7 @@ ORIGINS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_after_each_batch_are_those_of_plain_python(

@@ -215,6 +215,7 @@ def test_a_run_goes_on_after_the_scheduler_and_its_tasks_were_killed(project: Pr
     assert project.component("airflow-scheduler")["restarts"] == 1
 
 
+@pytest.mark.soak
 def test_following_a_run_waits_for_a_server_that_is_away(project: Project) -> None:
     """The api-server dies in mid-run; the command asks again until it is back, and reports the run's end."""
     txids = project.next_flights(2)

@@ -166,6 +166,7 @@ HARMLESS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", ONE or range(400 if IS_LONG else 6))
 def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
     """Plans race with writers; meanwhile rows that were read are deleted, and the table is rewritten and altered."""

@@ -600,6 +600,7 @@ def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings
     assert of_table(shape(empty), "page_views") == of_table(built, "page_views")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["DETACH PARTITION", "DROP"])
 def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, clone: Path, how: str) -> None:
     """The rows of a detached or dropped partition are not left out of a new table, not even by a migration written before."""

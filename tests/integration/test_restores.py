@@ -141,6 +141,7 @@ def assert_halted(settings: Settings, message: str) -> None:
 # older copies in the place of the database
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["cold copy", "base backup"])
 def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path, how: str) -> None:
     """System identifier, timeline and database are the same: only the witness knows of the third commit."""

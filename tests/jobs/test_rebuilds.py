@@ -266,6 +266,7 @@ def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: S
     assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Porto'") == [(9, 24)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("source", ["files", "inputs"])
 def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
     settings: Settings, register: Callable[..., None], source: str

@@ -144,6 +144,7 @@ def test_a_global_state_is_followed_too(inbox: Inbox, upstream: Pipeline, follow
     assert [(row["amount"], row["before"]) for row in inbox.rows(follower, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
 def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]) -> None:
     """A -> B* -> C -> D*: two committers in the middle, and the last one still has each change once."""
@@ -181,6 +182,7 @@ def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstre
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("counted", ["committed", "sealed", "none"])
 def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
     inbox: Inbox, upstream: Pipeline, follow: Any, counted: str
@@ -314,6 +316,7 @@ def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, e
     assert copies(inbox, late) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
     """Each attempt at a batch reads the same, so what was planned with it comes first; later ones have the rows without."""
@@ -364,6 +367,7 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("wait_for_all", [False, True])
 def test_what_one_pipeline_wrote_together_is_joined(
     inbox: Inbox, upstream: Pipeline, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, wait_for_all: bool
@@ -429,6 +433,7 @@ def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, foll
         steps.process(inbox.settings, follower, txid, owner="test")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
 def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """The range of its last batch stays, for a redo; a pipeline that begins to follow later is refused."""

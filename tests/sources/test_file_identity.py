@@ -83,6 +83,7 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
     away.rename(inbox.folder / "site")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
 def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:

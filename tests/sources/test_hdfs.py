@@ -72,6 +72,7 @@ def test_files_in_hdfs_keep_the_promises_of_files(
     promise[1](Bench(ObjectsFeed(folder, **VARIANTS[variant]), spark, settings))
 
 
+@pytest.mark.soak
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], folder: HdfsFolder
 ) -> None:
@@ -202,6 +203,7 @@ def test_a_batch_is_joined_with_the_files_that_were_there_when_it_was_planned(
     check_reference(settings, register, folder, format)
 
 
+@pytest.mark.soak
 def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], folder: HdfsFolder) -> None:
     """Its log and its data files are reached as all files are."""
     check_delta(settings, register, folder)

@@ -94,6 +94,7 @@ def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
 # merges
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
     """Unreadable and unchecked ones, of files of the same names with other columns; DuckDB sums up the right files."""

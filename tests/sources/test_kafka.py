@@ -188,6 +188,7 @@ def await_broker(topic: TestTopic) -> None:
 # ------------------------------------------------------------------------------------------------- exactly once
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_is_in_exactly_one_batch(topic: TestTopic, kind: str) -> None:
     """In any order of plans and producers, the batches are disjoint and complete."""

@@ -59,7 +59,7 @@ def inbox(bucket: Bucket, format: str, **source: Any) -> Pipeline:
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("promise", [name for name in PROMISES["transactional"] if name not in OTHERWISE])
 def test_objects_with_versions_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, bucket: Bucket, promise: str
