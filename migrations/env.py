@@ -14,20 +14,17 @@ from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
 def _ours(name, type_, parents):  # noqa: ANN001, ANN202
-    """Compare the ledger and the declared states: other tables come and go, hold data, or belong to others."""
+    """Compare the ledger, without Alembic's own tables, and declared states: other tables come and go, or belong to others."""
     if type_ == "schema":
         return name in (tables.LEDGER, state_tables.STATE)
-    return type_ != "table" or parents["schema_name"] != state_tables.STATE or name in of_states
+    if type_ == "table":
+        return name in after if parents["schema_name"] == state_tables.STATE else name not in own_tables
+    return True
 
 
-def _managed(table, name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore Alembic's own tables, and indexes of states that only the database has: they are the team's."""
-    if type_ not in ("table", "index"):
-        return True
-    if name in (VERSION_TABLE, PROJECT_VERSION_TABLE):
-        return False
-    schema = table.schema if type_ == "table" else table.table.schema
-    return not (reflected and compare_to is None and schema == state_tables.STATE)
+def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
+    """Ignore indexes of states that only the database has: they are the team's."""
+    return not (type_ == "index" and reflected and compare_to is None and table.table.schema == state_tables.STATE)
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -112,15 +109,14 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-metadata = state_tables.metadata_of(specs)
-of_states = {table.name for table in metadata.tables.values()}
+own_tables = (VERSION_TABLE, PROJECT_VERSION_TABLE)
 recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, metadata],
+    target_metadata=[tables.ledger, state_tables.metadata_of(specs)],
     version_table=context.config.attributes["version_table"],
     version_table_schema=tables.LEDGER,
     include_schemas=True,

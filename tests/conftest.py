@@ -102,15 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("SOAK"):
         return
     left_out = {item for item in items if item.get_closest_marker("soak")}
-    sampled: dict[str, list[pytest.Item]] = {}
+    sampled: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item not in left_out and item.get_closest_marker("sampled"):
-            sampled.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for of_a_test in sampled.values():
-        marker = of_a_test[0].get_closest_marker("sampled")
-        assert marker is not None
-        (count,) = marker.args
-        kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(count - 1, 1))] for number in range(count)}
+        if item not in left_out and (marker := item.get_closest_marker("sampled")):
+            sampled.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
+    for (_, most), of_a_test in sampled.items():
+        kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(most - 1, 1))] for number in range(most)}
         left_out.update(set(of_a_test) - kept)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -1,4 +1,4 @@
-"""Quarantine, giving up, retry, pause and the acker's sums in the ledger, on both Postgres versions."""
+"""Quarantine, giving up, retry, pause and the acker's sums in the ledger."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -43,7 +43,7 @@ from state_store.retirement import Request
 from tests import steps
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
 from tests.conformance.test_windows import HOUR, Windows
-from tests.crashes import Crash, EachPoint
+from tests.crashes import IN_FULL, Crash, EachPoint
 from tests.integration.conftest import until
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
@@ -306,6 +306,7 @@ def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_
         flow.check()
     assert flow.parts() == {str(txid): [txid] for txid in range(1, txid + 1)}
     for step in (
+        *(["SELECT name, coalesce(first_txid"] if IN_FULL else []),
         "SELECT tidegate.add_partition",
         "WITH written AS",
         "UPDATE tidegate.cursor",

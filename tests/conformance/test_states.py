@@ -1,4 +1,4 @@
-"""Every kind of state, keyed and global, by the rules of the theory (docs/semantics.md), on both Postgres versions."""
+"""Every kind of state, keyed and global, by the rules of the theory (docs/semantics.md)."""
 
 import random
 import shutil
