@@ -24,7 +24,7 @@ from state_store.witness import Witness
 
 WITH_ERROR = ("failed", "halted")
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.
-BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"}
 # Counts stop at these: beyond them, the exact number does not matter.
 MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 10_000
 

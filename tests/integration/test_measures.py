@@ -196,12 +196,17 @@ def rows_read(plan: dict[str, Any]) -> float:
     return own + sum(map(rows_read, plan.get("Plans", ())))
 
 
-@pytest.mark.parametrize("analyzed", [True, False], ids=["with statistics", "without statistics"])
-def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_role: Execute, analyzed: bool) -> None:
+LARGE = ("batch", "attempt", "commit")
+
+
+@pytest.mark.parametrize("analyzed", [LARGE, ("batch",), ()], ids=["all statistics", "statistics of batches", "no statistics"])
+def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_role: Execute, analyzed: tuple[str, ...]) -> None:
     """100,000 committed batches: the second time, rows are read of open batches only, whatever Postgres knows of the tables."""
+    for table in LARGE:  # autovacuum would decide in the middle of the test which statistics there are
+        as_role("tidegate_owner", f"ALTER TABLE tidegate.{table} SET (autovacuum_enabled = false)")
     as_role("tidegate_owner", MANY.format(pipelines=PIPELINES, batches=BATCHES))
-    if analyzed:
-        as_role("tidegate_owner", "ANALYZE tidegate.batch, tidegate.attempt, tidegate.commit, tidegate.cursor")
+    for table in analyzed:
+        as_role("tidegate_owner", f"ANALYZE tidegate.{table}")
     known = Settled()
     for _ in range(20):
         found = measured_of(store.settings, known)
