@@ -32,12 +32,13 @@ from state_store import (
     registration,
     revisions,
     state_tables,
+    table_identity,
     table_keys,
     tables,
 )
 from state_store.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
 from state_store.declaration import PipelineSpec
-from state_store.errors import DeclarationChanged, PipelineRetired, SchemaOutOfDate, TidegateError
+from state_store.errors import DeclarationChanged, HoleDetected, PipelineRetired, SchemaOutOfDate, TidegateError
 from state_store.settings import Settings
 from state_store.witness import Witness
 
@@ -52,8 +53,9 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
     Retired pipelines are left out (`retired`). A rebuild that has committed what its pipeline has takes its place. Runs as the
     owner role. Safe to repeat; a crash leaves the database as it was.
 
-    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; DeclarationChanged, also
-    if a pipeline has to be rebuilt first; AccessRefused, StoreUnavailable.
+    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; HoleDetected if a table
+    with rows of committed batches is gone or was replaced; DeclarationChanged, also if a pipeline has to be rebuilt first;
+    AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection, history_views.privileges_kept(connection, specs):
         done = _upgrade(connection, specs, may_wait=False)
@@ -145,7 +147,8 @@ class _Outcome(NamedTuple):
 def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait: bool) -> _Outcome:
     """Check that this code and role may migrate, then do so; leave retired pipelines out.
 
-    A rebuild that cannot take its pipeline's place is an error, or waits, if it `may_wait`, with all migrations of states.
+    A rebuild that cannot take its pipeline's place is an error, or waits, if it `may_wait`, with all migrations of states. A
+    pipeline of which a table is lost is an error too, or is refused.
     """
     prerequisites.check(connection)
     revisions.lock_revision(connection)
@@ -154,13 +157,17 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
     in_service = [spec for spec in specs if spec.name not in left_out]
     registration.lock_changed(connection, in_service)
     pending, ready = rebuilds.find(connection, in_service)
-    if not pending and not ready:
-        return _Outcome(in_service, left_out, {}, _migrate_and_compare(connection, in_service))
     names = [spec.name for spec in ready]
+    lost = table_identity.losses(connection, {spec.name for spec in in_service}.difference(pending, names))
+    if lost and not may_wait:
+        raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
+    whole = [spec for spec in in_service if spec.name not in lost]
+    if not pending and not ready:
+        return _Outcome(in_service, left_out, {}, lost | _migrate_and_compare(connection, whole))
     if not pending:
         try:
             with connection.begin_nested():
-                refused = _rebuild(connection, in_service, ready)
+                refused = lost | _rebuild(connection, whole, ready)
         except (TidegateError, DBAPIError) as error:
             if not may_wait:
                 raise
@@ -168,7 +175,7 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
         else:
             return _Outcome(in_service, left_out, {}, refused, names)
     _run(connection, in_service, states_wait=True)
-    return _Outcome(in_service, left_out, pending | _unregistered(connection, in_service, [*pending]), {})
+    return _Outcome(in_service, left_out, pending | _unregistered(connection, whole, [*pending]), lost)
 
 
 def _rebuild(connection: Connection, specs: Sequence[PipelineSpec], ready: Sequence[PipelineSpec]) -> dict[str, str]:
@@ -285,8 +292,9 @@ def _table_of(difference: Any) -> _Table | None:
 def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str) -> Path | None:
     """Write the migration from the current migrations to the declared states; return None if nothing is missing.
 
-    Raises: SchemaOutOfDate if two pipelines declare a state of the same name, or a table lacks a partition; DeclarationChanged
-    if batches have committed into other states, as the pipeline would not be registered then; AccessRefused, StoreUnavailable.
+    Raises: SchemaOutOfDate if two pipelines declare a state of the same name, or a table lacks a partition; HoleDetected if a
+    table with rows of committed batches is gone or was replaced; DeclarationChanged if batches have committed into other
+    states, as the pipeline would not be registered then; AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection, connection.begin_nested() as tried:
         path = _new_revision(connection, specs, message)
@@ -307,18 +315,32 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
     if (own := project.own("migrations")) is not None:
         own.mkdir(exist_ok=True)
     registration.lock_changed(connection, specs)
-    if begun := rebuilds.begun(connection, specs):
+    begun = rebuilds.begun(connection, specs)
+    if lost := table_identity.losses(connection, {spec.name for spec in specs}.difference(begun)):
+        raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
+    if begun:
         revisions.check_migrated(connection)
     config = _run(connection, specs)
     registration.check_states(connection, [spec for spec in specs if spec.name not in begun])
     if losing := partitions.losing_their_column(connection, state_tables.STATE, specs):
         raise DeclarationChanged(" ".join(losing.values()))
+    with connection.begin_nested() as compared:
+        for name in begun:
+            rebuilt_tables.make_lost(connection, overview.spec_of_pipeline(connection, name))
+        path = _write_missing(connection, specs, config, message)
+        compared.rollback()
+    return path
+
+
+def _write_missing(connection: Connection, specs: Sequence[PipelineSpec], config: Config, message: str) -> Path | None:
+    """Write the migration from the tables as they are to the declared states; return None if there is no difference."""
     try:
         command.check(config)
         is_missing = bool(table_keys.differing(connection, state_tables.STATE, specs))
     except AutogenerateDiffsDetected:
         is_missing = True
     if is_missing:
+        own = project.own("migrations")
         newest = revisions.head_revision() if own is None else revisions.project_head() or 0
         number = f"{int(newest) + 1:04d}"
         script = command.revision(config, message, autogenerate=True, rev_id=number)

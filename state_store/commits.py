@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, merges, quarantine, source_files, tables
+from state_store import attempts, merges, quarantine, source_files, table_identity, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, BatchInput, existing_input
 from state_store.cursors import Cursor, check_in_service, lock_cursor
@@ -279,9 +279,9 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
 
 
 def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
-    """Refuse a declaration that is not the registered one (I16), or has other tables than the pipeline owns.
+    """Refuse a declaration that is not the registered one (I16), other tables than the pipeline owns, or others of their names.
 
-    Raises: DeclarationChanged.
+    Raises: DeclarationChanged; HoleDetected, GuardMismatch as `table_identity.check`.
     """
     p, s = tables.pipeline.c, tables.state_table.c
     registered = connection.scalar(sa.select(p.fingerprint).where(p.pipeline == spec.name))
@@ -292,6 +292,7 @@ def check_declaration(connection: Connection, spec: PipelineSpec) -> None:
     owned = set(connection.scalars(sa.select(s.state).where(s.pipeline == spec.name)))
     if owned != set(spec.tables):
         raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
+    table_identity.check(connection, spec.name)
 
 
 def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:

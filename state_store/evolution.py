@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import retention, state_tables, tables
-from state_store.declaration import PipelineSpec, spec_of
+from state_store import retention, tables
+from state_store.declaration import PipelineSpec
 from state_store.errors import DeclarationChanged
 
 # What may change beside the states: `registration` checks the first two, and the last reads what is there.
@@ -114,17 +114,6 @@ def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequenc
                     "committed. Let them commit, then repeat the command.",
                     pipeline=spec.name,
                 )
-
-
-def missing_columns(connection: Connection, known: _State) -> list[str]:
-    """Return the columns that the tables lack of those that a registered declaration has, as ``table.column``."""
-    inspector, missing = sa.inspect(connection), []
-    for state in spec_of(known).readable:
-        for table in (state.table_name, *([state.records] if state.records else [])):
-            if inspector.has_table(table, schema=state_tables.STATE):
-                found = {column["name"] for column in inspector.get_columns(table, schema=state_tables.STATE)}
-                missing += [f"{table}.{value.name}" for value in state.values if value.name not in found]
-    return missing
 
 
 def _plain(spec: PipelineSpec) -> dict[str, Any]:

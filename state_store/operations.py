@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, cursors, merges, quarantine, revisions, source_files, tables
+from state_store import attempts, batches, commits, cursors, merges, quarantine, revisions, source_files, table_identity, tables
 from state_store.attempts import LockedBatch
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.commits import Commit
@@ -328,7 +328,9 @@ def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: S
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:
-    """Let pipelines go on that are halted in a restored, promoted, copied or older database; retired ones are left out.
+    """Let pipelines go on that are halted in a restored, promoted, copied or older database, or with another table of a state.
+
+    Retired ones are left out.
 
     Returns what each gives up, which the ledger records too. Each begins a new history of commits, of which the witness (files
     outside Postgres that mark commits) has no mark yet.
@@ -340,9 +342,13 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     locked = connection.execute(in_service.order_by(c.pipeline).with_for_update(of=tables.cursor)).all()
     for cursor in map(cursors.Cursor._make, locked):
         lost = cursors.describe_loss(connection, cursor, witness)
-        if lost is None and cursor.epoch == str(epoch):
+        others = table_identity.replaced(connection, cursor.pipeline)
+        if lost is None and not others and cursor.epoch == str(epoch):
             continue
         outcome = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
+        if others:
+            outcome += f"; taken as they are: {', '.join(others)}"
+            table_identity.note(connection, cursor.pipeline)
         connection.execute(
             sa.update(tables.cursor)
             .where(c.pipeline == cursor.pipeline)

@@ -50,6 +50,7 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
 
     Migrations then change empty tables, of which the ledger notes nothing. Readers wait from now on.
     """
+    make_lost(connection, before)
     set_local(connection, {"tidegate.writer": spec.name})
     r, w = tables.state_range.c, tables.watermark.c
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(before.tables)))
@@ -61,6 +62,11 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
                 connection.execute(sa.DDL(f"TRUNCATE {_quoted(table.name)}"))  # type: ignore[no-untyped-call]
                 for part in _size_partitions_of(connection, table):
                     _drop(connection, spec.name, f"DROP TABLE {_quoted(part)}", part)
+
+
+def make_lost(connection: Connection, before: PipelineSpec) -> None:
+    """Make those tables of a pipeline's registered states that are gone, empty: it may be rebuilt because they are."""
+    state_tables.metadata_of((before,)).create_all(connection)
 
 
 def partition_count(connection: Connection, spec: PipelineSpec) -> int:

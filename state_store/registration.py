@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, evolution, history_views, revisions, state_tables, tables
+from state_store import batches, cursors, evolution, history_views, revisions, state_tables, table_identity, tables
 from state_store.cursors import Retired
 from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged, PipelineRetired
@@ -37,6 +37,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     _grant_removal(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
         _put_views(connection, spec, is_changed=False)
+        table_identity.note(connection, spec.name)
         return False
 
     check_sources(connection, spec)
@@ -66,6 +67,7 @@ def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     _own(connection, spec)
     _put_views(connection, spec, is_changed=True)
+    table_identity.note(connection, spec.name)
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:
@@ -122,7 +124,7 @@ def lacks_columns(connection: Connection, pipeline: str) -> bool:
     if revisions.current_revision(connection) is None:
         return False
     declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
-    return declaration is not None and bool(evolution.missing_columns(connection, declaration))
+    return declaration is not None and bool(table_identity.missing_columns(connection, declaration))
 
 
 def _committed(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[PipelineSpec, Mapping[str, Any], int]]:

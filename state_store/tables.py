@@ -21,7 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB, UUID
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID, UUID
 
 from state_store.declaration import WINDOW
 
@@ -79,6 +79,7 @@ state_table = Table(
     Column("pipeline", ForeignKey(pipeline.c.pipeline), nullable=False, comment="its only writer"),
     Column("pruned_txid", BigInteger, nullable=False, server_default="0", comment="of changes: those up to here were removed"),
     _when("dropped_at", "since when it is dropped, as its pipeline is retired"),
+    Column("table_oid", OID, comment="its number in Postgres; NULL: not noted, or it is a view"),
     comment="Which pipeline owns which state table: one writer each.",
 )
 

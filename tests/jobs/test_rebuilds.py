@@ -39,6 +39,7 @@ from state_store.declaration import PipelineSpec
 from state_store.errors import (
     CheckFailed,
     DeclarationChanged,
+    HoleDetected,
     PipelineRetired,
     RangeRefused,
     SchemaOutOfDate,
@@ -654,6 +655,33 @@ def test_nothing_is_emptied_before_the_migration_is_there(settings: Settings, co
         migrations.upgrade(settings, [counted.spec])
     assert content(settings, "by_shop") == before
     migrate(settings, counted)
+
+
+@pytest.mark.parametrize("states", [{"by_shop": State(key=BY_SHOP, aggregates=COUNTED)}, CHANGED], ids=["the same", "changed"])
+@pytest.mark.parametrize(
+    "loss",
+    ["DROP TABLE state.by_shop", "ALTER TABLE state.by_shop SET SCHEMA public", "ALTER TABLE state.by_shop DROP COLUMN sold"],
+)
+def test_a_lost_table_is_computed_again(
+    settings: Settings, register: Callable[..., None], states: dict[str, State], loss: str
+) -> None:
+    """It was dropped by hand, and the pipeline's files are all there."""
+    register(sales())
+    run(settings, sales())
+    asked(settings, f"{loss}; SELECT 1")
+    with pytest.raises(HoleDetected, match="gone"):
+        migrations.upgrade(settings, [sales().spec])
+    changed = sales(2, states=states)
+
+    assert rebuilt(settings, changed) == [1, 2, 3]
+    migrate(settings, changed)
+
+    clean = from_the_beginning(settings, register, changed)
+    assert content(settings, "by_shop") == content(settings, "clean_by_shop")
+    sell(settings, 4, (9, "Porto", 1))
+    assert run(settings, changed) == [4]
+    assert run(settings, clean) == [4]
+    assert content(settings, "by_shop") == content(settings, "clean_by_shop")
 
 
 def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(settings: Settings, counted: Pipeline) -> None:

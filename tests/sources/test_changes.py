@@ -420,6 +420,22 @@ def test_a_commit_that_was_made_again_is_noticed(inbox: Inbox, upstream: Pipelin
         steps.plan(inbox.settings, follower, run_id="second")
 
 
+@pytest.mark.parametrize(
+    "lost", ["DROP TABLE {}", "ALTER TABLE {} RENAME TO of_before; CREATE TABLE {} (LIKE state.of_before)"]
+)
+def test_a_table_of_changes_that_is_gone_or_another_is_noticed(
+    inbox: Inbox, upstream: Pipeline, follow: Any, lost: str
+) -> None:
+    """An empty one, or an older one that was put back, would be followed past what is missing."""
+    follower = follow()
+    inbox.write("1.csv", FILES[0])
+    inbox.run(upstream)
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
+        connection.execute(sa.text(lost.format(*["state.per_name_changes"] * 2)))
+    with pytest.raises(SourceChanged, match=r"table state\.per_name_changes is gone, or was put back by itself"):
+        steps.plan(inbox.settings, follower, run_id="run")
+
+
 def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """Changes never change: a row that was deleted after it was planned refuses the batch."""
     follower = follow()

@@ -1,0 +1,211 @@
+"""Tables of states that are dropped, put back by themselves, or moved: rows of committed batches are never lost in silence."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+
+import migrations
+from state_store import Settings, StateStore, registration, state_tables, tables
+from state_store.errors import GuardMismatch, HoleDetected
+from tests.conftest import Server, copied
+from tests.integration.conftest import Execute, Tally, contents
+
+OWNER = "tidegate_owner"
+
+
+@pytest.fixture
+def counted(tally: Tally) -> Tally:
+    """Two batches have committed, a third is processed and a fourth planned."""
+    tally.plan(4)
+    for txid in (1, 2, 3):
+        tally.process(txid, [("a", txid, 10 * txid, txid, txid)], [("2026-01-01", txid)])
+    tally.commit(1)
+    tally.commit(2)
+    return tally
+
+
+def put_back(as_role: Execute, rows: str) -> None:
+    """Drop the table and make it again, as restoring this table alone does, with these rows."""
+    as_role(OWNER, "CREATE TABLE public.dump AS TABLE state.per_shop")
+    as_role(OWNER, "CREATE TABLE public.form (LIKE state.per_shop INCLUDING ALL)")
+    as_role(OWNER, "DROP TABLE state.per_shop")
+    as_role(OWNER, "CREATE TABLE state.per_shop (LIKE public.form INCLUDING ALL)")
+    as_role(OWNER, f"INSERT INTO state.per_shop SELECT * FROM public.dump WHERE {rows}")
+    as_role(OWNER, "GRANT SELECT, INSERT, UPDATE ON state.per_shop TO tidegate")
+    as_role(
+        OWNER,
+        "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.per_shop "
+        "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()",
+    )
+
+
+def attempts_to_go_on(tally: Tally) -> list[Callable[[], object]]:
+    """Return what a pipeline does next: plan, begin an attempt, commit, redo, and what an operator may do."""
+    store, settings, spec = tally.store, tally.store.settings, tally.spec
+    return [
+        lambda: tally.commit(3),
+        lambda: store.commit_ready(spec, "test"),
+        lambda: tally.start(4),
+        lambda: tally.plan(run_id="another run"),
+        lambda: migrations.upgrade(settings, [spec]),
+        lambda: migrations.new_revision(settings, [spec], "again"),
+    ]
+
+
+@pytest.mark.parametrize("way", range(6), ids=["commit", "commits", "attempt", "plan", "migrate", "migrate --new"])
+@pytest.mark.parametrize(
+    ("statement", "is_now"),
+    [
+        ("DROP TABLE state.per_shop", "is gone"),
+        ("ALTER TABLE state.per_shop RENAME TO of_before", "is gone"),
+        ("ALTER TABLE state.per_shop SET SCHEMA public", "is gone"),
+        (None, "is another one"),
+    ],
+    ids=["dropped", "renamed", "moved", "put back"],
+)
+def test_nothing_goes_on_with_a_table_that_lacks_rows(
+    counted: Tally, as_role: Execute, statement: str | None, is_now: str, way: int
+) -> None:
+    """Nor does a migration make the table again, empty; the error names the table, the txid and what to do."""
+    if statement is None:
+        put_back(as_role, "false")
+    else:
+        as_role(OWNER, statement)
+    before = contents(counted.store.settings)
+
+    with pytest.raises(HoleDetected, match=rf"tally: table state\.per_shop {is_now}.* up to txid 2"):
+        attempts_to_go_on(counted)[way]()
+
+    assert contents(counted.store.settings) == before
+
+
+@pytest.mark.parametrize("back", ["RENAME TO per_shop", "SET SCHEMA state"])
+def test_a_table_that_is_back_is_the_same(counted: Tally, as_role: Execute, back: str) -> None:
+    """Renamed or moved, it keeps its rows."""
+    away = "SET SCHEMA public" if "SCHEMA" in back else "RENAME TO elsewhere"
+    as_role(OWNER, f"ALTER TABLE state.per_shop {away}")
+    where = "public.per_shop" if "SCHEMA" in back else "state.elsewhere"
+    with pytest.raises(HoleDetected, match="is gone"):
+        counted.commit(3)
+    as_role(OWNER, f"ALTER TABLE {where} {back}")
+
+    counted.commit(3)
+
+    assert counted.state() == [("a", 6, 60, 1, 3, 3)]
+
+
+@pytest.mark.parametrize("statement", ["VACUUM FULL {}", "CLUSTER {} USING pk_per_shop", "REINDEX TABLE {}"])
+def test_maintenance_leaves_the_table_the_same(counted: Tally, statement: str) -> None:
+    """Administrators rewrite tables."""
+    with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(statement.format("state.per_shop"))
+
+    assert counted.commit(3).key_count == 2
+
+
+def test_a_copy_of_the_database_has_the_same_tables(counted: Tally, settings: Settings, server: Server) -> None:
+    """It needs to be accepted as a copy only."""
+    counted.store.engine.dispose()
+    with copied(server, settings) as copy, StateStore.connect(copy) as there:
+        assert Tally(there).commit(3).txid == 3
+        assert Tally(there).state() == [("a", 6, 60, 1, 3, 3)]
+
+
+def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally, as_role: Execute) -> None:
+    """The ledger keeps by whom, and which table; then batches count on top of it, and a migration finds nothing to refuse."""
+    put_back(as_role, "true")
+
+    accepted = migrations.accept_epoch(counted.store.settings, "me")
+
+    assert accepted == {
+        "tally": "goes on after txid 2; given up: nothing that the witness here knows of; taken as they are: state.per_shop"
+    }
+    assert migrations.accept_epoch(counted.store.settings, "me") == {}
+    ((verb, reason),) = as_role("tidegate_reader", "SELECT action, reason FROM tidegate.operator_action")
+    assert (verb, reason) == ("accept", accepted["tally"])
+    counted.commit(3)
+    assert counted.state() == [("a", 6, 60, 1, 3, 3)]
+    migrations.upgrade(counted.store.settings, [counted.spec])
+
+
+def test_a_lost_table_cannot_be_accepted(counted: Tally, as_role: Execute) -> None:
+    """There is nothing to go on from."""
+    as_role(OWNER, "DROP TABLE state.per_shop")
+
+    assert migrations.accept_epoch(counted.store.settings, "me") == {}
+    with pytest.raises(HoleDetected, match="is gone"):
+        counted.commit(3)
+
+
+def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role: Execute) -> None:
+    """A table that is made again then is the pipeline's."""
+    tally.plan()
+    put_back(as_role, "true")
+    migrations.upgrade(tally.store.settings, [tally.spec])
+    tally.process(1, [("a", 1, 10, 1, 1)])
+    tally.commit(1)
+    tally.plan(run_id="the next")
+    tally.process(2, [("a", 1, 10, 1, 1)])
+
+    assert tally.commit(2).txid == 2
+
+
+@pytest.mark.parametrize("way", [4, 5], ids=["migrate", "migrate --new"])
+def test_a_lost_column_is_not_made_again_without_its_values(counted: Tally, as_role: Execute, way: int) -> None:
+    """Least values would begin again with the next batch."""
+    as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN least TO smallest")
+
+    with pytest.raises(HoleDetected, match=r"tally: column state\.per_shop\.least is gone"):
+        attempts_to_go_on(counted)[way]()
+
+    as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN smallest TO least")
+    migrations.upgrade(counted.store.settings, [counted.spec])
+    assert counted.commit(3).txid == 3
+
+
+def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_role: Execute) -> None:
+    """As when the stack starts."""
+    other = replace(counted.spec, name="other", states=(replace(counted.spec.states[0], name="others"),))
+    with migrations.connected(counted.store.settings) as connection:
+        state_tables.metadata_of((other,)).create_all(connection)
+        registration.register(connection, other)
+    as_role(OWNER, "DROP TABLE state.per_shop")
+
+    refused = migrations.upgrade_all_but_broken(counted.store.settings, [counted.spec, other])
+
+    assert list(refused) == ["tally"]
+    assert "table state.per_shop is gone" in refused["tally"]
+    ((there,),) = as_role(OWNER, "SELECT to_regclass('state.per_shop') IS NOT NULL")
+    assert not there
+
+
+@pytest.mark.parametrize(
+    ("statement", "back"),
+    [
+        ("DISABLE TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE TRIGGER single_writer"),
+        ("ENABLE REPLICA TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE TRIGGER single_writer"),
+        ("DISABLE TRIGGER ALL", "ALTER TABLE state.per_shop ENABLE TRIGGER ALL"),
+        ("DISABLE TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE ALWAYS TRIGGER single_writer"),
+    ],
+)
+def test_no_batch_commits_while_other_writers_are_not_refused(
+    counted: Tally, as_role: Execute, statement: str, back: str
+) -> None:
+    """A trigger that was disabled for a change by hand, and forgotten, would let any program write."""
+    as_role("postgres", f"ALTER TABLE state.per_shop {statement}")
+
+    with pytest.raises(GuardMismatch, match=r"trigger single_writer of table state\.per_shop is disabled or gone"):
+        counted.commit(3)
+
+    as_role("postgres", back)
+    assert counted.commit(3).txid == 3
+
+
+def test_the_numbers_are_those_of_the_tables(counted: Tally, as_role: Execute) -> None:
+    """Of each table that a pipeline has, none of a view."""
+    noted = as_role(OWNER, f"SELECT state, table_oid = to_regclass('state.' || state)::oid FROM {tables.LEDGER}.state_table")
+    assert sorted(noted) == [("per_day", True), ("per_shop", True)]
