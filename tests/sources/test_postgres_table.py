@@ -374,6 +374,37 @@ def test_a_standby_is_refused(other_server: tuple[EmbeddedPostgres, Callable[...
         signal.unlink()
 
 
+@pytest.mark.parametrize("source", [ORDERS, DATED], ids=["by id", "by time"])
+def test_a_promoted_standby_is_refused_unless_it_has_all_rows(
+    other_server: tuple[EmbeddedPostgres, Callable[..., Any]], source: PostgresTable
+) -> None:
+    """Its writers have passed both the position and the transactions of before, so that nothing else shows what it lost."""
+    postgres, running = other_server
+    with running() as settings, ExitStack() as sessions:
+        shop = Shop(settings, sessions)
+        shop.execute("DROP TABLE IF EXISTS orders")
+        shop.execute(CREATE)
+        shop.sell(3)
+        before = source.coordinator(settings).initialize_transaction(1, None, None)
+    signal = postgres.data / "standby.signal"
+    signal.touch()
+    os.chown(signal, postgres.data.stat().st_uid, -1)
+    with running() as settings, ExitStack() as sessions:
+        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
+            administrator.cursor().execute("SELECT pg_promote()")
+        shop = Shop(settings, sessions)
+        shop.sell(3)
+        assert not signal.exists()
+        with pytest.raises(SourceChanged, match=r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2"):
+            source.coordinator(settings).initialize_transaction(2, before, None)
+        for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
+            assert goes_on.coordinator(settings).initialize_transaction(2, before, None)["rows"] == 3
+        trusting = replace(settings, pg_failover="go-on")
+        assert source.coordinator(trusting).initialize_transaction(2, before, None)["rows"] == 3
+        without = {name: value for name, value in before["origin"].items() if name != "timeline"}  # as older code has planned
+        assert source.coordinator(settings).initialize_transaction(2, {**before, "origin": without}, None)["rows"] == 3
+
+
 # ------------------------------------------------------------------------------------------------------- conditions
 
 

@@ -3,20 +3,21 @@
 A position is the last key that was read. It means the same rows only while the table, the type of its key and the sequence
 that fills it stay the same; so each batch's metadata records them:
 
-    origin = {"server": id, "tables": {oid: name}, "storage": digest, "sequences": {oid: storage}, "types": [key's types],
-              "keys": [[oid of the key's table, number of its column], ...]}
+    origin = {"server": id, "timeline": number, "tables": {oid: name}, "storage": digest, "sequences": {oid: storage},
+              "types": [key's types], "keys": [[oid of the key's table, number of its column], ...]}
 
 A table's oid shows that it was dropped and created again; a column's number shows that another column took its name. A
 table's storage changes whenever Postgres rewrites it: TRUNCATE does so, and so do VACUUM FULL and some forms of ALTER TABLE,
 which keep the rows. A sequence's storage changes when it is restarted (TRUNCATE ... RESTART IDENTITY, ALTER SEQUENCE), but
-setval writes in place: its value shows that.
+setval writes in place: its value shows that. A server's timeline changes when a standby is promoted and when it is restored to
+an earlier moment: rows that were read may be gone then, and their keys are drawn again for others.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg2 import sql
+from psycopg2 import errors, sql
 
 from jobs.sources.postgres.query import TableQuery
 from state_store.declaration import SourceMetadata
@@ -44,6 +45,7 @@ _ROOTS = """
 _MAY_SEE_SERVER = "SELECT has_function_privilege(to_regprocedure('pg_control_system()'), 'EXECUTE')"
 _SERVER = "SELECT system_identifier::text FROM pg_control_system()"
 HIDDEN = "hidden"
+_TIMELINE = "SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 _STORAGE = """
     SELECT md5(string_agg(relfilenode::text, ',' ORDER BY oid)) FROM pg_class WHERE relkind = 'r' AND oid = ANY(%s)
 """
@@ -118,6 +120,7 @@ class Origin:
     """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression."""
 
     server: str
+    timeline: str
     tables: dict[str, str]
     storage: str
     types: list[str]
@@ -134,6 +137,7 @@ class Origin:
         stored = {sequence.oid: sequence.storage for sequence in sequences}
         return {
             "server": self.server,
+            "timeline": self.timeline,
             "tables": self.tables,
             "storage": self.storage,
             "sequences": stored,
@@ -157,7 +161,7 @@ def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable
     roots = dict(cursor.fetchall())
     cursor.execute(_STORAGE, [tables])
     (storage,) = cursor.fetchone()
-    return Origin(_server(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
+    return Origin(_server(cursor), _timeline(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
 
 
 def _server(cursor: Any) -> str:
@@ -168,6 +172,19 @@ def _server(cursor: Any) -> str:
     cursor.execute(_SERVER)
     (server,) = cursor.fetchone()
     return str(server)
+
+
+def _timeline(cursor: Any) -> str:
+    """Return the server's timeline, or HIDDEN if it does not show it."""
+    cursor.execute("SAVEPOINT timeline")
+    try:
+        cursor.execute(_TIMELINE)
+        (timeline,) = cursor.fetchone()
+    except (errors.InsufficientPrivilege, errors.UndefinedFunction, errors.FeatureNotSupported):
+        cursor.execute("ROLLBACK TO SAVEPOINT timeline")
+        return HIDDEN
+    cursor.execute("RELEASE SAVEPOINT timeline")
+    return str(timeline)
 
 
 def tables_read(cursor: Any, query: TableQuery) -> list[int]:
@@ -194,8 +211,10 @@ def tables_read(cursor: Any, query: TableQuery) -> list[int]:
     return [table for table, *_ in tables]
 
 
-def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Origin, generation: int) -> None:
+def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Origin, generation: int, *, goes_on: bool) -> None:
     """Refuse other tables than those of earlier batches, whose positions mean nothing in them.
+
+    It `goes_on` if a promoted standby, or whatever else changes the timeline, is known to have lost nothing.
 
     Raises: SourceChanged.
     """
@@ -206,6 +225,13 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
         raise SourceChanged(
             f"{query.name} is on another server than the rows that were read before (its system identifier was "
             f"{before['server']}, now it is {now.server}). {advice}"
+        )
+    if HIDDEN not in (timeline := before.get("timeline", HIDDEN), now.timeline) and timeline != now.timeline and not goes_on:
+        raise SourceChanged(
+            f"{query.name}: a standby was promoted in its server's place, or the server was restored to an earlier moment, "
+            f"since rows were read (timeline {timeline}, now {now.timeline}). Rows that it has lost may have been read, "
+            "and others that get their keys never are. If it has lost none, as where only synchronous standbys are promoted, "
+            f'declare failover="go-on" in the PostgresTable. {advice}'
         )
     tables = {str(table) for table in now.read}
     for table, name in before["tables"].items():

@@ -44,8 +44,9 @@ _KEPT = ("gaps", "snapshot", "attached", "origin")
 class PostgresCoordinator(Coordinator):
     """Plans ranges; all ranges of one plan are among the rows that were settled when it began."""
 
-    def __init__(self, source: PostgresTable, conninfo: dict[str, Any]) -> None:
+    def __init__(self, source: PostgresTable, conninfo: dict[str, Any], *, goes_on: bool) -> None:
         self._source = source
+        self._goes_on = goes_on  # on another timeline, as nothing can be lost there
         self._query = source.selection
         self._conninfo = conninfo
         self._survey: _Survey | None = None
@@ -112,7 +113,7 @@ class PostgresCoordinator(Coordinator):
             origin = read_origin(cursor, query, SourceUnreadable)
             check_functions(cursor, query, origin)
             if previous is not None:
-                check_same_origin(query, previous.get("origin"), origin, source.generation)
+                check_same_origin(query, previous.get("origin"), origin, source.generation, goes_on=self._goes_on)
                 check_in_time(cursor, query, previous)
             check_keys(cursor, query, origin.types)
             highest = None if source.is_by_clock else highest_key(cursor, query, after)

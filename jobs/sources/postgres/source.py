@@ -14,7 +14,7 @@ rows. From the last six entries the next plan finds late rows, with keys in rang
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.sources import Dataset, Source
 from jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
@@ -79,6 +79,10 @@ class PostgresTable(Source):
     more (dropped and created again, its sequence set back, its server restored). When a table has to begin again, raise
     `generation`, and the pipeline's version: it is then read from its beginning or, with `keeps_position`, from its last
     position, for rows that were put back under their keys, as from a dump. The states stay as they are.
+
+    A promoted standby is refused too, as it may have lost rows that were read, whose keys others get. Where only synchronous
+    standbys are promoted, which have all rows, `failover` may be ``"go-on"``; for Tidegate's own database, so may the setting
+    `pg_failover`.
     """
 
     table: str | None = None
@@ -94,6 +98,7 @@ class PostgresTable(Source):
     key_is_drawn: bool = False
     generation: int = 1
     keeps_position: bool = False
+    failover: Literal["halt", "go-on"] = "halt"
 
     def __post_init__(self) -> None:
         """Check what can be checked without the database.
@@ -121,6 +126,8 @@ class PostgresTable(Source):
         for name in ("wait_seconds", "margin_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative.")
+        if self.failover not in ("halt", "go-on"):
+            raise ValueError(f'failover is "halt" or "go-on", not {self.failover!r}.')
         if self.key_is_drawn and self.is_by_clock:
             raise ValueError("key_is_drawn is not for a key that begins with a time.")
 
@@ -156,7 +163,8 @@ class PostgresTable(Source):
         """Return a coordinator that plans ranges; it connects on its first request."""
         from jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
 
-        return PostgresCoordinator(self, self._conninfo(settings, "plan"))
+        failover = settings.pg_failover if self.connection is None else self.failover
+        return PostgresCoordinator(self, self._conninfo(settings, "plan"), goes_on="go-on" in (failover, self.failover))
 
     def held_back(self, settings: Settings) -> str | None:
         """Return the transactions that have been open for longer than a plan waits, and may still add rows."""
