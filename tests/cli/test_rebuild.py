@@ -257,3 +257,31 @@ def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
     sell(project, 4)
     assert project.json("run", "sales")["committed"] == [4]
     assert rows(project) == oracle(project, BY_SHOP)
+
+
+def test_a_database_that_was_restored_in_the_middle_of_a_rebuild_goes_on(project: CommandLine, server: Server) -> None:
+    """The rebuild is halted, too, and the migration waits for it: the loss is accepted first, and what comes next is said."""
+    for day in (1, 2):
+        sell(project, day)
+    assert project.json("run", "sales")["committed"] == [1, 2]
+    declare(project.settings.home, aggregates=MORE, version=2)
+    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 2
+    declare(project.settings.home)
+    sell(project, 3)
+    assert project.json("run", "sales")["committed"] == [3]
+    declare(project.settings.home, aggregates=MORE, version=2)
+    name = server.create_database(project.settings.pg_database)
+    restored = replace(project, settings=replace(project.settings, pg_database=name))
+    restored.json("migrate", "--new", "more")
+    assert "HOLE_DETECTED" in restored("rebuild", "sales", "--yes").stderr
+    accepted = restored("migrate", "--accept-epoch")
+    assert accepted.returncode == 1
+    assert "sales goes on after txid 3" in accepted.stderr
+    assert "sales__v2 goes on after txid 2" in accepted.stderr
+    assert "sales__v2 has committed 2 of its 3 batches. Let it go on: tidegate rebuild sales --yes" in accepted.stderr
+    assert restored.json("rebuild", "sales", "--yes")["rebuilt"] == 3
+    assert restored.json("migrate")["changed"] == ["sales"]
+    sell(restored, 4)
+    assert restored.json("run", "sales")["committed"] == [4]
+    assert rows(restored) == oracle(restored, ALL.format(0))
+    server.drop_database(name)

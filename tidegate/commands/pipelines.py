@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import click
@@ -11,6 +11,7 @@ from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
 from jobs.states import AnyState
 from state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
+from state_store.errors import DeclarationChanged
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
@@ -215,7 +216,12 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
 
     loaded = Settings.load()
     columns = migrations.column_changes(loaded, specs)
-    revision, changed = migrations.upgrade(loaded, specs)
+    try:
+        revision, changed = migrations.upgrade(loaded, specs)
+    except DeclarationChanged:
+        if accept_epoch:  # the rebuild that is to come first is halted, too
+            _say_accepted(migrations.accept_epoch(loaded, operator("migrate")))
+        raise
     left_out = migrations.retired(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
     if advice := stack.advice(loaded):
@@ -225,9 +231,16 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
         output.print_json(done)
         return
     output.say(f"The database is at revision {revision}{_of_project()}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for sentence in (*columns, *left_out.values(), *(f"{name} {outcome}." for name, outcome in accepted.items())):
+    for sentence in (*columns, *left_out.values()):
         output.say(sentence)
-    if accept_epoch and not accepted:
+    if accept_epoch:
+        _say_accepted(accepted)
+
+
+def _say_accepted(accepted: Mapping[str, str]) -> None:
+    for name, outcome in accepted.items():
+        output.say(f"{name} {outcome}.")
+    if not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")
 
 
