@@ -23,8 +23,12 @@ def _ours(name, type_, parents):  # noqa: ANN001, ANN202
 
 
 def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore indexes of states that only the database has: they are the team's."""
-    return not (type_ == "index" and reflected and compare_to is None and table.table.schema == state_tables.STATE)
+    """Ignore indexes and constraints of states that only the database has: they are the team's."""
+    if type_ not in ("index", "unique_constraint", "foreign_key_constraint") or not reflected or compare_to is not None:
+        return True
+    # A key that may be NULL is declared as unique, until it may not.
+    is_key = type_ == "unique_constraint" and table.name == f"uq_{table.table.name}_key"
+    return table.table.schema != state_tables.STATE or is_key
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -34,6 +38,8 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     triggers are copied. A table with another primary key gets the declared one.
     """
     script = directives[0]
+    for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
+        _leave_comments(operations)
     for operation in list(script.upgrade_ops.ops):
         if isinstance(operation, ops.CreateTableOp) and operation.schema == state_tables.STATE:
             script.upgrade_ops.ops += _statements(after[operation.table_name])
@@ -57,6 +63,23 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
             _leave_nullable(operations, declared.table_name, dividing)
         script.upgrade_ops.ops += _made_again(declared, found)
         script.downgrade_ops.ops[:0] = _made_again(found, declared)
+
+
+def _leave_comments(operations):  # noqa: ANN001, ANN202
+    """Take out changes of comments of states' tables and columns: none is declared, so they are the team's."""
+    of_tables = [each for each in operations if isinstance(each, ops.ModifyTableOps)]
+    for operation in [each for each in of_tables if each.schema == state_tables.STATE]:
+        for each in operation.ops:
+            if isinstance(each, ops.AlterColumnOp):
+                each.modify_comment = False
+        operation.ops = [
+            each
+            for each in operation.ops
+            if not isinstance(each, ops.CreateTableCommentOp | ops.DropTableCommentOp)
+            and not (isinstance(each, ops.AlterColumnOp) and not each.has_changes())
+        ]
+        if not operation.ops:
+            operations.remove(operation)
 
 
 def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
