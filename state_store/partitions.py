@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import hash_partitions, lookup, range_partitions, size_partitions, state_tables, tables
+from state_store import given_by_hand, hash_partitions, lookup, range_partitions, size_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
@@ -31,6 +31,21 @@ BEGIN
         OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
         RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
             migrate, then make both again';
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
+        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid
+        WHERE puballtables OR pnnspid = '{schema}'::regnamespace OR prrelid = '{before}'::regclass
+            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{before}'::regclass)
+    ) THEN
+        RAISE '{made} is in a publication, whose subscribers would not learn of the table that is made again: take it
+            out, migrate, then add it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_rewrite WHERE ev_class = '{before}'::regclass) THEN
+        RAISE '{made} has a rule, which the table that is made again would lack: drop it, migrate, then make it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class WHERE oid = '{before}'::regclass AND relispartition) THEN
+        RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
     END IF;
     FOR statement IN
         WITH made (made) AS (
@@ -202,9 +217,9 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
     yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
-    like_before = made_like_before(table, f"{table.name}$before")
-    yield " ".join(like_before.split())  # one line of the migration
-    yield f"DROP TABLE {table.fullname}$before"
+    before_it = f"{table.name}$before"
+    for statement in (made_like_before(table, before_it), given_by_hand.replaced(table, before_it)):
+        yield " ".join(statement.split())  # one line of the migration
 
 
 def made_like_before(table: Table, before: str) -> str:

@@ -1,16 +1,14 @@
-"""The tables of a rebuild take the place of a pipeline's: they get their names, privileges, triggers and the team's indexes."""
-
-from typing import Any
+"""The tables of a rebuild take the place of a pipeline's: they get their names, and what the team had given to them."""
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
 
-from state_store import history_views, partitions, state_tables, tables
+from state_store import given_by_hand, history_views, partitions, state_tables, tables
 from state_store.database import set_local
 from state_store.declaration import PipelineSpec, StateSpec
-from state_store.driver_errors import dependents
+from state_store.driver_errors import dependents, message_of
 from state_store.errors import DeclarationChanged
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
@@ -43,6 +41,37 @@ BEGIN
     END LOOP;
 END
 $do$"""
+
+# Takes a table that new tables' default privileges have opened from the roles that may not read the table that it will replace.
+_HIDDEN = """DO $do$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        SELECT format('REVOKE ALL ON %s FROM %s', made.oid::regclass, coalesce(quote_ident(rolname), 'PUBLIC'))
+        FROM pg_class AS before, pg_class AS made, aclexplode(made.relacl) LEFT JOIN pg_roles ON pg_roles.oid = grantee
+        WHERE before.oid = '{before}'::regclass AND (made.oid = '{made}'::regclass
+                OR made.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{made}'::regclass))
+            AND privilege_type = 'SELECT' AND grantee <> made.relowner
+            AND coalesce(rolname, '') NOT IN ('tidegate', 'tidegate_stager')
+            AND (before.relrowsecurity OR NOT has_table_privilege(grantee, before.oid, 'SELECT'))
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$do$"""
+
+
+def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Take the new tables of a rebuild from readers who may not read all of a table that these will replace.
+
+    The owner, commits, and Spark's tasks, which are given what they need, keep them.
+    """
+    for state, rebuilt in zip(spec.readable, rebuild.readable, strict=True):
+        for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
+            if sa.inspect(connection).has_table(old.name, schema=old.schema):
+                hidden = _HIDDEN.format(before=old.fullname, made=new.fullname)
+                connection.execute(sa.DDL(hidden.replace("%", "%%")))  # type: ignore[no-untyped-call]
 
 
 def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> None:
@@ -79,27 +108,44 @@ def partition_count(connection: Connection, spec: PipelineSpec) -> int:
 def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
     """Put the tables of a rebuilt state in the place of the state's, which are empty and have the same columns.
 
-    They get what the team has given to those: privileges, triggers and indexes.
+    They get what the team has given to those: privileges, triggers, constraints, indexes, statistics, comments.
 
-    Raises: DeclarationChanged if a view or something else depends on a table that is replaced.
+    Raises: DeclarationChanged if a view or something else depends on a table that is replaced, or the rebuilt rows break one
+    of these constraints.
     """
     for each in (state, rebuilt):
         if each.history:
             _drop(connection, pipeline, history_views.drop_of(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
+        _check_not_published(connection, pipeline, old)
         like_before = partitions.made_like_before(new, old.name)
         connection.execute(sa.DDL(like_before.replace("%", "%%")))  # type: ignore[no-untyped-call]
         for statement in state_tables.after_create(rebuilt, new.name):
             if statement.startswith("GRANT"):  # what the former declaration may not have needed
                 connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
-        _check_not_published(connection, pipeline, old)
-        indexes = _indexes_of_the_team(connection, old)
+        given = given_by_hand.statements(connection, old)
         _drop(connection, pipeline, f"DROP TABLE {_quoted(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
         renamed = _RENAMED.format(schema=state_tables.STATE, **names)
         connection.execute(sa.DDL(renamed.replace("%", "%%")))  # type: ignore[no-untyped-call]
-        for index in indexes:
-            connection.execute(sa.DDL(index.replace("%", "%%")))  # type: ignore[no-untyped-call]
+        for statement in given:
+            _give(connection, pipeline, statement, old)
+
+
+def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table) -> None:
+    """Give a rebuilt table what the team had given to the former one.
+
+    Raises: DeclarationChanged if the rebuilt rows or columns do not allow it, such as a constraint that a row breaks.
+    """
+    try:
+        connection.execute(sa.DDL(statement.replace("%", "%%")))  # type: ignore[no-untyped-call]
+    except (IntegrityError, ProgrammingError) as error:
+        raise DeclarationChanged(
+            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
+            f"rebuilt one cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: "
+            "tidegate migrate. Nothing was changed.",
+            pipeline=pipeline,
+        ) from error
 
 
 def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
@@ -129,31 +175,23 @@ def _size_partitions_of(connection: Connection, table: sa.Table) -> list[str]:
     return list(connection.scalars(found, given))
 
 
-def _indexes_of_the_team(connection: Connection, table: sa.Table) -> list[str]:
-    """Return the statements that create the indexes of a table beyond its declaration; they name the table, not its number."""
-    ours = [str(index.name) for index in table.indexes]
-    found: Any = sa.text(
-        "SELECT pg_get_indexdef(indexrelid) FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
-        " WHERE indrelid = CAST(:table AS regclass) AND relname <> ALL (:ours)"
-        " AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid) ORDER BY relname"
-    )
-    definitions = connection.scalars(found, {"table": table.fullname, "ours": ours})
-    return [definition.replace(" ON ONLY ", " ON ", 1) for definition in definitions]  # as of a divided table
-
-
 def _check_not_published(connection: Connection, pipeline: str, table: sa.Table) -> None:
-    """Refuse to replace a table that a publication names: subscribers would be emptied, and get nothing from then on.
+    """Refuse to replace a table that is in a publication: subscribers would be emptied, and get nothing from then on.
 
     Raises: DeclarationChanged.
     """
     named = sa.text(
-        "SELECT pubname FROM pg_publication_rel JOIN pg_publication ON pg_publication.oid = prpubid"
-        " WHERE prrelid = CAST(:table AS regclass) ORDER BY pubname"
+        "SELECT DISTINCT pubname, puballtables OR pnnspid IS NOT NULL AS is_whole FROM pg_publication"
+        " LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid"
+        " LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid AND pnnspid = CAST(:schema AS regnamespace)"
+        " WHERE puballtables OR pnnspid IS NOT NULL OR prrelid = CAST(:table AS regclass)"
+        " OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = CAST(:table AS regclass)) ORDER BY pubname"
     )
-    if names := list(connection.scalars(named, {"table": table.fullname})):
+    for name, is_whole in connection.execute(named, {"table": table.fullname, "schema": table.schema}):
+        what = "Drop that publication, migrate, and make it" if is_whole else "Take it out, migrate, and add it"
         raise DeclarationChanged(
-            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {names[0]}: its "
-            "subscribers would be emptied. Take it out, migrate, and add it again. Nothing was changed.",
+            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {name}: its "
+            f"subscribers would be emptied. {what} again. Nothing was changed.",
             pipeline=pipeline,
         )
 

@@ -778,7 +778,15 @@ A_ROW = """
     INSERT INTO state.hours (page, window_start, window_end, last_event, corrections, views, txid)
         VALUES ('a', now(), now(), now(), 0, 1, 1);
 """
-ENABLED = "SELECT tgname, tgenabled FROM pg_trigger WHERE tgrelid = 'state.hours'::regclass"
+ENABLED = """
+    SELECT tgname::text, tgenabled::text FROM pg_trigger WHERE tgrelid = 'state.hours'::regclass AND NOT tgisinternal
+    UNION ALL SELECT pg_get_statisticsobjdef(oid), '' FROM pg_statistic_ext WHERE stxrelid = 'state.hours'::regclass
+    UNION ALL SELECT pg_get_indexdef(indexrelid), '' FROM pg_index
+        WHERE indrelid = 'state.hours'::regclass AND indexrelid = 'state.by_views'::regclass
+    UNION ALL SELECT 'replica identity', relreplident::text FROM pg_class WHERE oid = 'state.hours'::regclass
+    UNION ALL SELECT attname, attstattarget::text FROM pg_attribute
+        WHERE attrelid = 'state.hours'::regclass AND attstattarget > 0
+"""
 BY_HAND = """
     GRANT SELECT (views), UPDATE (views) ON state.hours TO tidegate_stager;
     REVOKE SELECT ON state.hours FROM tidegate_reader;
@@ -787,12 +795,23 @@ BY_HAND = """
         FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
     CREATE TRIGGER unused BEFORE UPDATE ON state.hours FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer();
     ALTER TABLE state.hours DISABLE TRIGGER unused;
+    CREATE TABLE public.pages (page text COLLATE "C" PRIMARY KEY);
+    INSERT INTO public.pages VALUES ('a');
+    ALTER TABLE state.hours ADD CONSTRAINT a_page FOREIGN KEY (page) REFERENCES public.pages;
+    ALTER TABLE state.hours ADD CONSTRAINT few CHECK (views < 1000 AND page <> '%:x');
+    ALTER TABLE state.hours ADD CONSTRAINT once UNIQUE (page, window_start, views);
+    CREATE INDEX by_views ON state.hours (views) WHERE page <> 'on only';
+    CREATE STATISTICS state.together (dependencies) ON views, corrections FROM state.hours;
+    ALTER TABLE state.hours ALTER views SET STATISTICS 50;
+    COMMENT ON TABLE state.hours IS 'What was viewed, ours''s';
+    COMMENT ON COLUMN state.hours.views IS 'how often';
+    ALTER TABLE state.hours REPLICA IDENTITY FULL;
 """
 
 
 @pytest.mark.parametrize("more", ["final_after='1 hour', keep='9 days'", "final_after='1 hour', emit_final=True"])
 def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path, more: str) -> None:
-    """Its index, exactly its privileges, and its triggers, also those that an administrator gave it; up and down."""
+    """Its index, exactly its privileges, its triggers, and what an administrator gave it; up and down."""
 
     def migrate(partitions: str, *commands: tuple[str, ...]) -> None:
         declared = HOURS.replace("@MORE@", more).replace("aggregates=", f"{partitions}aggregates=")
@@ -812,7 +831,8 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path,
         lines = {what: [line for line in of if "$" not in line] for what, of in shape(empty).items()}
         lines["constraints"] = [re.sub(r"_not_null\d+", "_not_null", line) for line in lines["constraints"]]
         lines["relations"] = [re.sub(r"^(state\.\w+) \w(\{fillfactor[^}]*\})?", r"\1 ", line) for line in lines["relations"]]
-        return lines | {"enabled": sorted(by_hand(ENABLED))}
+        given = [(what.replace(" ON ONLY ", " ON "), how) for what, how in by_hand(ENABLED)]
+        return lines | {"enabled": sorted(given)}
 
     migrate("", ("migrate", "--new", "hours"), ("migrate",))
     by_hand(BY_HAND)
@@ -834,6 +854,43 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path,
     assert _python(clone, empty, walk).returncode == 0
     assert found() == before
     assert by_hand("SELECT * FROM state.hours") == rows
+
+
+IN_THE_WAY = {
+    "publication": ("CREATE PUBLICATION subscribed FOR TABLE state.page_views", "DROP PUBLICATION subscribed"),
+    "rule": (
+        "CREATE RULE noted AS ON INSERT TO state.page_views DO ALSO NOTIFY pages",
+        "DROP RULE noted ON state.page_views",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IN_THE_WAY)
+def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: Settings, clone: Path, what: str) -> None:
+    """It is named, and nothing is changed; without it, the same migration goes on."""
+
+    def by_hand(statement: str) -> list[tuple]:
+        connection = psycopg2.connect(**empty.conninfo(user=empty.pg_owner))
+        with closing(connection), connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    declared = clone / "jobs/pipelines/page_views.py"
+    declared.write_text(PAGE_VIEWS)
+    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
+        done = _tidegate(clone, empty, *arguments)
+        assert done.returncode == 0, done.stderr
+    made, gone = IN_THE_WAY[what]
+    by_hand(made)
+    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=3, key={"))
+    assert _tidegate(clone, empty, "migrate", "--new", "divided").returncode == 0
+    refused = _tidegate(clone, empty, "migrate")
+    assert refused.returncode == 1
+    assert re.search(rf"state.page_views (has|is in) a {what}", refused.stderr), refused.stderr
+    assert by_hand("SELECT relkind::text FROM pg_class WHERE oid = 'state.page_views'::regclass") == [("r",)]
+    by_hand(gone)
+    done = _tidegate(clone, empty, "migrate")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("force", [True, False], ids=["forced", "not for the owner"])

@@ -51,6 +51,7 @@ from state_store.mending import Mend
 from state_store.project import HOME_VARIABLE
 from state_store.retirement import Request
 from state_store.state_rows import StateReader, version_of
+from tests.conftest import Server
 from tests.steps import plan, process, redo
 
 numbers = iter(range(1, 1_000_000))
@@ -458,6 +459,85 @@ def test_one_that_was_given_up_is_in_nobodys_way(settings: Settings, register: C
     assert asked(settings, NAMED_AS_REBUILDS) == []
 
 
+# What a team may have given to a table, as Postgres describes it.
+GIVEN = """
+    SELECT pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE conrelid = 'state.by_shop'::regclass AND contype IN ('c', 'u', 'f')
+    UNION ALL SELECT pg_get_statisticsobjdef(oid) FROM pg_statistic_ext WHERE stxrelid = 'state.by_shop'::regclass
+    UNION ALL SELECT description FROM pg_description
+        WHERE classoid = 'pg_class'::regclass AND objoid = 'state.by_shop'::regclass
+    UNION ALL SELECT relname || ' is the replica identity' FROM pg_index JOIN pg_class ON oid = indexrelid
+        WHERE indrelid = 'state.by_shop'::regclass AND indisreplident
+    UNION ALL SELECT inhparent::regclass::text FROM pg_inherits WHERE inhrelid = 'state.by_shop'::regclass
+    UNION ALL SELECT attname || attstattarget FROM pg_attribute
+        WHERE attrelid = 'state.by_shop'::regclass AND attstattarget > 0
+    ORDER BY 1
+"""
+
+
+def by_hand(settings: Settings, *statements: str) -> None:
+    """Run statements as the owner of the tables, as a team does."""
+    with migrations.connected(settings) as connection:
+        for statement in statements:
+            connection.execute(sa.DDL(statement.replace("%", "%%")))
+
+
+def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings: Settings, counted: Pipeline) -> None:
+    """A constraint that the rebuilt rows break is named, and nothing is changed until it is dropped."""
+    by_hand(
+        settings,
+        'CREATE TABLE public.shops (shop text COLLATE "C" PRIMARY KEY)',
+        "INSERT INTO public.shops VALUES ('Lisbon'), ('Porto')",
+        "CREATE TABLE public.united (sold bigint NOT NULL, CHECK (sold > 0))",
+        "ALTER TABLE state.by_shop ADD CONSTRAINT a_shop FOREIGN KEY (shop) REFERENCES public.shops",
+        "ALTER TABLE state.by_shop ADD CONSTRAINT united_sold_check CHECK (sold > 0)",
+        "ALTER TABLE state.by_shop ADD CONSTRAINT known CHECK (shop NOT LIKE '%:x') NOT VALID",
+        "ALTER TABLE state.by_shop ADD CONSTRAINT few CHECK (sold < 7)",
+        "ALTER TABLE state.by_shop ADD CONSTRAINT once UNIQUE (shop, sold)",
+        "ALTER TABLE state.by_shop INHERIT public.united",
+        "ALTER TABLE state.by_shop REPLICA IDENTITY USING INDEX pk_by_shop",
+        "ALTER TABLE state.by_shop ALTER sold SET STATISTICS 50",
+        "CREATE STATISTICS public.together (dependencies) ON shop, sold FROM state.by_shop",
+        "COMMENT ON TABLE state.by_shop IS 'The team''s: 50 %'",
+        "COMMENT ON COLUMN state.by_shop.sold IS 'how many'",
+    )
+    before = [text for (text,) in asked(settings, GIVEN)]
+    assert len(before) == 11
+    doubled = replace(counted, transform=lambda rows: rows.union(rows))
+    rebuilt(settings, doubled)
+    migrations.new_revision(settings, [doubled.spec], "more")
+    with pytest.raises(DeclarationChanged, match=r'"few" .* is violated by some row .*Drop that from state.by_shop'):
+        migrations.upgrade(settings, [doubled.spec])
+    assert [text for (text,) in asked(settings, GIVEN)] == before
+    by_hand(settings, "ALTER TABLE state.by_shop DROP CONSTRAINT few")
+    assert migrations.upgrade(settings, [doubled.spec])[1] == ["sales"]
+    assert [text for (text,) in asked(settings, GIVEN)] == [text for text in before if text != "CHECK ((sold < 7))"]
+    assert asked(settings, "SELECT sum(sold) FROM public.united") == asked(settings, "SELECT sum(sold) FROM state.by_shop")
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize(
+    "hidden",
+    ["REVOKE SELECT ON state.kept FROM tidegate_reader", "ALTER TABLE state.kept ENABLE ROW LEVEL SECURITY", None],
+    ids=["revoked", "by row", "not hidden"],
+)
+def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(
+    settings: Settings, register: Callable[..., None], partitions: int, hidden: str | None
+) -> None:
+    """The tables of a rebuild have the default privileges of new tables, by which every reader would see them."""
+    states = {"kept": State(key=BY_SHOP, aggregates=COUNTED, hash_partitions=partitions)}
+    register(sales(states=states))
+    run(settings, sales(states=states))
+    by_hand(settings, *([hidden] if hidden else []))
+    rebuilt(settings, sales(2, states={"kept": replace(states["kept"], aggregates=SUMMED)}))
+    readable = """
+        SELECT relname::text FROM pg_class WHERE relname LIKE 'kept\\_\\_v2%' AND relkind IN ('r', 'p')
+            AND has_table_privilege('tidegate_reader', oid, 'SELECT')
+    """
+    expected = {"kept__v2", *(f"kept__v2${number}" for number in range(partitions) if partitions > 1)}
+    assert {name for (name,) in asked(settings, readable)} == (set() if hidden else expected)
+
+
 def test_a_view_of_the_team_is_in_the_way_and_its_trigger_index_and_grants_are_kept(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -684,20 +764,22 @@ def test_a_lost_table_is_computed_again(
     assert content(settings, "by_shop") == content(settings, "clean_by_shop")
 
 
-def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(settings: Settings, counted: Pipeline) -> None:
-    """As at `tidegate up`: a publication names the table; its subscribers would be emptied."""
+@pytest.mark.parametrize("published", ["TABLE state.by_shop", "TABLES IN SCHEMA state", "ALL TABLES"])
+def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(
+    settings: Settings, server: Server, counted: Pipeline, published: str
+) -> None:
+    """As at `tidegate up`: the table is in a publication; its subscribers would be emptied."""
     rebuilt(settings, counted)
     migrations.new_revision(settings, [counted.spec], "changed")
-    with migrations.connected(settings) as connection:
-        connection.execute(sa.text("CREATE PUBLICATION shops FOR TABLE state.by_shop"))
+    administrator = replace(server.settings, pg_database=settings.pg_database, pg_owner="postgres")
+    by_hand(administrator, f"CREATE PUBLICATION shops FOR {published}")
     before = content(settings, "by_shop")
     (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
     assert "which is in publication shops" in why
     with pytest.raises(DeclarationChanged, match="which is in publication shops"):
         migrations.upgrade(settings, [counted.spec])
     assert content(settings, "by_shop") == before
-    with migrations.connected(settings) as connection:
-        connection.execute(sa.text("DROP PUBLICATION shops"))
+    by_hand(administrator, "DROP PUBLICATION shops")
     assert migrations.upgrade_all_but_broken(settings, [counted.spec]) == {}
     assert content(settings, "by_shop") != before
 
