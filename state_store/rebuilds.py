@@ -74,8 +74,8 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> 
     _check_same(connection, spec, rebuild)
     if is_confirmed:
         state_tables.metadata_of((rebuild,)).create_all(connection)
-        rebuilt_tables.hide(connection, spec, rebuild)
         registration.register(connection, rebuild)
+        rebuilt_tables.hide(connection, spec, rebuild)
     c = tables.cursor.c
     rebuilt = connection.scalar(sa.select(c.txid).where(c.pipeline == rebuild.name)) or 0
     return Progress(rebuild.name, committed, rebuilt)

@@ -63,12 +63,13 @@ $do$"""
 
 
 def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
-    """Take the new tables of a rebuild from readers who may not read all of a table that these will replace.
+    """Take the new tables and views of a rebuild from readers who may not read all of what these will replace.
 
     The owner, commits, and Spark's tasks, which are given what they need, keep them.
     """
     for state, rebuilt in zip(spec.readable, rebuild.readable, strict=True):
-        for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
+        replaced, made = ([*state_tables.tables_of(each), state_tables.readable_of(each)] for each in (state, rebuilt))
+        for old, new in zip(replaced, made, strict=True):
             if sa.inspect(connection).has_table(old.name, schema=old.schema):
                 hidden = _HIDDEN.format(before=old.fullname, made=new.fullname)
                 connection.execute(sa.DDL(hidden.replace("%", "%%")))  # type: ignore[no-untyped-call]
