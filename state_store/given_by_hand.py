@@ -58,6 +58,10 @@ BEGIN
     LOOP
         EXECUTE statement;
     END LOOP;
+EXCEPTION WHEN feature_not_supported OR data_exception OR integrity_constraint_violation
+        OR syntax_error_or_access_rule_violation THEN
+    RAISE '{made} cannot have any more what your team has given to it: % (%). Drop that from the table, then migrate',
+        SQLERRM, statement;
 END
 $do$"""
 
@@ -72,7 +76,9 @@ def replaced(table: Table, before: str) -> str:
     """Return the statement that drops the table of this name, and gives what a team had given to it to the new `table`."""
     ours = [name + end for name in _ours(table) for end in ("", "$before")]
     fullname = f"{table.schema}.{before}"
-    return _REPLACED.format(before=fullname, statements=_statements(made=table.fullname, before=fullname, ours=ours))
+    return _REPLACED.format(
+        made=table.fullname, before=fullname, statements=_statements(made=table.fullname, before=fullname, ours=ours)
+    )
 
 
 def _statements(*, made: str, before: str, ours: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 
 from state_store import given_by_hand, history_views, partitions, state_tables, tables
 from state_store.database import set_local
@@ -140,7 +140,7 @@ def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table
     """
     try:
         connection.execute(sa.DDL(statement.replace("%", "%%")))  # type: ignore[no-untyped-call]
-    except (IntegrityError, ProgrammingError) as error:
+    except (DataError, IntegrityError, NotSupportedError, ProgrammingError) as error:
         raise DeclarationChanged(
             f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
             f"rebuilt one cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: "
