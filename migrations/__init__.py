@@ -370,6 +370,7 @@ def _run(connection: Connection, specs: Sequence[PipelineSpec], *, states_wait: 
     own = project.own("migrations")
     if own is None or not own.is_dir():
         return config
+    revisions.check_numbers(own)
     config = _config(connection, specs)
     config.set_main_option("version_locations", str(own).replace("%", "%%"))
     config.set_main_option("path_separator", "newline")  # the folder's name may have any other separator

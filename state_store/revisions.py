@@ -4,6 +4,7 @@ A revision is the number of a migration, which changes the ledger (schema ``tide
 pipelines numbers the migrations of its states separately, so that those of a newer Tidegate never come in between.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -46,6 +47,21 @@ def ledger_revision() -> str:
 # The ledger revision that this code needs, read when the module is imported. While a process runs, a newer version may be
 # installed in the same place: its files say nothing about the running code.
 KNOWN_LEDGER = ledger_revision()
+
+
+def check_numbers(folder: Path) -> None:
+    """Refuse migrations of which several have one number: a database knows only the number, so it would have one of them.
+
+    Raises: SchemaOutOfDate.
+    """
+    names = sorted(file.name for file in folder.glob("[0-9]*.py"))
+    for name, following in pairwise(names):
+        if name[:4] == following[:4]:
+            raise SchemaOutOfDate(
+                f"Migrations {name} and {following} in {folder} have the same number, as if each of two branches had written "
+                "one. Keep the one that your databases have had, delete the other, and write that again with the next number: "
+                "tidegate migrate --new 'what it was'. Nothing was changed."
+            )
 
 
 def current_revision(connection: Connection, version_table: str = VERSION_TABLE) -> str | None:

@@ -248,3 +248,16 @@ def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
     assert columns(shop, "daily") == []
     assert asked(shop, "SELECT count(*) FROM tidegate.alembic_version_of_project") == [(0,)]
     assert asked(shop, "SELECT count(*) FROM tidegate.pipeline") == [(0,)]
+
+
+def test_two_migrations_of_one_number_are_named(shop: Settings) -> None:
+    """As two branches write them. With the one that the database has had, and the other one written again, it goes on."""
+    migrated(shop)
+    (shop.home / "migrations/0001_of_another_branch.py").write_text((shop.home / "migrations/0001_sales.py").read_text())
+    for arguments in (("migrate",), ("migrate", "--new", "more")):
+        refused = tidegate(shop, *arguments)
+        assert refused.returncode == 1
+        assert "Migrations 0001_of_another_branch.py and 0001_sales.py in" in refused.stderr, refused.stderr
+        assert "Traceback" not in refused.stderr
+    (shop.home / "migrations/0001_of_another_branch.py").unlink()
+    assert migrated(shop, '"first": Min("shop", "text")') == "0002_sales.py"
