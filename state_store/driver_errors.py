@@ -2,7 +2,7 @@
 
 import re
 
-from psycopg2.errors import DependentObjectsStillExist
+from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
 
 from state_store import errors
 
@@ -56,10 +56,13 @@ _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
 
 
 def dependents(error: BaseException | None) -> str | None:
-    """Return as text what depends on something that a statement would drop; None if the driver's error is another one."""
-    if not isinstance(error, DependentObjectsStillExist):
+    """Return as text what depends on what a statement would drop or truncate; None if the driver's error is another one.
+
+    A table that refers to one by a foreign key makes TRUNCATE a feature that Postgres does not support.
+    """
+    if not isinstance(error, DependentObjectsStillExist | FeatureNotSupported) or not error.diag.message_detail:
         return None
-    return "; ".join(str(error.diag.message_detail or "").splitlines())
+    return "; ".join(error.diag.message_detail.removesuffix(".").splitlines())
 
 
 def translate(error: BaseException | None, doing: str) -> errors.TidegateError:

@@ -79,6 +79,8 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
     """Empty the tables of the states that a pipeline still declares: a rebuild will take their place.
 
     Migrations then change empty tables, of which the ledger notes nothing. Readers wait from now on.
+
+    Raises: DeclarationChanged if a table of the team's refers to one by a foreign key.
     """
     make_lost(connection, before)
     set_local(connection, {"tidegate.writer": spec.name})
@@ -89,7 +91,7 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
         kept = spec.state(state.name)
         if kept is not None and kept.is_table:
             for table in state_tables.tables_of(state):
-                connection.execute(sa.DDL(f"TRUNCATE {_quoted(table.name)}"))  # type: ignore[no-untyped-call]
+                _drop(connection, spec.name, f"TRUNCATE {_quoted(table.name)}", table.name)
                 for part in _size_partitions_of(connection, table):
                     _drop(connection, spec.name, f"DROP TABLE {_quoted(part)}", part)
 

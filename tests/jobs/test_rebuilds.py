@@ -515,6 +515,17 @@ def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings
     assert asked(settings, "SELECT sum(sold) FROM public.united") == asked(settings, "SELECT sum(sold) FROM state.by_shop")
 
 
+def test_a_table_of_the_team_that_refers_to_a_state_is_in_the_way(settings: Settings, counted: Pipeline) -> None:
+    """It is named, as a view is, although the state's table is emptied before it is dropped."""
+    rebuilt(settings, counted)
+    migrations.new_revision(settings, [counted.spec], "more")
+    by_hand(settings, 'CREATE TABLE public.visits (shop text COLLATE "C" REFERENCES state.by_shop)')
+    with pytest.raises(DeclarationChanged, match=r'state.by_shop: Table "visits" references "by_shop". Drop that first'):
+        migrations.upgrade(settings, [counted.spec])
+    by_hand(settings, "DROP TABLE public.visits")
+    assert migrations.upgrade(settings, [counted.spec])[1] == ["sales"]
+
+
 HIDDEN = {
     "revoked": ("REVOKE SELECT ON ALL TABLES IN SCHEMA state FROM tidegate_reader", set()),
     "by row": ("ALTER TABLE state.kept ENABLE ROW LEVEL SECURITY", {"then__v2"}),
