@@ -8,7 +8,7 @@ bounded, because a waiting ALTER TABLE would block every later merge.
 
 import io
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
     owner role. Safe to repeat; a crash leaves the database as it was.
 
     Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; HoleDetected if a table
-    with rows of committed batches is gone or was replaced; DeclarationChanged, also if a pipeline has to be rebuilt first;
+    with rows of committed batches is gone; DeclarationChanged, also if a pipeline has to be rebuilt first;
     AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection, history_views.privileges_kept(connection, specs):
@@ -66,6 +66,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
         revisions.note_ledger(connection, revisions.ledger_revision())
         ordered = registration.in_order(connection, done.specs)
         changed = [spec.name for spec in ordered if registration.register(connection, spec) or spec.name in done.rebuilt]
+        _note_tables(connection, done, ordered)
     return revisions.head_revision(), changed
 
 
@@ -129,20 +130,30 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
                     if registration.lacks_columns(connection, spec.name):
                         raise  # what is registered could not go on
                     broken[spec.name] = str(refused)
+        _note_tables(connection, done, [spec for spec in done.specs if spec.name not in broken])
     return broken
+
+
+def _note_tables(connection: Connection, done: "_Outcome", specs: Sequence[PipelineSpec]) -> None:
+    """Note the tables of registered pipelines, which migrations may have made again, unless they were others before that."""
+    for spec in specs:
+        if spec.name not in done.doubtful:
+            table_identity.note(connection, spec.name, again=True)
 
 
 class _Outcome(NamedTuple):
     """The pipelines in service; why others are retired; which of them wait for a rebuild, are refused, or were rebuilt.
 
     While any has to be rebuilt, no migration of states has run, and those wait, too, that need one. Pipelines are refused if
-    their states are not what migrations make.
+    their states are not what migrations make. Those are `doubtful` that had another table than their batches have committed
+    into: they stay halted until a person accepts it.
     """
 
     specs: Sequence[PipelineSpec]
     retired: dict[str, str]
     waiting: dict[str, str]
     refused: dict[str, str]
+    doubtful: Collection[str]
     rebuilt: Sequence[str] = ()
 
 
@@ -164,8 +175,9 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
     if lost and not may_wait:
         raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
     whole = [spec for spec in in_service if spec.name not in lost]
+    doubtful = table_identity.replaced(connection, [spec.name for spec in whole])
     if not pending and not ready:
-        return _Outcome(in_service, left_out, {}, lost | _migrate_and_compare(connection, whole))
+        return _Outcome(in_service, left_out, {}, lost | _migrate_and_compare(connection, whole), doubtful)
     if not pending:
         try:
             with connection.begin_nested():
@@ -175,9 +187,9 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
                 raise
             pending = dict.fromkeys(names, str(error.orig if isinstance(error, DBAPIError) else error).strip())
         else:
-            return _Outcome(in_service, left_out, {}, refused, names)
+            return _Outcome(in_service, left_out, {}, refused, doubtful.keys() - set(names), names)
     _run(connection, in_service, states_wait=True)
-    return _Outcome(in_service, left_out, pending | _unregistered(connection, whole, [*pending]), lost)
+    return _Outcome(in_service, left_out, pending | _unregistered(connection, whole, [*pending]), lost, doubtful)
 
 
 def _rebuild(connection: Connection, specs: Sequence[PipelineSpec], ready: Sequence[PipelineSpec]) -> dict[str, str]:
@@ -295,7 +307,7 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
     """Write the migration from the current migrations to the declared states; return None if nothing is missing.
 
     Raises: SchemaOutOfDate if two pipelines declare a state of the same name, or a table lacks a partition; HoleDetected if a
-    table with rows of committed batches is gone or was replaced; DeclarationChanged if batches have committed into other
+    table with rows of committed batches is gone; DeclarationChanged if batches have committed into other
     states, as the pipeline would not be registered then; AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection, connection.begin_nested() as tried:

@@ -342,13 +342,13 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     locked = connection.execute(in_service.order_by(c.pipeline).with_for_update(of=tables.cursor)).all()
     for cursor in map(cursors.Cursor._make, locked):
         lost = cursors.describe_loss(connection, cursor, witness)
-        others = table_identity.replaced(connection, cursor.pipeline)
+        others = table_identity.replaced(connection, [cursor.pipeline]).get(cursor.pipeline)
         if lost is None and not others and cursor.epoch == str(epoch):
             continue
         outcome = f"goes on after txid {cursor.txid}; given up: {lost or 'nothing that the witness here knows of'}"
-        if others:
+        if others and cursor.epoch == str(epoch):  # in another database, all of them are others
             outcome += f"; taken as they are: {', '.join(others)}"
-            table_identity.note(connection, cursor.pipeline)
+        table_identity.note(connection, cursor.pipeline, again=True)
         connection.execute(
             sa.update(tables.cursor)
             .where(c.pipeline == cursor.pipeline)

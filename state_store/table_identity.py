@@ -22,7 +22,7 @@ NOTED_SINCE = "0032"  # the first revision of the ledger that notes numbers
 _NOTE = sa.text("""
 UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
 WHERE pipeline = :pipeline AND relname = state AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p')
-    AND table_oid IS DISTINCT FROM pg_class.oid
+    AND table_oid IS DISTINCT FROM pg_class.oid AND (table_oid IS NULL OR :again)
 """)
 # Triggers are O if they fire as usual, A if always, D if they are disabled, R if only while a subscription applies changes.
 _STRANGE = sa.text("""
@@ -36,9 +36,12 @@ ORDER BY s.pipeline, s.state
 """).bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
 
 
-def note(connection: Connection, pipeline: str) -> None:
-    """Note which tables a pipeline's states are now, once it is known that they are whole. Only the tables' owner may."""
-    connection.execute(_NOTE, {"pipeline": pipeline})
+def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
+    """Note which tables a pipeline's states are, of new ones or, once it is known that they are whole, `again` of all.
+
+    Only the tables' owner may.
+    """
+    connection.execute(_NOTE, {"pipeline": pipeline, "again": again})
 
 
 def check(connection: Connection, pipeline: str) -> None:
@@ -47,7 +50,7 @@ def check(connection: Connection, pipeline: str) -> None:
     Raises: HoleDetected, GuardMismatch.
     """
     for row in connection.execute(_STRANGE, {"pipelines": [pipeline]}):
-        if lost := _describe(row):
+        if (lost := _describe(row)) is not None:
             raise HoleDetected(lost, pipeline=pipeline, txid=row.txid)
         name = f"{state_tables.STATE}.{row.state}"
         raise GuardMismatch(
@@ -59,32 +62,42 @@ def check(connection: Connection, pipeline: str) -> None:
         )
 
 
-def replaced(connection: Connection, pipeline: str) -> list[str]:
-    """Return those tables of a pipeline that are there, and are others than those into which its batches have committed."""
-    strange = connection.execute(_STRANGE, {"pipelines": [pipeline]})
-    return [f"{state_tables.STATE}.{row.state}" for row in strange if row.is_another]
+def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, list[str]]:
+    """Return, by pipeline, those tables of these that are there, and are others than those that batches have committed into."""
+    found: dict[str, list[str]] = {}
+    if _is_noted(connection):
+        for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
+            if row.is_another:
+                found.setdefault(row.pipeline, []).append(f"{state_tables.STATE}.{row.state}")
+    return found
 
 
 def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]:
-    """Return a sentence for each of these pipelines of which a table, or a column with values, is lost; for migrations.
+    """Return a sentence for each of these pipelines of which a table, or a column with values, is gone; for migrations.
 
     A migration would make it again, empty, and nothing would say later that rows are missing.
     """
-    if (revisions.current_revision(connection) or "") < NOTED_SINCE:
+    if not _is_noted(connection):
         return {}
     lost: dict[str, str] = {}
     for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
-        if row.pipeline not in lost and (sentence := _describe(row)):
-            lost[row.pipeline] = sentence
+        if row.is_missing:
+            lost.setdefault(row.pipeline, _describe(row) or "")
     p, k = tables.pipeline.c, tables.cursor.c
     committed = sa.select(p.pipeline, p.declaration).join(tables.cursor, k.pipeline == p.pipeline).where(k.txid > 0)
     for pipeline, declaration in connection.execute(committed.where(p.pipeline.in_(pipelines)).order_by(p.pipeline)):
-        if pipeline not in lost and (missing := missing_columns(connection, declaration)):
-            lost[pipeline] = (
+        if missing := missing_columns(connection, declaration):
+            lost.setdefault(
+                pipeline,
                 f"{pipeline}: column {state_tables.STATE}.{missing[0]} is gone, with the values of committed batches. Put it "
-                "back with its values: rename it back, or restore a backup of the database."
+                "back with its values: rename it back, or restore a backup of the database.",
             )
     return lost
+
+
+def _is_noted(connection: Connection) -> bool:
+    """Return whether the ledger is not older than the numbers in it."""
+    return (revisions.current_revision(connection) or "") >= NOTED_SINCE
 
 
 def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> list[str]:

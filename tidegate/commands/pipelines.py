@@ -11,7 +11,7 @@ from jobs.pipeline import Pipeline
 from jobs.registry import all_pipelines
 from jobs.states import AnyState
 from state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
-from state_store.errors import DeclarationChanged
+from state_store.errors import DeclarationChanged, HoleDetected
 from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
@@ -218,8 +218,8 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
     columns = migrations.column_changes(loaded, specs)
     try:
         revision, changed = migrations.upgrade(loaded, specs)
-    except DeclarationChanged:
-        if accept_epoch:  # the rebuild that is to come first is halted, too
+    except (DeclarationChanged, HoleDetected):
+        if accept_epoch:  # the rebuild that is to come first is halted, too; and others than a pipeline that lost a table
             _say_accepted(migrations.accept_epoch(loaded, operator("migrate")))
         raise
     left_out = migrations.retired(loaded, specs)
