@@ -391,7 +391,7 @@ def _run(connection: Connection, specs: Sequence[PipelineSpec], *, states_wait: 
         _drop_examples(connection)
     if not states_wait:
         command.upgrade(config, "head")
-    revisions.grant_project_version(connection)
+    revisions.note_project(connection, own)
     return config
 
 

@@ -115,6 +115,24 @@ def check_not_newer(connection: Connection) -> None:
             f"Database {database} is at revision {revision} of a project's migrations, newer than those in {own} ({head}). "
             "Update the project."
         )
+    _check_same_migration(connection, own, revision)
+
+
+def _check_same_migration(connection: Connection, own: Path, revision: str) -> None:
+    """Refuse a project in which the last migration that the database had is another file: it is of another branch or project.
+
+    Raises: SchemaOutOfDate.
+    """
+    table = sa.cast(f"{tables.LEDGER}.{PROJECT_VERSION_TABLE}", REGCLASS)
+    noted = connection.scalar(sa.select(sa.func.coalesce(sa.func.obj_description(table, "pg_class"), "")))
+    names = [file.name for file in own.glob(f"{revision}*.py")]
+    if names and noted.startswith(revision) and noted not in names:
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(
+            f"Database {database} has had migration {noted} of a project, and {own} has {names[0]} in its place, which would "
+            "never be run: they are of two branches, or of two projects. Use the database of this branch or project; or write "
+            "that migration again with the next number, behind the other one."
+        )
 
 
 def check_revision(connection: Connection) -> None:
@@ -127,6 +145,8 @@ def check_revision(connection: Connection) -> None:
     head, project_needs = head_revision(), project_head()
     found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
     if (revision, found_of_project) == (head, project_needs):
+        if (own := project.own("migrations")) and found_of_project:
+            _check_same_migration(connection, own, found_of_project)
         return
     check_not_newer(connection)
     if revision is not None and _is_rebuilding(connection):
@@ -210,8 +230,12 @@ def check_ledger(connection: Connection) -> None:
         raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
 
 
-def grant_project_version(connection: Connection) -> None:
-    """Let all roles read the table in which Alembic records a project's own migrations."""
+def note_project(connection: Connection, own: Path) -> None:
+    """Record which file was the last of a project's own migrations, and let all roles read that and its number."""
+    if revision := current_revision(connection, PROJECT_VERSION_TABLE):
+        name = next((file.name for file in own.glob(f"{revision}*.py")), None)
+        table = sa.Table(PROJECT_VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=name)
+        connection.execute(SetTableComment(table))
     if _has_table(connection, PROJECT_VERSION_TABLE):
         connection.execute(sa.text(f"GRANT SELECT ON {tables.LEDGER}.{PROJECT_VERSION_TABLE} TO tidegate, tidegate_reader"))
 

@@ -250,6 +250,20 @@ def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
     assert asked(shop, "SELECT count(*) FROM tidegate.pipeline") == [(0,)]
 
 
+def test_a_migration_of_another_branch_is_not_taken_for_the_one_that_was_run(shop: Settings) -> None:
+    """A database knows a migration by its number; the name of its file shows that another one has it here."""
+    migrated(shop)
+    own, other = (shop.home / f"migrations/0001_{name}.py" for name in ("sales", "of_another_branch"))
+    own.rename(other)
+    for arguments in (("migrate",), ("migrate", "--new", "more"), ("run", "sales")):
+        refused = tidegate(shop, *arguments)
+        assert refused.returncode == 1
+        assert "has had migration 0001_sales.py of a project, and" in refused.stderr, refused.stderr
+        assert "has 0001_of_another_branch.py in its place" in refused.stderr
+    other.rename(own)
+    assert migrated(shop, '"first": Min("shop", "text")') == "0002_sales.py"
+
+
 def test_two_migrations_of_one_number_are_named(shop: Settings) -> None:
     """As two branches write them. With the one that the database has had, and the other one written again, it goes on."""
     migrated(shop)
