@@ -49,7 +49,7 @@ def column_of(schema: T.StructType, state: StateSpec, name: str, declared: Colum
     if not fits(kind, declared):
         raise DeclarationInvalid(
             f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {kind.simpleString()}. "
-            "Cast it in the transform, where what is lost is your decision."
+            f"Cast it to {spark_type(declared).simpleString()} in the transform, where what is lost is your decision."
         )
     if isinstance(kind, _FLOATS):
         decimal = column.cast("string").try_cast(spark_type(declared))
