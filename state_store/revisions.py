@@ -142,11 +142,9 @@ def check_revision(connection: Connection) -> None:
     """
     revision = current_revision(connection)
     _check_known(connection, revision)
-    head, project_needs = head_revision(), project_head()
-    found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
-    if (revision, found_of_project) == (head, project_needs):
-        if (own := project.own("migrations")) and found_of_project:
-            _check_same_migration(connection, own, found_of_project)
+    if is_migrated(connection):
+        if (own := project.own("migrations")) and (of_project := project_head()):
+            _check_same_migration(connection, own, of_project)
         return
     check_not_newer(connection)
     if revision is not None and _is_rebuilding(connection):
@@ -154,23 +152,28 @@ def check_revision(connection: Connection) -> None:
     check_migrated(connection)
 
 
+def is_migrated(connection: Connection) -> bool:
+    """Return whether the database is at the revisions of this code and of the project."""
+    of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
+    return (current_revision(connection), of_project) == (head_revision(), project_head())
+
+
 def check_migrated(connection: Connection) -> None:
     """Refuse a database to which not all migrations of this code and of the project have been applied.
 
     Raises: SchemaOutOfDate with the command to type.
     """
-    revision, head, project_needs = current_revision(connection), head_revision(), project_head()
-    found_of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
-    if (revision, found_of_project) == (head, project_needs):
+    if is_migrated(connection):
         return
+    revision, head = current_revision(connection), head_revision()
     database = connection.scalar(sa.select(sa.func.current_database()))
     if revision is None:
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
     if revision != head:
         raise SchemaOutOfDate(f"Database {database} is at revision {revision}, this code needs {head}. Run: tidegate migrate")
     raise SchemaOutOfDate(
-        f"Database {database} is at revision {found_of_project or 'none'} of the project's migrations, which are at "
-        f"{project_needs}. Run: tidegate migrate"
+        f"Database {database} is at revision {current_revision(connection, PROJECT_VERSION_TABLE) or 'none'} of the project's "
+        f"migrations, which are at {project_head()}. Run: tidegate migrate"
     )
 
 

@@ -75,7 +75,8 @@ def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, li
 def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]:
     """Return a sentence for each of these pipelines of which a table, or a column with values, is gone; for migrations.
 
-    A migration would make it again, empty, and nothing would say later that rows are missing.
+    A migration would make it again, empty, and nothing would say later that rows are missing. Columns may lack while
+    migrations are missing, as after a downgrade.
     """
     if not _is_noted(connection):
         return {}
@@ -83,6 +84,8 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
         if row.is_missing:
             lost.setdefault(row.pipeline, _describe(row) or "")
+    if not revisions.is_migrated(connection):
+        return lost
     p, k = tables.pipeline.c, tables.cursor.c
     committed = sa.select(p.pipeline, p.declaration).join(tables.cursor, k.pipeline == p.pipeline).where(k.txid > 0)
     for pipeline, declaration in connection.execute(committed.where(p.pipeline.in_(pipelines)).order_by(p.pipeline)):

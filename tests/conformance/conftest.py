@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from jobs.aggregates import Aggregate
 from jobs.sources import Coordinator, Emitter, Source
-from state_store import Settings, StateStore, history_views, partitions, state_tables
+from state_store import Settings, StateStore, history_views, partitions, state_tables, tables
 from state_store.attempts import Attempt, Tracked
 from state_store.batches import QUARANTINED, encode_metadata, position_of
 from state_store.beginning import NewInput, NotStarted, ReplanNeeded
@@ -357,6 +357,8 @@ def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> No
     table.create(connection)
     for statement in partitions.moved_back(table, state):
         connection.execute(sa.text(statement))
+    noted = tables.state_table.c  # by the registration that follows
+    connection.execute(sa.update(tables.state_table).where(noted.state == table.name).values(table_oid=None))
 
 
 def end_of(metadata: SourceMetadata | None) -> int:
