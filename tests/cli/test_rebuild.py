@@ -239,13 +239,13 @@ def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
         sell(project, day)
     assert project.json("run", "sales")["committed"] == [1, 2, 3]
     declare(project.settings.home, key='{"shop": "text"}', aggregates=MORE, version=2)
+    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
     with copied(server, settings) as elsewhere:
         tried = replace(project, settings=elsewhere)
         assert tried.json("rebuild", "sales", "--yes")["rebuilt"] == 3
         migrate(tried, "by shop")
     before = rows(project)
 
-    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
     sales = [spec for spec in specs_of(project) if spec.name == "sales"]
     assert "tidegate rebuild sales" in migrations.upgrade_all_but_broken(project.settings, sales)["sales"]
     assert "run: tidegate rebuild sales" in project("migrate").stderr

@@ -226,13 +226,8 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             f"{query.name} is on another server than the rows that were read before (its system identifier was "
             f"{before['server']}, now it is {now.server}). {advice}"
         )
-    if HIDDEN not in (timeline := before.get("timeline", HIDDEN), now.timeline) and timeline != now.timeline and not goes_on:
-        raise SourceChanged(
-            f"{query.name}: a standby was promoted in its server's place, or the server was restored to an earlier moment, "
-            f"since rows were read (timeline {timeline}, now {now.timeline}). Rows that it has lost may have been read, "
-            "and others that get their keys never are. If it has lost none, as where only synchronous standbys are promoted, "
-            f'declare failover="go-on" in the PostgresTable. {advice}'
-        )
+    if not goes_on:
+        _check_timeline(query, before.get("timeline", HIDDEN), now.timeline, advice)
     tables = {str(table) for table in now.read}
     for table, name in before["tables"].items():
         if table not in tables:
@@ -252,6 +247,20 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
                 f"{query.name}: what is called {key} is not the column any more from which keys were read: it was renamed, or "
                 f"a view has taken the table's place. {advice}"
             )
+
+
+def _check_timeline(query: TableQuery, before: str, now: str, advice: str) -> None:
+    """Refuse another timeline of the server; one that was, or is, hidden shows nothing.
+
+    Raises: SourceChanged.
+    """
+    if HIDDEN not in (before, now) and before != now:
+        raise SourceChanged(
+            f"{query.name}: a standby was promoted in its server's place, or the server was restored to an earlier moment, "
+            f"since rows were read (timeline {before}, now {now}). Rows that it has lost may have been read, and others that "
+            "get their keys never are. If it has lost none, as where only synchronous standbys are promoted, declare "
+            f'failover="go-on" in the PostgresTable. {advice}'
+        )
 
 
 def read_sequences(cursor: Any, query: TableQuery, origin: Origin, *, is_promised: bool) -> list[Sequence]:
