@@ -25,6 +25,11 @@ _MODULI = r"""
     LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
     WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
 """
+_IS_SAME = """
+    SELECT noted.table_oid IS NOT DISTINCT FROM found.oid FROM tidegate.state_table AS noted
+    LEFT JOIN pg_class AS found ON found.relname = noted.state AND found.relnamespace = 'state'::regnamespace
+    WHERE noted.state = %s AND noted.table_oid IS NOT NULL
+"""
 # Range partitions of a state that commits have created, and that its table has lost.
 _MISSING_RANGES = """
     SELECT made.partition FROM tidegate.state_range AS made WHERE made.state = %s AND NOT EXISTS (
@@ -90,6 +95,14 @@ def missing_ranges(connection: Any, state: str) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute(_MISSING_RANGES, [state])
         return [name for (name,) in cursor]
+
+
+def is_same_table(connection: Any, table: str) -> bool:
+    """Return whether a state's table is the one that the ledger has noted, if it has. The connection is psycopg2's."""
+    with connection.cursor() as cursor:
+        cursor.execute(_IS_SAME, [table])
+        row = cursor.fetchone()
+    return row is None or row[0]
 
 
 def check_widths(state: StateSpec, keys: Sequence[Sequence[Any]]) -> None:

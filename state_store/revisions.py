@@ -131,7 +131,7 @@ def _check_same_migration(connection: Connection, own: Path, revision: str) -> N
         raise SchemaOutOfDate(
             f"Database {database} has had migration {noted} of a project, and {own} has {names[0]} in its place, which would "
             "never be run: they are of two branches, or of two projects. Use the database of this branch or project; or write "
-            "that migration again with the next number, behind the other one."
+            "that migration again with the next number, after the other one."
         )
 
 

@@ -50,16 +50,8 @@ def check(connection: Connection, pipeline: str) -> None:
     Raises: HoleDetected, GuardMismatch.
     """
     for row in connection.execute(_STRANGE, {"pipelines": [pipeline]}):
-        if (lost := _describe(row)) is not None:
-            raise HoleDetected(lost, pipeline=pipeline, txid=row.txid)
-        name = f"{state_tables.STATE}.{row.state}"
-        raise GuardMismatch(
-            f"{pipeline}: the trigger single_writer of table {name} is disabled or gone, so other programs may have changed "
-            f"its rows, and may do so again. See that they are right; then, as the table's owner: ALTER TABLE {name} "
-            "ENABLE TRIGGER single_writer",
-            pipeline=pipeline,
-            txid=row.txid,
-        )
+        kind = HoleDetected if row.is_missing or row.is_another else GuardMismatch
+        raise kind(_describe(row), pipeline=pipeline, txid=row.txid)
 
 
 def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, list[str]]:
@@ -83,7 +75,7 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     lost: dict[str, str] = {}
     for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
         if row.is_missing:
-            lost.setdefault(row.pipeline, _describe(row) or "")
+            lost.setdefault(row.pipeline, _describe(row))
     if not revisions.is_migrated(connection):
         return lost
     p, k = tables.pipeline.c, tables.cursor.c
@@ -120,8 +112,8 @@ def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> l
     ]
 
 
-def _describe(row: sa.Row[Any]) -> str | None:
-    """Return as a sentence that rows of a table are lost; None if they are not."""
+def _describe(row: sa.Row[Any]) -> str:
+    """Return what is strange about a table, and what to do, in sentences."""
     name = f"{state_tables.STATE}.{row.state}"
     otherwise = "restore a backup of the database; or compute the batches again, as a higher version (docs/rebuilding.md)."
     if row.is_missing:
@@ -135,4 +127,8 @@ def _describe(row: sa.Row[Any]) -> str | None:
             "made again, or put back by itself, so rows may be missing. If all are there, run: tidegate migrate "
             f"--accept-epoch. If not, {otherwise}"
         )
-    return None
+    return (
+        f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, so other programs may have changed "
+        f"its rows, and may do so again. See that they are right; then, as the table's owner: ALTER TABLE {name} "
+        "ENABLE TRIGGER single_writer"
+    )

@@ -39,12 +39,6 @@ SELECT c.txid, p.declaration, coalesce((
     WHERE s.pipeline = c.pipeline AND s.state IN (%(state)s, %(state)s || '_changes', %(state)s || '_final')
 ), 0) FROM tidegate.cursor c JOIN tidegate.pipeline p USING (pipeline) WHERE c.pipeline = %(pipeline)s
 """
-# Whether a state's table is the one that the ledger has noted; no row if it has noted none.
-_IS_SAME = """
-SELECT s.table_oid IS NOT DISTINCT FROM c.oid FROM tidegate.state_table s
-LEFT JOIN pg_class c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
-WHERE s.state = %s AND s.table_oid IS NOT NULL
-"""
 # The identity of a commit: after a restore has lost it, a new commit of the same txid has another one.
 _COMMIT = "SELECT attempt || ' ' || (committed_at AT TIME ZONE 'UTC') FROM tidegate.commit WHERE pipeline = %s AND txid = %s"
 _COUNTS = "SELECT txid, count(*) FROM {table} WHERE txid > %s AND txid <= %s GROUP BY txid ORDER BY txid"
@@ -245,7 +239,7 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
         reason = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
         raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {reason}.")
     table = state.stream[0]
-    if committed and not _is_same(connection, table):
+    if committed and not lookup.is_same_table(connection, table):
         raise SourceChanged(
             f"Changes({source.of!r}): table state.{table} is gone, or was put back by itself, so rows of committed txids may "
             f"be missing; {source.pipeline} does not go on either. See what it says: tidegate run {source.pipeline}"
@@ -254,14 +248,6 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     if refusal := range_partitions.why_not_whole(f"state.{table}", missing, inherit=not state.appends):
         raise refusal
     return _Upstream(committed, _query(source, state), pruned)
-
-
-def _is_same(connection: Any, table: str) -> bool:
-    """Return whether a table of the followed pipeline is the one into which its batches have committed."""
-    with connection.cursor() as cursor:
-        cursor.execute(_IS_SAME, [table])
-        row = cursor.fetchone()
-    return row is None or row[0]
 
 
 def _query(source: Changes, state: StateSpec) -> TableQuery:

@@ -1,9 +1,11 @@
 """A shop: a database with orders, its writers, and the PostgresTable that reads it."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -54,6 +56,11 @@ class Shop:
         """Run one statement, committed when it returns."""
         self._owner.execute(statement, parameters)
         return self._owner.fetchall() if self._owner.description else []
+
+    def begin_again(self) -> None:
+        """Make an empty table of orders, on a server that several tests use."""
+        self.execute("DROP TABLE IF EXISTS orders")
+        self.execute(CREATE)
 
     def sell(self, rows: int = 1) -> None:
         """Append rows, committed."""
@@ -162,9 +169,20 @@ def prepared_shop(other_server: tuple[EmbeddedPostgres, Callable[..., Any]]) -> 
         shop = Shop(settings, sessions)
         for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
             shop.execute("ROLLBACK PREPARED %s", [left])
-        shop.execute("DROP TABLE IF EXISTS orders")
-        shop.execute(CREATE)
+        shop.begin_again()
         yield shop
+
+
+@contextmanager
+def as_standby(postgres: EmbeddedPostgres) -> Iterator[Path]:
+    """Let a server begin as a standby; yield the file that makes it one, which it removes when it is promoted."""
+    signal = postgres.data / "standby.signal"
+    signal.touch()
+    os.chown(signal, postgres.data.stat().st_uid, -1)
+    try:
+        yield signal
+    finally:
+        signal.unlink(missing_ok=True)
 
 
 def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:

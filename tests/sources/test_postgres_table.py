@@ -1,6 +1,5 @@
 """PostgresTable reads every row exactly once despite open writers, and refuses unsafe tables."""
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ from state_store.errors import (
 from tests import steps
 from tests.conftest import Server
 from tests.sources.conftest import Inbox
-from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected
+from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, as_standby, expected
 from tidegate.stack.postgres import EmbeddedPostgres
 
 # ------------------------------------------------------------------------------------------------------- end to end
@@ -358,20 +357,13 @@ def test_a_standby_is_refused(other_server: tuple[EmbeddedPostgres, Callable[...
     postgres, running = other_server
     with running() as settings, ExitStack() as sessions:
         shop = Shop(settings, sessions)
-        shop.execute("DROP TABLE IF EXISTS orders")
-        shop.execute(CREATE)
-    signal = postgres.data / "standby.signal"
-    signal.touch()
-    os.chown(signal, postgres.data.stat().st_uid, -1)
-    try:
-        with running() as settings:
-            for source in (ORDERS, DATED):
-                with pytest.raises(SourceUnreadable, match="standby"):
-                    source.coordinator(settings).initialize_transaction(1, None, None)
+        shop.begin_again()
+    with as_standby(postgres), running() as settings:
+        for source in (ORDERS, DATED):
             with pytest.raises(SourceUnreadable, match="standby"):
-                list(read_part(settings.conninfo(user="tidegate_stager"), ORDERS.selection, (None, ["1"])))
-    finally:
-        signal.unlink()
+                source.coordinator(settings).initialize_transaction(1, None, None)
+        with pytest.raises(SourceUnreadable, match="standby"):
+            list(read_part(settings.conninfo(user="tidegate_stager"), ORDERS.selection, (None, ["1"])))
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED], ids=["by id", "by time"])
@@ -382,14 +374,10 @@ def test_a_promoted_standby_is_refused_unless_it_has_all_rows(
     postgres, running = other_server
     with running() as settings, ExitStack() as sessions:
         shop = Shop(settings, sessions)
-        shop.execute("DROP TABLE IF EXISTS orders")
-        shop.execute(CREATE)
+        shop.begin_again()
         shop.sell(3)
         before = source.coordinator(settings).initialize_transaction(1, None, None)
-    signal = postgres.data / "standby.signal"
-    signal.touch()
-    os.chown(signal, postgres.data.stat().st_uid, -1)
-    with running() as settings, ExitStack() as sessions:
+    with as_standby(postgres) as signal, running() as settings, ExitStack() as sessions:
         with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
             administrator.cursor().execute("SELECT pg_promote()")
         shop = Shop(settings, sessions)
@@ -529,8 +517,7 @@ def test_another_server_is_read_by_a_password_file(
     postgres, running = other_server
     with running() as settings, ExitStack() as sessions:
         shop = Shop(settings, sessions)
-        shop.execute("DROP TABLE IF EXISTS orders")
-        shop.execute(CREATE)
+        shop.begin_again()
         shop.sell(20)
         connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
         pipeline = inbox.declare(replace(ORDERS, connection=connection))

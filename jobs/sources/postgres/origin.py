@@ -120,7 +120,6 @@ class Origin:
     """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression."""
 
     server: str
-    timeline: str
     tables: dict[str, str]
     storage: str
     types: list[str]
@@ -132,12 +131,12 @@ class Origin:
         """The table of the key's first column."""
         return self.keys[0][0] if self.keys[0] else None
 
-    def metadata(self, sequences: list[Sequence]) -> SourceMetadata:
+    def metadata(self, timeline: str, sequences: list[Sequence]) -> SourceMetadata:
         """Return the entry `origin` of a batch's metadata, with which later plans compare."""
         stored = {sequence.oid: sequence.storage for sequence in sequences}
         return {
             "server": self.server,
-            "timeline": self.timeline,
+            "timeline": timeline,
             "tables": self.tables,
             "storage": self.storage,
             "sequences": stored,
@@ -161,7 +160,7 @@ def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable
     roots = dict(cursor.fetchall())
     cursor.execute(_STORAGE, [tables])
     (storage,) = cursor.fetchone()
-    return Origin(_server(cursor), _timeline(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
+    return Origin(_server(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
 
 
 def _server(cursor: Any) -> str:
@@ -174,7 +173,7 @@ def _server(cursor: Any) -> str:
     return str(server)
 
 
-def _timeline(cursor: Any) -> str:
+def read_timeline(cursor: Any) -> str:
     """Return the server's timeline, or HIDDEN if it does not show it."""
     cursor.execute("SAVEPOINT timeline")
     try:
@@ -211,10 +210,8 @@ def tables_read(cursor: Any, query: TableQuery) -> list[int]:
     return [table for table, *_ in tables]
 
 
-def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Origin, generation: int, *, goes_on: bool) -> None:
+def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Origin, generation: int) -> None:
     """Refuse other tables than those of earlier batches, whose positions mean nothing in them.
-
-    It `goes_on` if a promoted standby, or whatever else changes the timeline, is known to have lost nothing.
 
     Raises: SourceChanged.
     """
@@ -226,8 +223,6 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             f"{query.name} is on another server than the rows that were read before (its system identifier was "
             f"{before['server']}, now it is {now.server}). {advice}"
         )
-    if not goes_on:
-        _check_timeline(query, before.get("timeline", HIDDEN), now.timeline, advice)
     tables = {str(table) for table in now.read}
     for table, name in before["tables"].items():
         if table not in tables:
@@ -249,17 +244,18 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             )
 
 
-def _check_timeline(query: TableQuery, before: str, now: str, advice: str) -> None:
-    """Refuse another timeline of the server; one that was, or is, hidden shows nothing.
+def check_timeline(query: TableQuery, previous: SourceMetadata, now: str, generation: int) -> None:
+    """Refuse another timeline of the server than that of the previous batch; one that was, or is, hidden shows nothing.
 
     Raises: SourceChanged.
     """
+    before = (previous.get("origin") or {}).get("timeline", HIDDEN)  # a version that did not record it has planned the batch
     if HIDDEN not in (before, now) and before != now:
         raise SourceChanged(
             f"{query.name}: a standby was promoted in its server's place, or the server was restored to an earlier moment, "
             f"since rows were read (timeline {before}, now {now}). Rows that it has lost may have been read, and others that "
             "get their keys never are. If it has lost none, as where only synchronous standbys are promoted, declare "
-            f'failover="go-on" in the PostgresTable. {advice}'
+            f'failover="go-on" in the PostgresTable. {START_AGAIN.format(generation=generation + 1)}'
         )
 
 

@@ -27,9 +27,11 @@ from jobs.sources.postgres.origin import (
     Origin,
     Sequence,
     check_same_origin,
+    check_timeline,
     drawn_by,
     read_origin,
     read_sequences,
+    read_timeline,
 )
 from jobs.sources.postgres.query import Position
 from jobs.sources.postgres.seen import PartitionTables, attached, check_attached, partitions_of, snapshot_of
@@ -112,8 +114,11 @@ class PostgresCoordinator(Coordinator):
             check_primary(cursor, query)
             origin = read_origin(cursor, query, SourceUnreadable)
             check_functions(cursor, query, origin)
+            timeline = read_timeline(cursor)
             if previous is not None:
-                check_same_origin(query, previous.get("origin"), origin, source.generation, goes_on=self._goes_on)
+                check_same_origin(query, previous.get("origin"), origin, source.generation)
+                if not self._goes_on:
+                    check_timeline(query, previous, timeline, source.generation)
                 check_in_time(cursor, query, previous)
             check_keys(cursor, query, origin.types)
             highest = None if source.is_by_clock else highest_key(cursor, query, after)
@@ -130,7 +135,7 @@ class PostgresCoordinator(Coordinator):
         if settled is not None:
             with transaction(connection) as cursor:  # after the wait: what it waited for is in the snapshot
                 snapshot = snapshot_of(cursor)
-        return _Survey(settled, snapshot, origin, sequences)
+        return _Survey(settled, snapshot, origin, timeline, sequences)
 
     def _read_sequences(self, cursor: Any, origin: Origin) -> tuple[list[Sequence], Sequence | None]:
         """Return the sequences that may draw the key, and the one that does; a time is not drawn."""
@@ -157,7 +162,7 @@ class PostgresCoordinator(Coordinator):
         metadata = {"after": after, "to": to, "splits": splits, "rows": rows, "generation": source.generation}
         # The plan's first snapshot: rows that it does not show are late for all of its ranges.
         metadata |= {"snapshot": survey.snapshot, "attached": attached(partitions, survey.snapshot)}
-        metadata |= {"origin": survey.origin.metadata(survey.sequences)}
+        metadata |= {"origin": survey.origin.metadata(survey.timeline, survey.sequences)}
         if source.kind == "transactional":
             metadata["keys"] = keys
         if gaps is not None or (previous and "gaps" in previous):
@@ -231,10 +236,11 @@ class PostgresCoordinator(Coordinator):
 
 @dataclass
 class _Survey:
-    """The findings of one plan: the settled rows' condition and a snapshot, None if there are none; origin and sequences."""
+    """The findings of one plan: the settled rows' condition and a snapshot, None if there are none; where these are from."""
 
     settled: sql.Composable | None
     snapshot: str | None
     origin: Origin
+    timeline: str
     sequences: list[Sequence]
     is_checked: bool = False

@@ -97,8 +97,7 @@ class PostgresReader(Emitter):
 
     def _check_origin(self, cursor: Any, metadata: SourceMetadata) -> None:
         origin = read_origin(cursor, self._query, SourceChanged)
-        # On another timeline, the planned rows and keys are compared; whether others are lost is for the next plan to decide.
-        check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1), goes_on=True)
+        check_same_origin(self._query, metadata.get("origin"), origin, metadata.get("generation", 1))
 
 
 def parts_of(metadata: SourceMetadata) -> list[KeyRange]:

@@ -163,8 +163,8 @@ class PostgresTable(Source):
         """Return a coordinator that plans ranges; it connects on its first request."""
         from jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
 
-        failover = settings.pg_failover if self.connection is None else self.failover
-        return PostgresCoordinator(self, self._conninfo(settings, "plan"), goes_on="go-on" in (failover, self.failover))
+        goes_on = self.failover == "go-on" or (self.connection is None and settings.pg_failover == "go-on")
+        return PostgresCoordinator(self, self._conninfo(settings, "plan"), goes_on=goes_on)
 
     def held_back(self, settings: Settings) -> str | None:
         """Return the transactions that have been open for longer than a plan waits, and may still add rows."""
