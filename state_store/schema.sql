@@ -1,5 +1,379 @@
--- The ledger's views, functions, aggregates and grants, besides the tables of tables.py. This is the current schema, for people
--- to read; all migrations together create it, as a test proves (tests/integration/test_schema.py).
+-- The database of Tidegate as it is made: schemas, the ledger's tables, views, functions, aggregates and grants. The first migration
+-- runs this file (migrations/versions/0001_ledger.py). Names and types of the tables are in tables.py, too, for statements of
+-- SQLAlchemy; a test compares both (tests/integration/test_schema.py).
+
+CREATE SCHEMA IF NOT EXISTS tidegate; -- Alembic's table of versions may be in it already
+CREATE SCHEMA state;
+CREATE SCHEMA staging;
+
+-- What has happened to a batch is recorded in rows and times.
+
+CREATE TABLE tidegate.pipeline (
+    pipeline text NOT NULL,
+    source_kind text NOT NULL,
+    fingerprint text NOT NULL,
+    declaration jsonb NOT NULL,
+    in_flight integer NOT NULL DEFAULT 16,
+    commits_alone boolean NOT NULL DEFAULT false,
+    registered_at timestamptz NOT NULL DEFAULT now(),
+    paused_at timestamptz,
+    paused_by text,
+    paused_reason text,
+    retired_at timestamptz,
+    retired_by text,
+    retired_reason text,
+    CONSTRAINT pk_pipeline PRIMARY KEY (pipeline),
+    CONSTRAINT ck_pipeline_paused CHECK (num_nulls(paused_at, paused_by, paused_reason) IN (0, 3)),
+    CONSTRAINT ck_pipeline_retired CHECK (num_nulls(retired_at, retired_by, retired_reason) IN (0, 3)),
+    CONSTRAINT ck_pipeline_source_kind CHECK (source_kind IN ('transactional', 'opaque', 'non-transactional'))
+);
+COMMENT ON TABLE tidegate.pipeline IS 'The registered pipelines.';
+COMMENT ON COLUMN tidegate.pipeline.pipeline IS 'its name, as declared in jobs/pipelines';
+COMMENT ON COLUMN tidegate.pipeline.fingerprint IS 'SHA-256 of the declaration; attempts and commits compare it';
+COMMENT ON COLUMN tidegate.pipeline.declaration IS 'the declaration itself';
+COMMENT ON COLUMN tidegate.pipeline.in_flight IS 'most batches begun and not committed';
+COMMENT ON COLUMN tidegate.pipeline.commits_alone IS 'whether each batch is merged by itself';
+COMMENT ON COLUMN tidegate.pipeline.registered_at IS 'when this declaration was registered';
+COMMENT ON COLUMN tidegate.pipeline.paused_at IS 'since when no new run starts';
+COMMENT ON COLUMN tidegate.pipeline.retired_at IS 'since when no batch of it counts any more';
+
+CREATE TABLE tidegate.state_table (
+    state text NOT NULL,
+    pipeline text NOT NULL,
+    pruned_txid bigint NOT NULL DEFAULT 0,
+    dropped_at timestamptz,
+    table_oid oid,
+    CONSTRAINT pk_state_table PRIMARY KEY (state),
+    CONSTRAINT fk_state_table_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
+);
+COMMENT ON TABLE tidegate.state_table IS 'Which pipeline owns which state table: one writer each.';
+COMMENT ON COLUMN tidegate.state_table.state IS 'name of the table in schema state';
+COMMENT ON COLUMN tidegate.state_table.pipeline IS 'its only writer';
+COMMENT ON COLUMN tidegate.state_table.pruned_txid IS 'of changes: those up to here were removed';
+COMMENT ON COLUMN tidegate.state_table.dropped_at IS 'since when it is dropped, as its pipeline is retired';
+COMMENT ON COLUMN tidegate.state_table.table_oid IS 'its number in Postgres; NULL: not noted, or it is a view';
+
+CREATE TABLE tidegate.state_range (
+    state text NOT NULL,
+    partition text NOT NULL,
+    lower text,
+    upper text,
+    every text NOT NULL,
+    CONSTRAINT pk_state_range PRIMARY KEY (state, partition),
+    CONSTRAINT fk_state_range_state_table FOREIGN KEY (state) REFERENCES tidegate.state_table (state)
+);
+COMMENT ON TABLE tidegate.state_range IS 'Partitions of states that are divided by ranges, and of what states record.';
+COMMENT ON COLUMN tidegate.state_range.partition IS 'name of the table in schema state that has its rows';
+COMMENT ON COLUMN tidegate.state_range.lower IS 'its least value, of a time in UTC; NULL: it has none';
+COMMENT ON COLUMN tidegate.state_range.upper IS 'the least value above it; NULL: there is none, or it is the lower one of the next';
+COMMENT ON COLUMN tidegate.state_range.every IS 'its length, as it was declared; size: of changes, which have none';
+
+CREATE TABLE tidegate.cursor (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    attempt integer,
+    source_digest bytea,
+    epoch text NOT NULL,
+    history uuid NOT NULL DEFAULT gen_random_uuid(),
+    CONSTRAINT pk_cursor PRIMARY KEY (pipeline),
+    CONSTRAINT fk_cursor_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
+    CONSTRAINT ck_cursor_txid CHECK (txid >= 0)
+);
+COMMENT ON TABLE tidegate.cursor IS 'One row per pipeline. Every commit holds its row lock; order and exactly-once are decided under it.';
+COMMENT ON COLUMN tidegate.cursor.txid IS 'last committed txid';
+COMMENT ON COLUMN tidegate.cursor.attempt IS 'its attempt; NULL before the first commit';
+COMMENT ON COLUMN tidegate.cursor.source_digest IS 'SHA-256 of its source metadata';
+COMMENT ON COLUMN tidegate.cursor.epoch IS 'which database incarnation: system identifier and timeline, number of the database';
+COMMENT ON COLUMN tidegate.cursor.history IS 'which history of commits; a new one begins when a loss is accepted';
+
+CREATE TABLE tidegate.plan (
+    pipeline text NOT NULL,
+    succeeded bigint NOT NULL DEFAULT 0,
+    succeeded_at timestamptz,
+    failed integer NOT NULL DEFAULT 0,
+    failing_since timestamptz,
+    failed_at timestamptz,
+    failed_run text,
+    error text,
+    CONSTRAINT pk_plan PRIMARY KEY (pipeline),
+    CONSTRAINT fk_plan_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
+    CONSTRAINT ck_plan_failed CHECK (
+        failed >= 0 AND num_nulls(failing_since, failed_at, failed_run, error) = CASE failed WHEN 0 THEN 4 ELSE 0 END
+    )
+);
+COMMENT ON TABLE tidegate.plan IS 'How the plans of each pipeline end: one row per pipeline.';
+COMMENT ON COLUMN tidegate.plan.succeeded IS 'plans that have found out what is new';
+COMMENT ON COLUMN tidegate.plan.succeeded_at IS 'when the last of them ended';
+COMMENT ON COLUMN tidegate.plan.failed IS 'plans that have failed since';
+COMMENT ON COLUMN tidegate.plan.failing_since IS 'when the first of these failed';
+COMMENT ON COLUMN tidegate.plan.failed_at IS 'when the last of these failed';
+COMMENT ON COLUMN tidegate.plan.failed_run IS 'its run';
+COMMENT ON COLUMN tidegate.plan.error IS 'why it failed: code and message';
+
+CREATE TABLE tidegate.batch (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    source_metadata bytea NOT NULL,
+    source_digest bytea NOT NULL,
+    previous_digest bytea,
+    opened_by text NOT NULL,
+    opened_at timestamptz NOT NULL DEFAULT now(),
+    attempt integer NOT NULL DEFAULT 0,
+    halted_at timestamptz,
+    halted_reason text,
+    skip_owner text,
+    skip_reason text,
+    tries_after integer NOT NULL DEFAULT 0,
+    awaits_ack boolean NOT NULL DEFAULT true,
+    acked_at timestamptz,
+    CONSTRAINT pk_batch PRIMARY KEY (pipeline, txid),
+    CONSTRAINT fk_batch_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
+    CONSTRAINT ck_batch_halted CHECK ((halted_at IS NULL) = (halted_reason IS NULL)),
+    CONSTRAINT ck_batch_skip CHECK ((skip_owner IS NULL) = (skip_reason IS NULL)),
+    CONSTRAINT ck_batch_txid CHECK (txid >= 1)
+);
+-- Every plan looks for commits of which the source has yet to learn, however many batches there are.
+CREATE INDEX ix_batch_pipeline_txid ON tidegate.batch (pipeline, txid) WHERE awaits_ack;
+COMMENT ON TABLE tidegate.batch IS 'One row per txid with its frozen source metadata.';
+COMMENT ON COLUMN tidegate.batch.source_metadata IS 'what is needed to read exactly this batch; never edited';
+COMMENT ON COLUMN tidegate.batch.source_digest IS 'its SHA-256';
+COMMENT ON COLUMN tidegate.batch.previous_digest IS 'SHA-256 of the metadata that it continues; NULL for the first batch';
+COMMENT ON COLUMN tidegate.batch.opened_by IS 'the run that planned it';
+COMMENT ON COLUMN tidegate.batch.opened_at IS 'when its metadata was frozen';
+COMMENT ON COLUMN tidegate.batch.attempt IS 'newest attempt: the fence';
+COMMENT ON COLUMN tidegate.batch.halted_at IS 'since when no task retries it';
+COMMENT ON COLUMN tidegate.batch.halted_reason IS 'why, in one line';
+COMMENT ON COLUMN tidegate.batch.skip_owner IS 'who gave it up: its commit will be without rows';
+COMMENT ON COLUMN tidegate.batch.tries_after IS 'failures up to this attempt no longer count';
+COMMENT ON COLUMN tidegate.batch.awaits_ack IS 'its source has yet to learn that it counts';
+COMMENT ON COLUMN tidegate.batch.acked_at IS 'when its source learned it; NULL: not yet, or not wanted';
+
+CREATE TABLE tidegate.attempt (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    attempt integer NOT NULL,
+    owner text NOT NULL,
+    airflow_run_id text,
+    airflow_task_id text,
+    airflow_try integer,
+    spark_application text,
+    spark_tag text,
+    fingerprint text NOT NULL,
+    source_metadata bytea,
+    source_digest bytea NOT NULL,
+    previous_digest bytea,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    seen_at timestamptz,
+    staged_at timestamptz,
+    sealed_at timestamptz,
+    failed_at timestamptz,
+    error text,
+    is_poison boolean,
+    source_rows bigint,
+    source_hash bigint,
+    source_hash_sum bigint,
+    quarantined_rows bigint,
+    transformed_rows bigint,
+    transformed_hash bigint,
+    transformed_hash_sum bigint,
+    staged_bytes bigint,
+    dropped_at timestamptz,
+    CONSTRAINT pk_attempt PRIMARY KEY (pipeline, txid, attempt),
+    CONSTRAINT fk_attempt_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid),
+    CONSTRAINT ck_attempt_error CHECK ((failed_at IS NULL) = (error IS NULL)),
+    CONSTRAINT ck_attempt_is_poison CHECK ((failed_at IS NULL) = (is_poison IS NULL)),
+    CONSTRAINT ck_attempt_one_end CHECK (sealed_at IS NULL OR failed_at IS NULL)
+);
+-- Every plan looks for staging to drop, however many attempts there are.
+CREATE INDEX ix_attempt_pipeline_txid_attempt ON tidegate.attempt (pipeline, txid, attempt) WHERE dropped_at IS NULL;
+COMMENT ON TABLE tidegate.attempt IS 'One row per try at a batch.';
+COMMENT ON COLUMN tidegate.attempt.attempt IS 'numbered by the store, from 1';
+COMMENT ON COLUMN tidegate.attempt.owner IS 'who runs it, for people';
+COMMENT ON COLUMN tidegate.attempt.airflow_run_id IS 'NULL outside Airflow';
+COMMENT ON COLUMN tidegate.attempt.airflow_try IS 'for people: it numbers nothing here';
+COMMENT ON COLUMN tidegate.attempt.spark_tag IS 'tag of its operations, by which they are interrupted';
+COMMENT ON COLUMN tidegate.attempt.fingerprint IS 'declaration that computes the partials';
+COMMENT ON COLUMN tidegate.attempt.source_metadata IS 'what it reads, if it planned an opaque batch again; NULL: the first plan';
+COMMENT ON COLUMN tidegate.attempt.source_digest IS 'SHA-256 of the metadata that it reads';
+COMMENT ON COLUMN tidegate.attempt.previous_digest IS 'SHA-256 of the metadata that this continues; NULL for the first batch';
+COMMENT ON COLUMN tidegate.attempt.started_at IS 'when it took the fence';
+COMMENT ON COLUMN tidegate.attempt.seen_at IS 'when the process that runs it last said that it is alive';
+COMMENT ON COLUMN tidegate.attempt.staged_at IS 'when Spark had staged the last row';
+COMMENT ON COLUMN tidegate.attempt.sealed_at IS 'when its staging was complete';
+COMMENT ON COLUMN tidegate.attempt.failed_at IS 'when it gave up';
+COMMENT ON COLUMN tidegate.attempt.error IS 'why it gave up: code and message';
+COMMENT ON COLUMN tidegate.attempt.is_poison IS 'whether the content of the batch is at fault: only such failures count as tries';
+COMMENT ON COLUMN tidegate.attempt.source_rows IS 'rows that the source emitted';
+COMMENT ON COLUMN tidegate.attempt.source_hash IS 'XOR of their 64-bit hashes, of attempts by code from before revision 0014';
+COMMENT ON COLUMN tidegate.attempt.source_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
+COMMENT ON COLUMN tidegate.attempt.quarantined_rows IS 'of these, set aside as bad';
+COMMENT ON COLUMN tidegate.attempt.transformed_rows IS 'rows that the transform returned';
+COMMENT ON COLUMN tidegate.attempt.transformed_hash IS 'XOR of their 64-bit hashes, of attempts by code from before revision 0014';
+COMMENT ON COLUMN tidegate.attempt.transformed_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
+COMMENT ON COLUMN tidegate.attempt.staged_bytes IS 'bytes that were copied into staging';
+COMMENT ON COLUMN tidegate.attempt.dropped_at IS 'when its staging was dropped';
+
+CREATE TABLE tidegate.seal (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    attempt integer NOT NULL,
+    state text NOT NULL,
+    partition integer NOT NULL,
+    task_attempt bigint NOT NULL,
+    rows bigint NOT NULL,
+    digest bigint NOT NULL,
+    CONSTRAINT pk_seal PRIMARY KEY (pipeline, txid, attempt, state, partition),
+    CONSTRAINT fk_seal_attempt FOREIGN KEY (pipeline, txid, attempt) REFERENCES tidegate.attempt (pipeline, txid, attempt),
+    CONSTRAINT ck_seal_rows CHECK (rows > 0)
+);
+COMMENT ON TABLE tidegate.seal IS 'What a sealed attempt staged: one task attempt per partition. Partitions without rows have no row.';
+COMMENT ON COLUMN tidegate.seal.partition IS 'Spark partition';
+COMMENT ON COLUMN tidegate.seal.task_attempt IS 'the one Spark task attempt whose rows count';
+COMMENT ON COLUMN tidegate.seal.rows IS 'rows it staged';
+COMMENT ON COLUMN tidegate.seal.digest IS 'XOR of the rows'' 64-bit hashes, in any order';
+
+CREATE TABLE tidegate.commit (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    attempt integer NOT NULL,
+    source_digest bytea NOT NULL,
+    owner text NOT NULL,
+    key_count bigint NOT NULL,
+    committed_at timestamptz NOT NULL DEFAULT now(),
+    merged_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    quarantined_rows bigint NOT NULL DEFAULT 0,
+    skipped_reason text,
+    CONSTRAINT pk_commit PRIMARY KEY (pipeline, txid),
+    CONSTRAINT fk_commit_attempt FOREIGN KEY (pipeline, txid, attempt) REFERENCES tidegate.attempt (pipeline, txid, attempt)
+);
+COMMENT ON TABLE tidegate.commit IS 'One row per committed txid, written in the commit''s own transaction.';
+COMMENT ON COLUMN tidegate.commit.owner IS 'who committed it, for people';
+COMMENT ON COLUMN tidegate.commit.key_count IS 'state rows it wrote, over all states';
+COMMENT ON COLUMN tidegate.commit.committed_at IS 'when its transaction began';
+COMMENT ON COLUMN tidegate.commit.merged_at IS 'when everything was merged, just before COMMIT';
+COMMENT ON COLUMN tidegate.commit.quarantined_rows IS 'bad records set aside with it';
+COMMENT ON COLUMN tidegate.commit.skipped_reason IS 'why the batch was skipped; NULL if it was not';
+
+CREATE TABLE tidegate.source_file (
+    pipeline text NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    sha256 bytea NOT NULL,
+    size bigint NOT NULL,
+    mtime_ns bigint NOT NULL,
+    txid bigint NOT NULL,
+    CONSTRAINT pk_source_file PRIMARY KEY (pipeline, name, sha256),
+    CONSTRAINT fk_source_file_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
+);
+-- A redo deletes the files of its batch.
+CREATE INDEX ix_source_file_pipeline_txid ON tidegate.source_file (pipeline, txid);
+COMMENT ON TABLE tidegate.source_file IS 'One row per file that has counted, written in the commit of its batch.';
+COMMENT ON COLUMN tidegate.source_file.name IS 'below the source''s folder';
+COMMENT ON COLUMN tidegate.source_file.sha256 IS 'of its content: name and content are the file';
+COMMENT ON COLUMN tidegate.source_file.size IS 'bytes';
+COMMENT ON COLUMN tidegate.source_file.mtime_ns IS 'when it was last seen to be modified';
+COMMENT ON COLUMN tidegate.source_file.txid IS 'the batch in which it counts, or was skipped';
+
+CREATE TABLE tidegate.run_batch (
+    pipeline text NOT NULL,
+    run_id text NOT NULL,
+    position integer NOT NULL,
+    txid bigint NOT NULL,
+    CONSTRAINT pk_run_batch PRIMARY KEY (pipeline, run_id, position),
+    CONSTRAINT fk_run_batch_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
+);
+COMMENT ON TABLE tidegate.run_batch IS 'Which txids a run covers: a plan that is tried again finds its own answer.';
+COMMENT ON COLUMN tidegate.run_batch.run_id IS 'the Airflow run, or the command line''s own name';
+COMMENT ON COLUMN tidegate.run_batch.position IS 'from 0: Airflow''s map index';
+
+CREATE TABLE tidegate.quarantine (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    number bigint NOT NULL,
+    reason text NOT NULL,
+    origin text,
+    payload text NOT NULL,
+    is_raw boolean NOT NULL,
+    state text,
+    quarantined_at timestamptz NOT NULL DEFAULT now(),
+    replayed_txid bigint,
+    mended_payload text,
+    mended_at timestamptz,
+    mended_by text,
+    mended_reason text,
+    CONSTRAINT pk_quarantine PRIMARY KEY (pipeline, txid, number),
+    CONSTRAINT fk_quarantine_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid),
+    CONSTRAINT ck_quarantine_mended CHECK (num_nulls(mended_payload, mended_at, mended_by, mended_reason) IN (0, 4))
+);
+-- A replay reads the records that have its txid, `tidegate quarantine list` those that wait.
+CREATE INDEX ix_quarantine_pipeline_replayed_txid_txid_number ON tidegate.quarantine (pipeline, replayed_txid, txid, number);
+COMMENT ON TABLE tidegate.quarantine IS 'Bad records: set aside in the commit of their batch, so that none is lost.';
+COMMENT ON COLUMN tidegate.quarantine.txid IS 'the batch that set it aside';
+COMMENT ON COLUMN tidegate.quarantine.number IS 'from 1 within the batch';
+COMMENT ON COLUMN tidegate.quarantine.reason IS 'why it is bad';
+COMMENT ON COLUMN tidegate.quarantine.origin IS 'where it stood: file, or topic, partition and offset';
+COMMENT ON COLUMN tidegate.quarantine.payload IS 'the record: as it stood, or its columns as JSON';
+COMMENT ON COLUMN tidegate.quarantine.is_raw IS 'whether payload is the record as it stood';
+COMMENT ON COLUMN tidegate.quarantine.state IS 'the state whose final window it came too late for, as a partial; NULL: a bad record';
+COMMENT ON COLUMN tidegate.quarantine.quarantined_at IS 'when its batch committed';
+COMMENT ON COLUMN tidegate.quarantine.replayed_txid IS 'the later batch that takes it up again; NULL while it waits here';
+COMMENT ON COLUMN tidegate.quarantine.mended_payload IS 'what replays read in the place of payload; NULL: it was not mended';
+COMMENT ON COLUMN tidegate.quarantine.mended_at IS 'when';
+COMMENT ON COLUMN tidegate.quarantine.mended_by IS 'the operator';
+COMMENT ON COLUMN tidegate.quarantine.mended_reason IS 'why it was mended so';
+
+CREATE TABLE tidegate.check_result (
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    name text NOT NULL,
+    found text,
+    CONSTRAINT pk_check_result PRIMARY KEY (pipeline, txid, name),
+    CONSTRAINT fk_check_result_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
+);
+COMMENT ON TABLE tidegate.check_result IS 'One row per check of a committed batch.';
+COMMENT ON COLUMN tidegate.check_result.name IS 'of the check';
+COMMENT ON COLUMN tidegate.check_result.found IS 'what it warned of; NULL: nothing';
+
+CREATE TABLE tidegate.watermark (
+    state text NOT NULL,
+    pipeline text NOT NULL,
+    txid bigint NOT NULL,
+    watermark timestamptz,
+    previous_watermark timestamptz,
+    removed_until timestamptz,
+    CONSTRAINT pk_watermark PRIMARY KEY (state),
+    CONSTRAINT fk_watermark_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
+);
+COMMENT ON TABLE tidegate.watermark IS 'How far event time has come in each state with windows.';
+COMMENT ON COLUMN tidegate.watermark.state IS 'a state with windows';
+COMMENT ON COLUMN tidegate.watermark.txid IS 'the last batch that counted in it';
+COMMENT ON COLUMN tidegate.watermark.watermark IS 'the greatest event time that has counted, in UTC; NULL: there was none';
+COMMENT ON COLUMN tidegate.watermark.previous_watermark IS 'the same before that batch, for a redo';
+COMMENT ON COLUMN tidegate.watermark.removed_until IS 'windows that ended by then are no longer kept; NULL: all are';
+
+CREATE TABLE tidegate.open_commit (
+    pipeline text NOT NULL,
+    CONSTRAINT pk_open_commit PRIMARY KEY (pipeline),
+    CONSTRAINT fk_open_commit_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
+);
+COMMENT ON TABLE tidegate.open_commit IS 'Empty, but for the commits that run an author''s update: a transaction that leaves a row here is refused.';
+
+CREATE TABLE tidegate.operator_action (
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    pipeline text NOT NULL,
+    txid bigint,
+    action text NOT NULL,
+    owner text NOT NULL,
+    reason text NOT NULL,
+    acted_at timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT pk_operator_action PRIMARY KEY (number),
+    CONSTRAINT fk_operator_action_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline),
+    CONSTRAINT ck_operator_action_action CHECK (
+        action IN ('pause', 'resume', 'retry', 'skip', 'redo', 'replay', 'accept', 'mend', 'prune', 'retire', 'reinstate')
+    )
+);
+COMMENT ON TABLE tidegate.operator_action IS 'What people did by hand, and why.';
+COMMENT ON COLUMN tidegate.operator_action.txid IS 'NULL: the whole pipeline';
+COMMENT ON COLUMN tidegate.operator_action.acted_at IS 'when';
 
 -- Phase of a batch. It is derived from the batch's rows, in order of precedence, and never stored.
 

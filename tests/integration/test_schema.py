@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.schema import CreateSchema
 
 import migrations
 from jobs import FixedBatches, Pipeline, Update
@@ -34,15 +33,12 @@ Register = Callable[[PipelineSpec], bool]
 
 
 def test_the_migrations_lead_to_the_documented_schema(settings: Settings, server: Server) -> None:
-    """tables.py and schema.sql describe the actual tables, views, functions and grants."""
+    """schema.sql alone makes the same ledger as all migrations."""
     specs = [pipeline.spec for pipeline in all_pipelines()]
     migrated, written = (replace(settings, pg_database=server.create_database()) for _ in range(2))
     try:
         migrations.upgrade(migrated, specs)
         with migrations.connected(written) as connection:
-            for name in (tables.LEDGER, state_tables.STATE, state_tables.STAGING):
-                connection.execute(CreateSchema(name))
-            tables.ledger.create_all(connection)
             with closing(connection.connection.cursor()) as cursor:
                 cursor.execute(Path(tables.__file__).with_name("schema.sql").read_text())
             state_tables.metadata_of(tuple(specs)).create_all(connection)
@@ -54,8 +50,11 @@ def test_the_migrations_lead_to_the_documented_schema(settings: Settings, server
 
 
 def _without_alembic(found: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Leave out Alembic's own table, and the order in which privileges were granted."""
-    kept = {what: [text for text in texts if "alembic_version" not in text] for what, texts in found.items()}
+    """Leave out Alembic's own table, the order in which privileges were granted, and how a default of 0 is written."""
+    kept = {
+        what: [text.replace("'0'::bigint", "0") for text in texts if "alembic_version" not in text]
+        for what, texts in found.items()
+    }
     return {what: sorted(re.sub(r"\{[^{}]*\}", _sorted_items, text) for text in texts) for what, texts in kept.items()}
 
 
