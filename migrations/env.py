@@ -10,25 +10,21 @@ from sqlalchemy.schema import CreateSchema
 
 from migrations import reflection
 from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
-from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
-def _ours(name, type_, parents):  # noqa: ANN001, ANN202
-    """Compare the ledger, without Alembic's own tables, and declared states: other tables come and go, or belong to others."""
+def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
+    """Compare declared states: other tables belong to others, and the ledger is made by schema.sql alone."""
     if type_ == "schema":
-        return name in (tables.LEDGER, state_tables.STATE)
-    if type_ == "table":
-        return name in after if parents["schema_name"] == state_tables.STATE else name not in own_tables
-    return True
+        return name == state_tables.STATE
+    return type_ != "table" or name in after
 
 
 def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore indexes and constraints of states that only the database has: they are the team's."""
+    """Ignore indexes and constraints that only the database has: they are the team's."""
     if type_ not in ("index", "unique_constraint", "foreign_key_constraint") or not reflected or compare_to is not None:
         return True
     # A key that may be NULL is declared as unique, until it may not.
-    is_key = type_ == "unique_constraint" and table.name == f"uq_{table.table.name}_key"
-    return table.table.schema != state_tables.STATE or is_key
+    return type_ == "unique_constraint" and table.name == f"uq_{table.table.name}_key"
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -132,14 +128,13 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-own_tables = (VERSION_TABLE, PROJECT_VERSION_TABLE)
 recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
-if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
+if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(
     connection=connection,
-    target_metadata=[tables.ledger, state_tables.metadata_of(specs)],
+    target_metadata=state_tables.metadata_of(specs),
     version_table=context.config.attributes["version_table"],
     version_table_schema=tables.LEDGER,
     include_schemas=True,

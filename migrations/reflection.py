@@ -1,6 +1,6 @@
-"""A plugin of Alembic that reads all tables of both schemas by one statement for each of their properties.
+"""A plugin of Alembic that reads all tables of a schema by one statement for each of their properties.
 
-Alembic does so for one schema, and asks for each table of any other by seven statements.
+Alembic does so for the default schema, and asks for each table of any other by seven statements.
 """
 
 from collections.abc import Collection

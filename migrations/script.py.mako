@@ -7,7 +7,6 @@ def written(steps):
 import sqlalchemy as sa
 from alembic import op
 ${imports if imports else ""}
-# Of states only: code that was started before this migration keeps working after it.
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 

@@ -56,7 +56,7 @@ def lock_cursor(
     Without `wait`, a cursor that another transaction has locked is an error at once. With `may_be_retired`, the caller checks
     that the pipeline is in service.
 
-    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger was migrated since this process connected;
+    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger is of other code than this process has;
     PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied database, or in one that is
     older than its witness.
     """

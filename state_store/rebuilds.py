@@ -290,7 +290,7 @@ def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
     """
     found = Found({}, [])
     rebuilding = begun(connection, specs)
-    for spec in specs if _has_rebuilds(connection) else ():
+    for spec in specs if revisions.has_ledger(connection) else ():
         try:
             if spec.name not in rebuilding:
                 registration.check_states(connection, [spec])
@@ -305,15 +305,10 @@ def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
 
 def begun(connection: Connection, specs: Sequence[PipelineSpec]) -> set[str]:
     """Return the names of those of these pipelines of whose version a rebuild is registered, and in service."""
-    if not _has_rebuilds(connection):
+    if not revisions.has_ledger(connection):
         return set()
     known = set(revisions.rebuilds_in_service(connection).values())
     return {spec.name for spec in specs if RebuildName(spec.name, spec.version) in known}
-
-
-def _has_rebuilds(connection: Connection) -> bool:
-    """Return whether the ledger is not older than retired pipelines, as which rebuilds end."""
-    return (revisions.current_revision(connection) or "") >= registration.RETIRED_SINCE
 
 
 def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:

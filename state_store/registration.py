@@ -14,9 +14,6 @@ from state_store.cursors import Retired
 from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
 from state_store.errors import DeclarationChanged, PipelineRetired
 
-# The first revision of the ledger in which pipelines are retired.
-RETIRED_SINCE = "0029"
-
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
     """Register a pipeline, with its states and cursor, for `tidegate migrate`; return whether the declaration is new.
@@ -121,7 +118,7 @@ def lock_changed(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
 def lacks_columns(connection: Connection, pipeline: str) -> bool:
     """Return whether tables of states lack a column that a pipeline is registered with, so that its commits fail."""
     p = tables.pipeline.c
-    if revisions.current_revision(connection) is None:
+    if not revisions.has_ledger(connection):
         return False
     declaration = connection.scalar(sa.select(p.declaration).where(p.pipeline == pipeline))
     return declaration is not None and bool(table_identity.missing_columns(connection, declaration))
@@ -130,7 +127,7 @@ def lacks_columns(connection: Connection, pipeline: str) -> bool:
 def _committed(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple[PipelineSpec, Mapping[str, Any], int]]:
     """Return the pipelines that have committed, with their registered declaration and txid; none without a ledger."""
     p, c = tables.pipeline.c, tables.cursor.c
-    if revisions.current_revision(connection) is None:
+    if not revisions.has_ledger(connection):
         return []
     statement = sa.select(p.pipeline, p.declaration, c.txid).join(tables.cursor, p.pipeline == c.pipeline).where(c.txid > 0)
     known = {name: (declaration, committed) for name, declaration, committed in connection.execute(statement)}
@@ -185,9 +182,9 @@ def _await_redo(connection: Connection, spec: PipelineSpec) -> None:
 
 
 def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, str]:
-    """Return a sentence for each of these pipelines that was retired; an older ledger has none."""
+    """Return a sentence for each of these pipelines that was retired; none without a ledger."""
     p = tables.pipeline.c
-    if (revisions.current_revision(connection) or "") < RETIRED_SINCE:
+    if not revisions.has_ledger(connection):
         return {}
     statement = sa.select(p.pipeline, *cursors.RETIRED).where(p.pipeline.in_([spec.name for spec in specs]))
     sentences = {}

@@ -1,9 +1,10 @@
-"""The schema revisions of code and database: which code may use a ledger.
+"""The ledger's schema and the revisions of states: which code may use which database.
 
-A revision is the number of a migration, which changes the ledger (schema ``tidegate``), or states only. A project with its own
-pipelines numbers the migrations of its states separately, so that those of a newer Tidegate never come in between.
+``schema.sql`` makes the ledger (schema ``tidegate``), of which the digest of that file is the version. A project numbers the
+migrations of its states: their revisions.
 """
 
+import hashlib
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,37 +17,18 @@ from state_store import project, tables
 from state_store.declaration import RebuildName, rebuilt_by
 from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
-VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
-LEDGER_COMMENT = "ledger revision "
-OF_STATES_ONLY = "# Of states only:"  # as in migrations/script.py.mako
+# Read when the module is imported. While a process runs, another version may be installed in the same place: its files say
+# nothing about the running code.
+SCHEMA = Path(__file__).with_name("schema.sql").read_text()
+DIGEST = hashlib.sha256(SCHEMA.encode()).hexdigest()[:12]
 VERSION_TABLE = "alembic_version"
 PROJECT_VERSION_TABLE = "alembic_version_of_project"
-
-
-def head_revision() -> str:
-    """Return the newest revision, from the last file name."""
-    return _last(VERSIONS) or ""
 
 
 def project_head() -> str | None:
     """Return the newest revision of a project's own migrations; None if it has none."""
     own = project.own("migrations")
-    return None if own is None else _last(own)
-
-
-def _last(folder: Path) -> str | None:
-    return max((file.name[:4] for file in folder.glob("[0-9]*.py")), default=None)
-
-
-def ledger_revision() -> str:
-    """Return the newest revision that changes the ledger, not just states."""
-    numbered = sorted(VERSIONS.glob("[0-9]*.py"), reverse=True)
-    return next(file.name[:4] for file in numbered if OF_STATES_ONLY not in file.read_text())
-
-
-# The ledger revision that this code needs, read when the module is imported. While a process runs, a newer version may be
-# installed in the same place: its files say nothing about the running code.
-KNOWN_LEDGER = ledger_revision()
+    return None if own is None else max((file.name[:4] for file in own.glob("[0-9]*.py")), default=None)
 
 
 def check_numbers(folder: Path) -> None:
@@ -64,44 +46,74 @@ def check_numbers(folder: Path) -> None:
             )
 
 
-def current_revision(connection: Connection, version_table: str = VERSION_TABLE) -> str | None:
-    """Return the database's revision, or, with their version table, that of a project's own migrations; None without one."""
-    exists = _has_table(connection, version_table)
-    return connection.scalar(sa.select(_version(version_table))) if exists else None
+def has_ledger(connection: Connection) -> bool:
+    """Return whether the database has a ledger, of whatever code."""
+    return _has_table(connection, VERSION_TABLE)
+
+
+def current_revision(connection: Connection) -> str | None:
+    """Return the database's revision of a project's own migrations; None without one."""
+    if not _has_table(connection, PROJECT_VERSION_TABLE):
+        return None
+    return connection.scalar(sa.select(_version(PROJECT_VERSION_TABLE)))
+
+
+def _version(version_table: str) -> sa.ColumnClause[str]:
+    return sa.table(version_table, sa.column("version_num", sa.Text), schema=tables.LEDGER).c.version_num
 
 
 def _has_table(connection: Connection, version_table: str) -> bool:
     return connection.scalar(sa.select(sa.func.to_regclass(f"{tables.LEDGER}.{version_table}"))) is not None
 
 
-def _version(version_table: str = VERSION_TABLE) -> sa.ColumnClause[str]:
-    return sa.table(version_table, sa.column("version_num", sa.Text), schema=tables.LEDGER).c.version_num
-
-
 def lock_revision(connection: Connection) -> None:
-    """Wait for another migration to end, so that this one starts from its revision.
+    """Wait for another migration to end, so that this one starts from its revision."""
+    if has_ledger(connection):
+        connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
 
-    If it will migrate the ledger, it waits for commits, too, and later commits wait for it: they lock a cursor before they read
-    the revision.
+
+def check_ledger(connection: Connection) -> None:
+    """Refuse a database without a ledger, or with one that other code has made than this process has.
+
+    Raises: SchemaOutOfDate with the command to type.
     """
-    if current_revision(connection) is None:
-        return
-    connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{VERSION_TABLE} IN SHARE ROW EXCLUSIVE MODE"))
-    revision, noted = _revisions(connection)
-    if (noted or revision) < ledger_revision():
-        connection.execute(sa.text(f"LOCK TABLE {tables.LEDGER}.{tables.cursor.name} IN EXCLUSIVE MODE"))
+    if not has_ledger(connection):
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
+    check_known(connection)
+
+
+def check_known(connection: Connection) -> None:
+    """Refuse a ledger that other code has made than this process has.
+
+    Raises: SchemaOutOfDate with what to do.
+    """
+    found = connection.scalar(sa.select(_version(VERSION_TABLE)))
+    if found != DIGEST:
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(f"Database {database} {made_by(found)}")
+
+
+def made_by(found: str | None) -> str:
+    """Return which code has made a ledger of this version, which is not this code's, and what to do."""
+    again = "make a new database and read the sources again (docs/projects.md)"
+    if found is None or len(found) < len(DIGEST):  # a migration's number, from when there were several
+        return f"was made by an earlier, unreleased revision of Tidegate ({found}): {again}."
+    return (
+        f"was made by another revision of Tidegate (schema.sql {found}) than this process was started with ({DIGEST}). If the "
+        "code was updated since, restart the stack: tidegate down && tidegate up. If not, use the code that made it; or "
+        f"{again}."
+    )
 
 
 def check_not_newer(connection: Connection) -> None:
-    """Refuse a database that newer code has migrated.
+    """Refuse a ledger that other code has made, and states that a newer or another project has migrated.
 
     Raises: SchemaOutOfDate.
     """
-    revision = current_revision(connection)
-    if revision is not None and revision > (head := head_revision()):
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} is at revision {revision}, newer than this code ({head}). Update the code.")
-    own, revision = project.own("migrations"), current_revision(connection, PROJECT_VERSION_TABLE)
+    if has_ledger(connection):
+        check_ledger(connection)
+    own, revision = project.own("migrations"), current_revision(connection)
     if revision is None:
         return
     database = connection.scalar(sa.select(sa.func.current_database()))
@@ -136,65 +148,46 @@ def _check_same_migration(connection: Connection, own: Path, revision: str) -> N
 
 
 def check_revision(connection: Connection) -> None:
-    """Refuse a database that is older or newer than this code.
+    """Refuse a database whose ledger or states are not those of this code and project.
 
     Raises: SchemaOutOfDate with the command to type.
     """
-    revision = current_revision(connection)
-    _check_known(connection, revision)
+    check_ledger(connection)
     if is_migrated(connection):
         if (own := project.own("migrations")) and (of_project := project_head()):
             _check_same_migration(connection, own, of_project)
         return
     check_not_newer(connection)
-    if revision is not None and _is_rebuilding(connection):
-        return
-    check_migrated(connection)
-
-
-def is_migrated(connection: Connection) -> bool:
-    """Return whether the database is at the revisions of this code and of the project."""
-    of_project = current_revision(connection, PROJECT_VERSION_TABLE) if project.own("migrations") else None
-    return (current_revision(connection), of_project) == (head_revision(), project_head())
-
-
-def check_migrated(connection: Connection) -> None:
-    """Refuse a database to which not all migrations of this code and of the project have been applied.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    if is_migrated(connection):
-        return
-    revision, head = current_revision(connection), head_revision()
-    database = connection.scalar(sa.select(sa.func.current_database()))
-    if revision is None:
-        raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    if revision != head:
-        raise SchemaOutOfDate(f"Database {database} is at revision {revision}, this code needs {head}. Run: tidegate migrate")
-    raise SchemaOutOfDate(
-        f"Database {database} is at revision {current_revision(connection, PROJECT_VERSION_TABLE) or 'none'} of the project's "
-        f"migrations, which are at {project_head()}. Run: tidegate migrate"
-    )
-
-
-def check_all_but_states(connection: Connection) -> None:
-    """Refuse a database that newer code has migrated, or that lacks a migration of the ledger; those of states may wait.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    revision = current_revision(connection)
-    _check_known(connection, revision)
-    check_not_newer(connection)
-    if needs_ledger(connection):
+    # Migrations of states wait for the end of a rebuild. A commit needs only that its declaration is the registered one.
+    if not rebuilds_in_service(connection):
         check_migrated(connection)
 
 
-def _is_rebuilding(connection: Connection) -> bool:
-    """Return whether only migrations of states are missing, and a pipeline is rebuilt, for whose end they wait.
+def is_migrated(connection: Connection) -> bool:
+    """Return whether all migrations of the project have been applied to the database, which has a ledger."""
+    return project.own("migrations") is None or current_revision(connection) == project_head()
 
-    A commit needs no more than that its declaration is the registered one.
+
+def check_migrated(connection: Connection) -> None:
+    """Refuse a database to which not all migrations of the project have been applied.
+
+    Raises: SchemaOutOfDate with the command to type.
     """
-    return not needs_ledger(connection) and bool(rebuilds_in_service(connection))
+    if not is_migrated(connection):
+        database = connection.scalar(sa.select(sa.func.current_database()))
+        raise SchemaOutOfDate(
+            f"Database {database} is at revision {current_revision(connection) or 'none'} of the project's migrations, "
+            f"which are at {project_head()}. Run: tidegate migrate"
+        )
+
+
+def check_all_but_states(connection: Connection) -> None:
+    """Refuse a database whose ledger other code has made, or whose states are newer; migrations of states may be missing.
+
+    Raises: SchemaOutOfDate with the command to type.
+    """
+    check_ledger(connection)
+    check_not_newer(connection)
 
 
 def rebuilds_in_service(connection: Connection) -> dict[str, RebuildName]:
@@ -203,12 +196,6 @@ def rebuilds_in_service(connection: Connection) -> dict[str, RebuildName]:
     named_so = sa.select(p.declaration).where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
     found = ((each["name"], rebuilt_by(each)) for each in connection.scalars(named_so))
     return {name: rebuild for name, rebuild in found if rebuild is not None}
-
-
-def needs_ledger(connection: Connection) -> bool:
-    """Return whether a migration of the ledger is missing."""
-    revision = current_revision(connection)
-    return revision is None or max(revision, _revisions(connection)[1] or "") < ledger_revision()
 
 
 def refusal(connection: Connection) -> TidegateError | None:
@@ -220,58 +207,11 @@ def refusal(connection: Connection) -> TidegateError | None:
     return None
 
 
-def check_ledger(connection: Connection) -> None:
-    """Refuse a database whose ledger is older or newer than this process needs, whatever the revision of states.
-
-    Raises: SchemaOutOfDate with the command to type.
-    """
-    revision = current_revision(connection)
-    _check_known(connection, revision)
-    if revision is None or revision < KNOWN_LEDGER:
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        state = "has no Tidegate tables" if revision is None else f"is at revision {revision}, this code needs {KNOWN_LEDGER}"
-        raise SchemaOutOfDate(f"Database {database} {state}. Run: tidegate migrate")
-
-
 def note_project(connection: Connection, own: Path) -> None:
     """Record which file was the last of a project's own migrations, and let all roles read that and its number."""
-    if revision := current_revision(connection, PROJECT_VERSION_TABLE):
+    if revision := current_revision(connection):
         name = next((file.name for file in own.glob(f"{revision}*.py")), None)
         table = sa.Table(PROJECT_VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=name)
         connection.execute(SetTableComment(table))
     if _has_table(connection, PROJECT_VERSION_TABLE):
         connection.execute(sa.text(f"GRANT SELECT ON {tables.LEDGER}.{PROJECT_VERSION_TABLE} TO tidegate, tidegate_reader"))
-
-
-def note_ledger(connection: Connection, revision: str) -> None:
-    """Record, in a migration, the newest revision that has changed the ledger, as a comment on a table."""
-    table = sa.Table(VERSION_TABLE, sa.MetaData(), schema=tables.LEDGER, comment=f"{LEDGER_COMMENT}{revision}")
-    connection.execute(SetTableComment(table))
-
-
-def check_known(connection: Connection) -> None:
-    """Refuse a ledger that was migrated to a newer revision than the code of this process knows.
-
-    A commit first locks a cursor: from then on, a migration of the ledger waits for it.
-
-    Raises: SchemaOutOfDate.
-    """
-    revision, noted = _revisions(connection)
-    if revision > KNOWN_LEDGER and noted is not None and noted > KNOWN_LEDGER:
-        raise SchemaOutOfDate(
-            f"The ledger was migrated to revision {noted}, but this process was started with code for {KNOWN_LEDGER}. "
-            "Restart the stack: tidegate down && tidegate up"
-        )
-
-
-def _check_known(connection: Connection, revision: str | None) -> None:
-    if revision is not None and revision > KNOWN_LEDGER:
-        check_known(connection)
-
-
-def _revisions(connection: Connection) -> tuple[str, str | None]:
-    """Return a migrated database's revision and, if it is recorded, the newest that has changed its ledger."""
-    version_table = sa.cast(f"{tables.LEDGER}.{VERSION_TABLE}", REGCLASS)
-    comment = sa.func.coalesce(sa.func.obj_description(version_table, "pg_class"), "")
-    revision, noted = connection.execute(sa.select(_version(), comment)).one()
-    return revision, noted.removeprefix(LEDGER_COMMENT) if noted.startswith(LEDGER_COMMENT) else None

@@ -17,8 +17,6 @@ from state_store import revisions, state_tables, tables
 from state_store.declaration import spec_of
 from state_store.errors import GuardMismatch, HoleDetected
 
-NOTED_SINCE = "0032"  # the first revision of the ledger that notes numbers
-
 _NOTE = sa.text("""
 UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
 WHERE pipeline = :pipeline AND relname = state AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p')
@@ -57,7 +55,7 @@ def check(connection: Connection, pipeline: str) -> None:
 def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, list[str]]:
     """Return, by pipeline, those tables of these that are there, and are others than those that batches have committed into."""
     found: dict[str, list[str]] = {}
-    if _is_noted(connection):
+    if revisions.has_ledger(connection):
         for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
             if row.is_another:
                 found.setdefault(row.pipeline, []).append(f"{state_tables.STATE}.{row.state}")
@@ -70,7 +68,7 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     A migration would make it again, empty, and nothing would say later that rows are missing. Columns may lack while
     migrations are missing, as after a downgrade.
     """
-    if not _is_noted(connection):
+    if not revisions.has_ledger(connection):
         return {}
     lost: dict[str, str] = {}
     for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
@@ -88,11 +86,6 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
                 "back with its values: rename it back, or restore a backup of the database.",
             )
     return lost
-
-
-def _is_noted(connection: Connection) -> bool:
-    """Return whether the ledger is not older than the numbers in it."""
-    return (revisions.current_revision(connection) or "") >= NOTED_SINCE
 
 
 def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> list[str]:

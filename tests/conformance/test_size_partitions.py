@@ -22,7 +22,6 @@ from state_store import (
     partitions,
     range_partitions,
     retention,
-    revisions,
     size_partitions,
     state_tables,
     store,
@@ -817,51 +816,3 @@ def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(
     monkeypatch.setattr(changes_source, "_find_upstream", look_and_remove)
     with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
         Changes("shop.total").coordinator(settings).initialize_transaction(1, None, None)
-
-
-# upgrades
-
-
-def test_a_table_from_before_goes_on_as_the_first_partition(totals: Callable[..., Totals], settings: Settings) -> None:
-    """An upgrade of the ledger changes no table of a state; taken back, all changes are read and written as before."""
-    flow = totals(NONE)
-    for batch in BATCHES[:2]:
-        flow.merge(batch)
-    number = next(int(f.name[:4]) for f in revisions.VERSIONS.glob("*.py") if "tidegate.add_partition" in f.read_text())
-    newest = int(revisions.head_revision())
-
-    def files() -> list[tuple[Any, ...]]:
-        return as_tables_are(flow, "SELECT relname, relfilenode FROM pg_class WHERE relname LIKE 'total%' ORDER BY 1")
-
-    def walk(number: int) -> None:
-        before = files()
-        migrations.walk(settings, [flow.spec], f"{number:04d}")
-        assert files() == before
-
-    walk(number - 1)
-    walk(newest)
-    flow = totals(EACH)
-    for batch in BATCHES[2:4]:
-        flow.merge(batch)
-    flow.check()
-    assert flow.parts() == {"": [1, 2], "3": [3], "4": [4]}
-    walk(number - 1)
-    older_code = (
-        "SET tidegate.writer = 'shop'; INSERT INTO state.total_changes (txid, shop, cents, previous_cents, previous_txid) "
-        "VALUES (5, 'b', 14, 7, 4)"
-    )
-    as_tables_are(flow, older_code)
-    assert flow.parts() == {"": [1, 2, 5], "3": [3], "4": [4]}
-    as_tables_are(flow, "SET tidegate.writer = 'shop'; DELETE FROM state.total_changes WHERE txid = 5")
-    walk(newest)
-    with patch.object(size_partitions, "target", lambda *_: state_tables.changes_table_of(flow.spec.states[0])):
-        flow.merge(BATCHES[4])  # as older code did
-    flow.merge(BATCHES[5])
-    flow.check()
-    assert flow.parts() == {"": [1, 2, 5], "3": [3], "4": [4], "6": [6]}
-    assert migrations.upgrade(settings, [flow.spec])[1] == []
-    assert migrations.new_revision(settings, [flow.spec], "nothing is missing") is None
-    assert flow.prune(4)[:3] == (4, 3, ("total_changes$3", "total_changes$4"))
-    flow.check(4)
-    assert flow.prune(6)[:3] == (6, 2, ("total_changes",))
-    flow.check(6)

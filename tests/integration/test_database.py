@@ -59,7 +59,7 @@ def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings
 def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused store keeps no connection open, nor do later stores."""
     with monkeypatch.context() as patched:
-        patched.setattr("state_store.revisions.head_revision", lambda: "9999")
+        patched.setattr("state_store.revisions.DIGEST", "0123456789ab")
         with pytest.raises(SchemaOutOfDate):
             StateStore.connect(settings)
     StateStore.connect(settings).close()

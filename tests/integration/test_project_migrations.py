@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,14 +13,15 @@ import psycopg2
 import pytest
 
 import migrations
-from jobs.pipelines.flights import PIPELINE as FLIGHTS
-from state_store import Settings, StateStore, project, revisions
+from jobs import Count, Pipeline, State
+from state_store import Settings, StateStore, project
 from state_store.errors import SchemaOutOfDate
-from tests.conftest import Server
+from tests.conftest import Server, register_pipelines
+from tests.integration.conftest import TALLY
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VERSIONS = "migrations/versions"
-# A state with the name of an example's, and a column that will be added.
+# A state, and a column that will be added.
 SALES = """
 from tidegate import Count, Files, Min, Pipeline, State
 
@@ -32,19 +31,15 @@ PIPELINE = Pipeline(
     states={"daily": State(key={"shop": "text"}, aggregates={"sold": Count()@MORE@})},
 )
 """
-NEW_LEDGER_MIGRATION = """
+DAILY = """
 from alembic import op
 
-revision = "9000"
-down_revision = "@LAST@"
+revision = "0001"
+down_revision = None
 
 
 def upgrade() -> None:
-    op.execute("COMMENT ON COLUMN tidegate.pipeline.pipeline IS 'its name, as declared in jobs/pipelines'")
-
-
-def downgrade() -> None:
-    pass
+    op.execute("CREATE TABLE state.daily (shop text)")
 """
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,12 +63,12 @@ def declare(shop: Settings, *more: str) -> None:
     (shop.home / "pipelines/sales.py").write_text(SALES.replace("@MORE@", "".join(f", {each}" for each in more)))
 
 
-def tidegate(shop: Settings, *arguments: str, code: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+def tidegate(shop: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a project, of this checkout or another one."""
     where = shop.conninfo()
     environment = {
         **os.environ,
-        "PYTHONPATH": str(code),
+        "PYTHONPATH": str(REPOSITORY),
         "PGHOST": where["host"],
         "PGPORT": str(where["port"]),
         "PGDATABASE": where["dbname"],
@@ -83,22 +78,14 @@ def tidegate(shop: Settings, *arguments: str, code: Path = REPOSITORY) -> subpro
     return subprocess.run(command, cwd=shop.home, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def migrated(shop: Settings, *more: str, message: str = "sales", code: Path = REPOSITORY) -> str:
+def migrated(shop: Settings, *more: str, message: str = "sales") -> str:
     """Declare the pipeline, write its migration and run it; return the migration's file name."""
     declare(shop, *more)
-    wrote = tidegate(shop, "migrate", "--new", message, "--json", code=code)
+    wrote = tidegate(shop, "migrate", "--new", message, "--json")
     assert wrote.returncode == 0, wrote.stderr
-    done = tidegate(shop, "migrate", code=code)
+    done = tidegate(shop, "migrate")
     assert done.returncode == 0, done.stderr
     return Path(json.loads(wrote.stdout)["written"]).name
-
-
-def checkout_in(folder: Path) -> Path:
-    """Return a copy of the checkout's code."""
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "pyproject.toml", folder)
-    return folder
 
 
 def asked(shop: Settings, statement: str, user: str | None = None) -> list[tuple]:
@@ -132,20 +119,6 @@ def test_a_project_has_a_line_of_its_own(shop: Settings) -> None:
     again = tidegate(shop, "migrate", "--new", "again")
     assert "No migration is missing" in again.stdout + again.stderr
     assert sorted(file.name for file in (REPOSITORY / VERSIONS).glob("*.py")) == before
-
-
-def test_a_newer_tidegate_comes_before_the_projects_migrations(shop: Settings, tmp_path: Path) -> None:
-    """The checkout gets a migration of the ledger after the project has its own; an empty database gets both lines, too."""
-    migrated(shop)
-    newer = checkout_in(tmp_path / "newer")
-    (newer / VERSIONS / "9000_newer.py").write_text(NEW_LEDGER_MIGRATION.replace("@LAST@", revisions.head_revision()))
-
-    refused = tidegate(shop, "inspect", "sales", code=newer)
-    assert (refused.returncode, "this code needs 9000" in refused.stderr) == (1, True)
-    assert migrated(shop, '"again": Count()', message="more", code=newer) == "0002_more.py"
-    versions = "SELECT (SELECT version_num FROM tidegate.alembic_version), version_num FROM tidegate.alembic_version_of_project"
-    assert asked(shop, versions) == [("9000", "0002")]
-    assert tidegate(shop, "inspect", "sales", code=newer).returncode == 0
 
 
 def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
@@ -182,54 +155,25 @@ def test_the_examples_do_not_take_a_projects_place(shop: Settings, monkeypatch: 
     refusal = r"at revision 0001 of a project's migrations, and .*100% my shop has no folder pipelines\. Go into that project's"
     for step in (migrations.upgrade, migrations.upgrade_all_but_broken, partial(migrations.new_revision, message="flights")):
         with pytest.raises(SchemaOutOfDate, match=refusal):
-            step(shop, [FLIGHTS.spec])
+            step(shop, [TALLY.spec])
     assert asked(shop, "SELECT pipeline FROM tidegate.pipeline") == [("sales",)]
     monkeypatch.delenv(project.HOME_VARIABLE)
     StateStore.connect(shop).close()  # programs that read states need no project
 
 
-def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the statements of docs/projects.md: the tables stay, and Tidegate's next migration may have the same number."""
-    sales = (shop.home / "pipelines/sales.py").read_text().replace('"daily"', '"sold"')
-    checkout = checkout_in(tmp_path / "checkout")
-    (checkout / "jobs/pipelines/sales.py").write_text(sales)
-    monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))  # without a folder of pipelines
-    for arguments in (["migrate", "--new", "sales"], ["migrate"]):
-        done = tidegate(shop, *arguments, code=checkout)
-        assert done.returncode == 0, done.stderr
-    last = revisions.head_revision()
-    (file,) = (checkout / VERSIONS).glob(f"{int(last) + 1:04d}_*.py")
-    monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
-
-    (shop.home / "pipelines/sales.py").write_text(sales)
-    (shop.home / "migrations" / file.name).write_text(
-        file.read_text().replace(f"down_revision = '{last}'", "down_revision = None")
+def test_states_of_another_project_stay(shop: Settings) -> None:
+    """Its table has the name of a state: the migration is refused, and takes nothing away."""
+    migrations.upgrade(shop, [])
+    register_pipelines(
+        shop, Pipeline("others", TALLY.source, states={"daily": State(key={"day": "date"}, aggregates={"sold": Count()})})
     )
-    (statements,) = re.findall(r"^```sql\n(.*?)^```$", (REPOSITORY / "docs/projects.md").read_text(), re.MULTILINE | re.DOTALL)
-    asked(shop, statements.replace("0031", file.name[:4]).replace("0028", last) + "SELECT", shop.pg_owner)
-
-    done = tidegate(shop, "migrate")
-    assert done.returncode == 0, done.stderr
-    again = tidegate(shop, "migrate", "--new", "again")
-    assert "No migration is missing" in again.stdout + again.stderr
-    (checkout / VERSIONS / f"{int(last) + 1:04d}_newer.py").write_text(
-        NEW_LEDGER_MIGRATION.replace("@LAST@", last).replace("9000", f"{int(last) + 1:04d}")
-    )
-    file.unlink()
-    assert tidegate(shop, "migrate", code=checkout).returncode == 0
-    assert columns(shop, "sold") == ["shop", "sold", "txid"]
-
-
-def test_states_that_the_examples_have_filled_stay(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo ran with this database: a project beside it may not have its states' names."""
-    monkeypatch.delenv(project.HOME_VARIABLE)
-    migrations.upgrade(shop, [FLIGHTS.spec])
     before = columns(shop, "daily")
-    monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
+    (shop.home / "migrations/0001_sales.py").write_text(DAILY)
 
     refused = tidegate(shop, "migrate")
 
     assert refused.returncode == 1
+    assert "already exists" in refused.stderr
     assert columns(shop, "daily") == before
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from jobs import Changes, Pipeline
 from jobs.engine.poison import OUTCOMES
-from state_store import StateStore, revisions, tables
+from state_store import StateStore, project, tables
 from state_store.attempts import Attempt, Tracked
 from state_store.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
 from state_store.history import BatchStatus
@@ -307,10 +307,14 @@ def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> N
 
 def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run can plan, though the ledger is as the page needs it."""
-    monkeypatch.setattr(revisions, "head_revision", lambda: "9999")
+    home = tally.store.settings.home
+    for part in ("pipelines", "migrations"):
+        (home / part).mkdir()
+    (home / "migrations/9999_more.py").touch()
+    monkeypatch.setenv(project.HOME_VARIABLE, str(home))
     idle, outdated = causes(tally)
     assert (idle.code, outdated.code, outdated.command) == ("IDLE", "SCHEMA_OUT_OF_DATE", "tidegate migrate")
-    assert "this code needs 9999. Run: tidegate migrate." in outdated.sentence
+    assert "the project's migrations, which are at 9999. Run: tidegate migrate." in outdated.sentence
     with pytest.raises(SchemaOutOfDate):
         StateStore.connect(tally.store.settings)
 

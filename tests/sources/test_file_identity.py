@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import migrations
 from jobs import Count, Files, Inputs, Pipeline, State, Sum
 from jobs.engine.local_run import run_pipeline
 from jobs.sources.files.done_folder import DoneFolder
@@ -561,19 +560,6 @@ def test_processes_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
             shutil.copyfile(moved, inbox.folder / moved.name)
     inbox.run(pipeline, "last")
     assert counts(inbox, pipeline) == {f"{number:02}": (1, 1) for number in range(written)}
-
-
-def test_a_ledger_of_older_code_knows_its_files(inbox: Inbox) -> None:
-    """The migration reads the files that have counted from the metadata."""
-    pipeline = declare(inbox, files())
-    for name in "abc":
-        inbox.write(f"{name}.csv", lines(name))
-    inbox.run(pipeline, "first")
-    migrations.walk(inbox.settings, [pipeline.spec], "0012")
-    migrations.walk(inbox.settings, [pipeline.spec], "head")
-    touch(inbox)
-    assert inbox.run(pipeline, "second") == []
-    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
 
 
 @pytest.mark.parametrize("done", ["an absolute path", "a link"])

@@ -90,9 +90,7 @@ def test_a_package_of_the_name_further_down_does_no_harm(shipped: Path, tmp_path
 
 
 def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> None:
-    """The template and the versions are there; tests/integration/test_migrations.py covers `migrate --new`."""
-    assert (shipped / "migrations/script.py.mako").is_file()
-    assert (shipped / "migrations/versions/0001_ledger.py").is_file() or list(
-        (shipped / "migrations/versions").glob("0001*.py")
-    )
+    """The template and the ledger are there; tests/integration/test_migrations.py covers `migrate --new`."""
+    for file in ("migrations/script.py.mako", "migrations/versions/0001_ledger.py", "state_store/schema.sql"):
+        assert (shipped / file).is_file()
     assert (shipped / "dags/.airflowignore").is_file()

@@ -190,7 +190,7 @@ def settings(as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--new", metavar="MESSAGE", help="Write the migration that the declared states need.")
+@click.option("--new", metavar="MESSAGE", help="Write the project's migration that the declared states need.")
 @click.option(
     "--accept-epoch",
     is_flag=True,
@@ -201,7 +201,7 @@ def settings(as_json: bool) -> None:
 )
 @as_json
 def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: bool) -> None:
-    """Bring the database to this code's revision and register the pipelines. Safe to repeat."""
+    """Make the ledger, run the project's migrations and register the pipelines. Safe to repeat."""
     import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
 
     if print_roles:
@@ -230,7 +230,8 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
         done = {"revision": revision, "changed": changed, "columns": columns, "retired": left_out, "accepted": accepted}
         output.print_json(done)
         return
-    output.say(f"The database is at revision {revision}{_of_project()}. Registered: {', '.join(changed) or 'nothing new'}.")
+    where = f"at revision {revision} of the project's migrations" if revision else "up to date"
+    output.say(f"The database is {where}. Registered: {', '.join(changed) or 'nothing new'}.")
     for sentence in (*columns, *left_out.values()):
         output.say(sentence)
     if accept_epoch:
@@ -255,10 +256,3 @@ def _write_migration(specs: Sequence[PipelineSpec], message: str, *, as_json: bo
     output.say(f"Wrote {path}. Read it, then run: tidegate migrate" if path else "No migration is missing.")
     for sentence in columns:
         output.say(sentence)
-
-
-def _of_project() -> str:
-    """Return which revision of a project's own migrations the database is at after `migrate`, if there is a project."""
-    from state_store import project, revisions  # noqa: PLC0415 - loads SQLAlchemy
-
-    return f", and at {revisions.project_head() or 'none'} of the project's migrations" if project.own("migrations") else ""

@@ -57,7 +57,7 @@ def restore(settings: Settings, file: Path) -> str:
     Nothing changes before the dump is complete in the server. Connections to the database are ended.
 
     Raises: UsageError if there is no such file, or it holds something else, or there is no embedded stack here;
-    SchemaOutOfDate if newer code made it; PermanentError, StoreUnavailable.
+    SchemaOutOfDate if other code made its ledger; PermanentError, StoreUnavailable.
     """
     postgres = _postgres_of(settings)
     if not file.is_file():
@@ -88,11 +88,9 @@ def _check_ledger(postgres: EmbeddedPostgres, database: str, file: Path) -> None
         if cursor.fetchone() == (None,):
             raise UsageError(f"{file} is a dump of another database: it holds no ledger of Tidegate's. Nothing has changed.")
         cursor.execute(sql.SQL("SELECT max(version_num) FROM {}").format(version))
-        (revision,) = cursor.fetchone() or (None,)
-    if revision is not None and revision > (head := revisions.head_revision()):
-        raise SchemaOutOfDate(
-            f"{file} is at revision {revision}, newer than this code ({head}). Update the code first. Nothing has changed."
-        )
+        (found,) = cursor.fetchone() or (None,)
+    if found != revisions.DIGEST:
+        raise SchemaOutOfDate(f"{file} is a dump of a database that {revisions.made_by(found)} Nothing has changed.")
 
 
 def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> None:

@@ -89,7 +89,7 @@ class Layout:
         }
 
     def migrate(self) -> list[str]:
-        """Migrate Tidegate's tables to this code's revision and register the pipelines.
+        """Make the ledger, run the project's migrations and register the pipelines.
 
         A pipeline that cannot be imported or registered does not stop the others: a returned sentence names it, with the reason
         and what to do.
