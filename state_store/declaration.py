@@ -47,11 +47,6 @@ AsOf = Literal["previous txid", "latest"]
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Fields that may change without changing what a stored value means.
 _WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks", "rebuilds")
-# Fields that older versions lacked, with the values that they implied, which are left out: fingerprints stay the same.
-_LATER_FIELDS: dict[str, Any] = {
-    "order": (), "most": None, "derived": (), "appends": False, "changes": False, "updates": False, "queries": (),
-    "window": None, "given": (), "history": None,
-}  # fmt: skip
 _COMPOSED, _FOLLOWED = "inputs ", "changes of "
 _T = TypeVar("_T")
 
@@ -409,18 +404,12 @@ class PipelineSpec:
         """Return everything that decides what a stored value means, as plain data."""
         without_code = replace(self, checks=(), states=tuple(state.without_code for state in self.states))
         meaning = {name: value for name, value in asdict(without_code).items() if name not in _WITHOUT_MEANING}
-        states = meaning["states"]
-        values = [value for state in states for value in state["values"]]
-        for state in states:
+        for state in meaning["states"]:
             del state["update"], state["before"], state["hash_partitions"], state["ranges"]
             if state["window"]:
                 del state["window"]["keep"]
-        for value in values:
-            del value["combine"]
-        for declared in (meaning, *states, *values, *(derived for state in states for derived in state.get("derived", ()))):
-            for name, usual in _LATER_FIELDS.items():
-                if name in declared and declared[name] == usual:
-                    del declared[name]
+            for value in state["values"]:
+                del value["combine"]
         return {"combiners": COMBINER_VERSION, **meaning}
 
     @property
@@ -499,16 +488,16 @@ def rebuild_named(name: str) -> RebuildName | None:
 def spec_of(declaration: Mapping[str, Any]) -> PipelineSpec:
     """Return the pipeline of a registered declaration: `PipelineSpec.declaration` the other way round, without its code."""
     states = tuple(_state_of(state) for state in declaration["states"])
-    queries = tuple(_read(StateRead, query) for query in declaration.get("queries", ()))
+    queries = tuple(_read(StateRead, query) for query in declaration["queries"])
     return _read(PipelineSpec, declaration, states=states, queries=queries)
 
 
 def _state_of(declared: Mapping[str, Any]) -> StateSpec:
     columns = {
-        part: tuple(_read(kind, column, type=_read(ColumnType, column["type"])) for column in declared.get(part, ()))
+        part: tuple(_read(kind, column, type=_read(ColumnType, column["type"])) for column in declared[part])
         for part, kind in (("keys", KeyColumn), ("values", ValueColumn), ("derived", DerivedColumn))
     }
-    window, history = declared.get("window"), declared.get("history")
+    window, history = declared["window"], declared["history"]
     return _read(
         StateSpec,
         declared,

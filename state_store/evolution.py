@@ -138,7 +138,7 @@ def _compare(known: _State, spec: PipelineSpec) -> tuple[list[ColumnChange], lis
         gone, new = _names(before[name]), _names(after[name])
         added, dropped = (tuple(each for each in one if each not in other) for one, other in ((new, gone), (gone, new)))
         if added or dropped:
-            changes.append(ColumnChange(spec.name, name, added, dropped, after[name].get("updates", False)))
+            changes.append(ColumnChange(spec.name, name, added, dropped, after[name]["updates"]))
     return changes, refusals
 
 
@@ -159,8 +159,8 @@ def _keeps_rows_as_they_came(state: _State) -> bool:
     The values of an aggregate `Last` are, too, but have other names than the columns of that row.
     """
     names = _names(state)
-    is_newest = all((each["computed"], each.get("order")) == (f"last({each['name']})", names) for each in state["values"])
-    return bool(state.get("appends")) or (is_newest and bool(state["keys"]))
+    is_newest = all((each["computed"], each["order"]) == (f"last({each['name']})", names) for each in state["values"])
+    return bool(state["appends"]) or (is_newest and bool(state["keys"]))
 
 
 def _of_columns(before: _State, after: _State, spec: PipelineSpec) -> Iterator[str]:
@@ -177,11 +177,11 @@ def _of_columns(before: _State, after: _State, spec: PipelineSpec) -> Iterator[s
     declared = spec.state(after["name"])
     if declared is not None and (divides := [name for name in added if name in declared.required]):
         yield f"{divides[0]} divides it by ranges and may not be NULL, which it would be in all rows that committed before"
-    if after.get("appends"):
+    if after["appends"]:
         return
     if list(now) != [*kept, *added]:
         yield "the order of its columns, which decides which of two rows is kept, is another one; declare new ones last"
-    if not after.get("history") and next(iter(was)) not in now:
+    if not after["history"] and next(iter(was)) not in now:
         yield f"column {next(iter(was))} is gone, by which it was decided which row is the newest"
 
 

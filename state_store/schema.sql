@@ -170,11 +170,9 @@ CREATE TABLE tidegate.attempt (
     error text,
     is_poison boolean,
     source_rows bigint,
-    source_hash bigint,
     source_hash_sum bigint,
     quarantined_rows bigint,
     transformed_rows bigint,
-    transformed_hash bigint,
     transformed_hash_sum bigint,
     staged_bytes bigint,
     dropped_at timestamptz,
@@ -204,11 +202,9 @@ COMMENT ON COLUMN tidegate.attempt.failed_at IS 'when it gave up';
 COMMENT ON COLUMN tidegate.attempt.error IS 'why it gave up: code and message';
 COMMENT ON COLUMN tidegate.attempt.is_poison IS 'whether the content of the batch is at fault: only such failures count as tries';
 COMMENT ON COLUMN tidegate.attempt.source_rows IS 'rows that the source emitted';
-COMMENT ON COLUMN tidegate.attempt.source_hash IS 'XOR of their 64-bit hashes, of attempts by code from before revision 0014';
 COMMENT ON COLUMN tidegate.attempt.source_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
 COMMENT ON COLUMN tidegate.attempt.quarantined_rows IS 'of these, set aside as bad';
 COMMENT ON COLUMN tidegate.attempt.transformed_rows IS 'rows that the transform returned';
-COMMENT ON COLUMN tidegate.attempt.transformed_hash IS 'XOR of their 64-bit hashes, of attempts by code from before revision 0014';
 COMMENT ON COLUMN tidegate.attempt.transformed_hash_sum IS 'sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked';
 COMMENT ON COLUMN tidegate.attempt.staged_bytes IS 'bytes that were copied into staging';
 COMMENT ON COLUMN tidegate.attempt.dropped_at IS 'when its staging was dropped';
@@ -725,9 +721,9 @@ GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight, commits_alone) ON 
 GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor TO tidegate;
 GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_after, awaits_ack, acked_at)
     ON tidegate.batch TO tidegate;
-GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source_rows, source_hash, source_hash_sum,
-    quarantined_rows, transformed_rows, transformed_hash, transformed_hash_sum, staged_bytes, spark_application, spark_tag,
-    dropped_at) ON tidegate.attempt TO tidegate;
+GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source_rows, source_hash_sum, quarantined_rows,
+    transformed_rows, transformed_hash_sum, staged_bytes, spark_application, spark_tag, dropped_at)
+    ON tidegate.attempt TO tidegate;
 GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
 GRANT UPDATE (succeeded, succeeded_at, failed, failing_since, failed_at, failed_run, error) ON tidegate.plan TO tidegate;
 GRANT UPDATE (txid, watermark, previous_watermark, removed_until) ON tidegate.watermark TO tidegate;

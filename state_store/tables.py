@@ -34,8 +34,6 @@ NAMING = {
 }
 LEDGER = "tidegate"
 HASH_SUM = "sum of their 64-bit hashes modulo 2^64; NULL if they are not tracked"
-# No longer written. Only a later version drops the column, so that older code can still run.
-OLD_HASH = "XOR of their 64-bit hashes, of attempts by code from before revision 0014"
 
 ledger = sa.MetaData(schema=LEDGER, naming_convention=NAMING)
 
@@ -192,11 +190,9 @@ attempt = Table(
     Column("error", Text, comment="why it gave up: code and message"),
     Column("is_poison", Boolean, comment="whether the content of the batch is at fault: only such failures count as tries"),
     Column("source_rows", BigInteger, comment="rows that the source emitted"),
-    Column("source_hash", BigInteger, comment=OLD_HASH),
     Column("source_hash_sum", BigInteger, comment=HASH_SUM),
     Column("quarantined_rows", BigInteger, comment="of these, set aside as bad"),
     Column("transformed_rows", BigInteger, comment="rows that the transform returned"),
-    Column("transformed_hash", BigInteger, comment=OLD_HASH),
     Column("transformed_hash_sum", BigInteger, comment=HASH_SUM),
     Column("staged_bytes", BigInteger, comment="bytes that were copied into staging"),
     _when("dropped_at", "when its staging was dropped"),

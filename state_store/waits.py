@@ -89,7 +89,7 @@ class RegisteredPipeline(NamedTuple):
     failed_run: str | None
     plan_error: str | None
     now: datetime
-    queries: Sequence[Mapping[str, str]] | None
+    queries: Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)

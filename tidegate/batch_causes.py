@@ -117,7 +117,7 @@ class BatchCauses:
 
     def _reads_of_previous(self) -> str:
         """Return the states of its own that the pipeline's transform reads, as the batch before has left them."""
-        reads = self._wait.row.queries or ()
+        reads = self._wait.row.queries
         return " and ".join(read["of"] for read in reads if read["as_of"] == "previous txid")
 
     def _own(self, batch: "WaitingBatch", *, turn: str) -> Iterator[Cause]:

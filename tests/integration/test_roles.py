@@ -15,7 +15,7 @@ LEDGER = {
     *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range", "plan"),
 }
 VIEWS = {"batches", "lag"}
-STATES = {"per_shop", "per_day", "daily", "word_count"}
+STATES = {"per_shop", "per_day"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
 NOT_ITS_OWN = {"pipeline", "state_table", "state_range", "cursor", "plan", "alembic_version"}
 APPENDS = {f"tidegate.{name}": {"INSERT"} for name in (LEDGER - NOT_ITS_OWN)}
@@ -49,7 +49,7 @@ COLUMN_UPDATES = {
     "tidegate.attempt": {
         *("seen_at", "sealed_at", "failed_at", "error", "is_poison", "dropped_at", "staged_at"),
         *("spark_application", "spark_tag"),
-        *("source_rows", "source_hash", "quarantined_rows", "transformed_rows", "transformed_hash", "staged_bytes"),
+        *("source_rows", "quarantined_rows", "transformed_rows", "staged_bytes"),
         *("source_hash_sum", "transformed_hash_sum"),
     },
     "tidegate.plan": {"succeeded", "succeeded_at", "failed", "failing_since", "failed_at", "failed_run", "error"},

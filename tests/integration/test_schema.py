@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 import migrations
 from jobs import FixedBatches, Pipeline, Update
-from state_store import Settings, StateStore, registration, revisions, state_tables, tables
+from state_store import Settings, StateStore, registration, revisions, state_tables
 from state_store.attempts import Tracked
 from state_store.columns import ColumnType, ValueColumn
 from state_store.declaration import PipelineSpec
@@ -190,22 +189,6 @@ def test_an_update_has_one_pipeline(tally: Tally, settings: Settings, register_s
         with pytest.raises(DeclarationChanged, match=r"State outbox of pipeline two belongs to pipeline one.*Rename one"):
             register_spec(replace(second, name="two"))
     assert contents(settings) == before
-
-
-def test_pipelines_that_have_shared_an_updates_name_keep_it(settings: Settings, register_spec: Register) -> None:
-    """Until now it was not refused, and a pipeline that has committed cannot rename it."""
-    outbox = Pipeline(
-        "one", FixedBatches([], {"a": "int"}), states={"outbox": Update({"a": "integer"}, lambda _batch: None)}
-    ).spec
-    second = replace(outbox, name="two")
-    register_spec(replace(second, states=(replace(outbox.states[0], name="later"),)))
-    register_spec(outbox)
-    p = tables.pipeline.c
-    with migrations.connected(settings) as connection:
-        shared = sa.update(tables.pipeline).where(p.pipeline == "two")
-        connection.execute(shared.values(declaration=second.declaration, fingerprint=second.fingerprint))
-    assert register_spec(second) is False
-    assert register_spec(replace(second, version=2)) is True
 
 
 def test_a_state_may_move_to_another_pipeline_until_the_first_commit(

@@ -61,10 +61,10 @@ def test_a_state_query_that_cannot_be_kept_is_refused(make: Callable[[], object]
 
 
 def test_what_is_read_is_part_of_the_declaration() -> None:
-    """A pipeline without queries keeps its fingerprint; one that reads its own state has a window of 1."""
+    """Each has a fingerprint of its own; a pipeline that reads its own state has a window of 1."""
     plain, repeatable = declare(), declare(StateQuery("planes.by_tail"), window=1)
     latest = declare(StateQuery("planes.by_tail", as_of="latest"), StateQuery("planes.plane", as_of="latest"))
-    assert "queries" not in plain.spec.declaration
+    assert plain.spec.declaration["queries"] == ()
     assert len({each.spec.fingerprint for each in (plain, repeatable, latest)}) == 3
     assert [each.spec.window for each in (plain, repeatable, latest)] == [16, 1, 16]
     assert [each.spec.awaits_previous for each in (plain, repeatable, latest)] == [False, True, False]

@@ -1,4 +1,4 @@
-"""Declarations of windows: lengths are read exactly, what cannot be kept is refused, and older fingerprints stay."""
+"""Declarations of windows: lengths are read exactly, and what cannot be kept is refused."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -109,7 +109,7 @@ def test_the_ledger_has_the_whole_declaration(window: Window | None) -> None:
     spec = declare(window)
     read = spec_of(spec.declaration)
     assert (read.states, read.fingerprint, read.tables) == (spec.states, spec.fingerprint, spec.tables)
-    assert ("window" in spec.declaration["states"][0]) == (window is not None)
+    assert (spec.declaration["states"][0]["window"] is not None) == (window is not None)
 
 
 def test_every_detail_of_a_window_is_part_of_the_fingerprint() -> None:
