@@ -53,7 +53,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str, lis
     Retired pipelines are left out (`retired`). A rebuild that has committed what its pipeline has takes its place. Runs as the
     owner role. Safe to repeat; a crash leaves the database as it was.
 
-    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; HoleDetected if a table
+    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a partition; HoleDetected if a table
     with rows of committed batches is gone; DeclarationChanged, also if a pipeline has to be rebuilt first;
     AccessRefused, StoreUnavailable.
     """

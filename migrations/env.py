@@ -32,9 +32,9 @@ def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN20
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write into every migration that creates a state table its trigger, further grants and partitions.
+    """Write into every migration that creates a state table its trigger and further grants.
 
-    A table with another number of partitions than is declared is made again with its indexes, and its rows, privileges and
+    A table that is divided by other ranges than declared is made again with its indexes, and its rows, privileges and
     triggers are copied. A table with another primary key gets the declared one.
     """
     script = directives[0]
@@ -110,12 +110,10 @@ def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
 def _made_again(state, before):  # noqa: ANN001, ANN202
     table = state_tables.state_table_of(state)
     return [
-        *_statements([views[table.name]] if table.name in views else []),
         *_statements(partitions.set_aside(table, before)),
         ops.CreateTableOp.from_table(table),
         *_statements(state_tables.after_create(state, table.name)),
         *_statements(partitions.moved_back(table, state)),
-        *map(ops.CreateIndexOp.from_index, sorted(table.indexes, key=lambda index: str(index.name))),
     ]
 
 

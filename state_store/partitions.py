@@ -1,7 +1,7 @@
 """The tables of states that are divided into partitions: whether they have all of them, and how one is made again.
 
-By a hash of the key, `hash_partitions`, or by the ranges of a column, `range_partitions`; what states record, by its size,
-`size_partitions`. What reads or takes back rows refuses a table that lacks one, because its rows would be missing in silence.
+By the ranges of a column, `range_partitions`; what states record, by its size, `size_partitions`. What reads or takes back
+rows refuses a table that lacks one, because its rows would be missing in silence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import given_by_hand, hash_partitions, lookup, range_partitions, size_partitions, state_tables, tables
+from state_store import given_by_hand, lookup, range_partitions, size_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
-_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
+_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
 _INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")
-_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partstrat", "partattrs")), schema="pg_catalog")
+_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partattrs")), schema="pg_catalog")
 _ATTRIBUTE = sa.table("pg_attribute", *map(sa.column, ("attrelid", "attnum", "attname")), schema="pg_catalog")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
 # triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
@@ -91,10 +91,10 @@ $do$"""
 
 
 class _Found(NamedTuple):
-    """How a table is divided: by which column, if by its ranges, and its attached partitions, by name, with their moduli."""
+    """How a table is divided: by the ranges of which column, and the names of its attached partitions."""
 
-    column: str | None
-    parts: dict[str, int | None]
+    column: str
+    parts: set[str]
 
 
 def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
@@ -115,22 +115,17 @@ def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
     Raises: SchemaOutOfDate.
     """
     table = f"{schema}.{state.table_name}"
-    found = _divided(connection, table)
-    if found is None:
+    if _divided(connection, table) is None:
         return
-    if found.column is not None:
-        driver = connection.connection.driver_connection
-        refusal = range_partitions.why_not_whole(table, lookup.missing_ranges(driver, state.name))
-    else:
-        refusal = hash_partitions.why_not_whole(table, [modulus for modulus in found.parts.values() if modulus])
-    if refusal:
+    missing = lookup.missing_ranges(connection.connection.driver_connection, state.name)
+    if refusal := range_partitions.why_not_whole(table, missing):
         raise refusal
 
 
 def readable_table(connection: Connection, state: StateSpec) -> Table:
     """Return what readers of a state select from, if it has all rows.
 
-    Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
+    Raises: SchemaOutOfDate if a partition of its table is missing: its rows would be, too.
     """
     check_whole(connection, state_tables.STATE, state)
     return state_tables.readable_of(state)
@@ -139,7 +134,7 @@ def readable_table(connection: Connection, state: StateSpec) -> Table:
 def attached(connection: Connection, schema: str, state: StateSpec) -> set[str]:
     """Return the names of the partitions that a state's table has."""
     found = _divided(connection, f"{schema}.{state.table_name}")
-    return set(found.parts) if found else set()
+    return found.parts if found else set()
 
 
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:
@@ -149,13 +144,9 @@ def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]
         if not sa.inspect(connection).has_table(state.table_name, schema=schema):
             continue
         found = _divided(connection, f"{schema}.{state.table_name}")
-        as_found = replace(state, hash_partitions=1, ranges=None)
-        if found and found.column is None:
-            as_found = replace(as_found, hash_partitions=len(found.parts))
-        elif found and found.column is not None:
-            as_found = replace(as_found, ranges=Ranges(found.column, range_partitions.length(connection, state, found.column)))
-        if (as_found.hash_partitions, as_found.ranges) != (state.hash_partitions, state.ranges):
-            differing.append((state, as_found))
+        ranges = Ranges(found.column, range_partitions.length(connection, state, found.column)) if found else None
+        if ranges != state.ranges:
+            differing.append((state, replace(state, ranges=ranges)))
     return differing
 
 
@@ -165,7 +156,7 @@ def losing_their_column(connection: Connection, schema: str, specs: Sequence[Pip
     for spec in specs:
         for state in spec.readable:
             found = _divided(connection, f"{schema}.{state.table_name}")
-            if found and found.column is not None and found.column not in {value.name for value in state.values}:
+            if found and found.column not in {value.name for value in state.values}:
                 sentences[spec.name] = (
                     f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
                     "is divided. First declare other range_partitions, or none, with that column, and let a migration divide "
@@ -183,24 +174,21 @@ def _divided(connection: Connection, table: str) -> _Found | None:
     d, i, part = _DIVIDED.c, _INHERITS.c, _CLASS.c
     column = sa.select(_ATTRIBUTE.c.attname).where(
         _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger))),
-        d.partstrat == "r",
     )  # fmt: skip
-    modulus = sa.cast(sa.func.substring(sa.func.pg_get_expr(part.relpartbound, part.oid), r"modulus (\d+)"), sa.Integer)
     attached = sa.and_(i.inhparent == d.partrelid, sa.not_(i.inhdetachpending))
     rows = connection.execute(
-        sa.select(column.scalar_subquery().label("column"), part.relname, modulus.label("modulus"))
+        sa.select(column.scalar_subquery().label("column"), part.relname)
         .select_from(_DIVIDED.outerjoin(_INHERITS, attached).outerjoin(_CLASS, part.oid == i.inhrelid))
         .where(d.partrelid == name)
     ).all()
-    return _Found(rows[0].column, {row.relname: row.modulus for row in rows if row.relname}) if rows else None
+    return _Found(rows[0].column, {row.relname for row in rows if row.relname}) if rows else None
 
 
 def set_aside(table: Table, state: StateSpec) -> Iterator[str]:
     """Yield the statements that rename a table, its partitions and indexes, to make room for one with the same names."""
     if state.ranges:
         yield from range_partitions.set_aside(state, table)
-    for name in (table.name, *hash_partitions.names(state)):
-        yield f"ALTER TABLE {table.schema}.{name} RENAME TO {name}$before"
+    yield f"ALTER TABLE {table.schema}.{table.name} RENAME TO {table.name}$before"
     for name in sorted(str(part.name) for part in _indexed(table)):
         yield f"ALTER INDEX {table.schema}.{name} RENAME TO {name}$before"
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from state_store import hash_partitions, history_views, range_partitions
+from state_store import history_views, range_partitions
 from state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, Staged, StateSpec
@@ -109,8 +109,6 @@ def _storage(state: StateSpec) -> dict[str, Any]:
     """Return how Postgres stores a state's table."""
     if state.ranges:
         return {"postgresql_partition_by": range_partitions.partitioned_by(state.ranges)}
-    if state.hash_partitions > 1:
-        return {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
     return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
 
 
@@ -140,7 +138,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:
-    """Return the statements that follow the creation of one of a state's tables: trigger, grants, partitions.
+    """Return the statements that follow the creation of one of a state's tables: trigger and grants.
 
     `registration.register` grants what may be declared later.
     """
@@ -148,8 +146,7 @@ def after_create(state: StateSpec, table: str) -> list[str]:
     is_followed = state.stream is not None and state.stream[0] == table
     joins = state.window is not None and state.window.is_session and table == state.name
     granted = [*([GRANT_SELECT_TO_STAGER] if is_followed else []), *([GRANT_DELETE] if joins else [])]
-    divided = hash_partitions.made(STATE, state, STATE_STORAGE, [SINGLE_WRITER]) if table == state.table_name else ()
-    return [*(statement.format(table=name) for statement in (SINGLE_WRITER, *granted)), *divided]
+    return [statement.format(table=name) for statement in (SINGLE_WRITER, *granted)]
 
 
 def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], after: Sequence[str]) -> Table:

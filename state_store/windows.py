@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, partitions, sessions, size_partitions, state_tables, tables
+from state_store import combiners, sessions, size_partitions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -197,7 +197,7 @@ class EventTime:
     def _emit(self, after: int | None, until: int) -> None:
         """Record the windows that become final by this commit, with their last values.
 
-        Raises: SchemaOutOfDate if a hash partition is missing: its windows would never be recorded.
+        Raises: SchemaOutOfDate.
         """
         target = state_tables.state_table_of(self._state)
         final = size_partitions.target(self._connection, self._state, self._txid)
@@ -209,8 +209,6 @@ class EventTime:
         if after is not None:
             windows = windows.where(ended > _at(after, self._window))
         self._connection.execute(insert(final).from_select(["txid", *names], windows))
-        if self._state.hash_partitions > 1:  # the statement has locked the table, so none is detached any more
-            partitions.check_whole(self._connection, state_tables.STATE, self._state)
 
     def _remove(self, until: int) -> None:
         """Remove the windows that ended until then, the oldest first.

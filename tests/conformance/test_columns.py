@@ -43,8 +43,8 @@ _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
 
 def declare(columns: dict[str, str], *, version: int = 1, divided: bool = False) -> Pipeline:
     """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns, and an aggregate."""
-    parts, ranges = (3, Ranges("at", 4)) if divided else (1, None)
-    opaque: dict[str, Any] = {"kind": "opaque", "changes": True, "hash_partitions": parts}
+    ranges = Ranges("at", 4) if divided else None
+    opaque: dict[str, Any] = {"kind": "opaque", "changes": True}
     states = {
         "log": Rows({"at": "bigint", **columns}, range_partitions=ranges),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),

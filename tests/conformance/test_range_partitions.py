@@ -10,6 +10,7 @@ from unittest.mock import patch
 import psycopg2
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
@@ -278,6 +279,34 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.prune("2027-01-01").partitions == ["sales$20260101", "sales$20260201"]
     assert flow.stored() == []
     flow.merge(4, rows)
+    assert flow.stored() == rows
+
+
+def test_a_partition_whose_detaching_was_broken_off_is_missing(
+    sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
+) -> None:
+    """No query finds its rows any more, and a table that is made again would lack them, though it is still listed."""
+    flow = sales("date", "month")
+    rows = [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))]
+    flow.merge(1, rows)
+    detach = 'ALTER TABLE state.sales DETACH PARTITION state."sales$20260101"'
+    with flow.store.engine.connect() as reader, flow.owner.engine.connect() as connection:
+        reader.execute(sa.text("SELECT FROM state.sales"))
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(sa.text("SET statement_timeout = '1s'"))
+        with pytest.raises(OperationalError, match="statement timeout"):
+            connection.execute(sa.text(f"{detach} CONCURRENTLY"))
+        connection.invalidate()
+    refusal = r"Table state.sales lacks 1 of the partitions.*: sales\$20260101\."
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        flow.rows("sales")
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        lookup.get(settings, flow.spec.states[0], [("1", "0")])
+    with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
+        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+    as_owner(sa.text(f"{detach} FINALIZE"))
+    bounds = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
+    as_owner(sa.text(f'ALTER TABLE state.sales ATTACH PARTITION state."sales$20260101" {bounds}'))
     assert flow.stored() == rows
 
 
