@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
 from migrations import reflection
-from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
+from state_store import history_views, partitions, state_tables, table_keys, tables
 from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
@@ -83,15 +83,11 @@ def _leave_comments(operations):  # noqa: ANN001, ANN202
 
 
 def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
-    """Drop the view of a history before a change of its table that it would prevent, and columns of size partitions, too."""
+    """Drop the view of a history before a change of its table that it would prevent."""
     for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
         table = operation.table_name
         if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
             operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
-        dropped = [each.column_name for each in operation.ops if isinstance(each, ops.DropColumnOp)]
-        if table in recorded and dropped:
-            place = operations.index(operation) + 1
-            operations.insert(place, ops.ExecuteSQLOp(size_partitions.columns_dropped(state_tables.STATE, table, dropped)))
 
 
 def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
@@ -131,7 +127,6 @@ after = {
     if table
 }
 own_tables = (VERSION_TABLE, PROJECT_VERSION_TABLE)
-recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # IF NOT EXISTS would need the right to create it
     connection.execute(CreateSchema(tables.LEDGER))

@@ -1,7 +1,7 @@
 """The tables of states that are divided into partitions: whether they have all of them, and how one is made again.
 
-By the ranges of a column, `range_partitions`; what states record, by its size, `size_partitions`. What reads or takes back
-rows refuses a table that lacks one, because its rows would be missing in silence.
+How they are divided is in `range_partitions`. What reads or takes back rows refuses a table that lacks a partition, because its
+rows would be missing in silence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import given_by_hand, lookup, range_partitions, size_partitions, state_tables, tables
+from state_store import given_by_hand, lookup, range_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
@@ -21,7 +21,7 @@ _INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "i
 _DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partattrs")), schema="pg_catalog")
 _ATTRIBUTE = sa.table("pg_attribute", *map(sa.column, ("attrelid", "attnum", "attname")), schema="pg_catalog")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
-# triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
+# triggers that it lacks. Partitions have no privileges of their own. Done where the migration runs, as databases differ.
 # Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
 _MADE_LIKE_BEFORE = """DO $do$
 DECLARE
@@ -48,10 +48,7 @@ BEGIN
         RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
     END IF;
     FOR statement IN
-        WITH made (made) AS (
-            SELECT '{made}'::regclass
-            UNION ALL SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = '{made}'::regclass
-        ), before AS (
+        WITH before AS (
             SELECT * FROM pg_class WHERE oid = '{before}'::regclass
         ), named (oid, name) AS (
             SELECT 0::oid, 'PUBLIC' UNION ALL SELECT oid, quote_ident(rolname) FROM pg_roles
@@ -65,14 +62,14 @@ BEGIN
                 SELECT FROM pg_trigger AS same WHERE same.tgrelid = '{made}'::regclass AND same.tgname = pg_trigger.tgname)
         )
         SELECT todo FROM (
-            SELECT 1, 0, 0, format('REVOKE ALL ON %s FROM %s', made, name)
-            FROM made JOIN pg_class ON oid = made, aclexplode(relacl) JOIN named ON named.oid = grantee
-            WHERE grantee <> relowner
+            SELECT 1, 0, 0, format('REVOKE ALL ON {made} FROM %s', name)
+            FROM pg_class, aclexplode(relacl) JOIN named ON named.oid = grantee
+            WHERE pg_class.oid = '{made}'::regclass AND grantee <> relowner
             UNION ALL
             SELECT 2, part, ordinality, format(
-                'GRANT %s %s ON %s TO %s%s', privilege_type, columns, made, name,
+                'GRANT %s %s ON {made} TO %s%s', privilege_type, columns, name,
                 CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
-            FROM granted JOIN named ON named.oid = grantee, made
+            FROM granted JOIN named ON named.oid = grantee
             UNION ALL
             SELECT 3, 0, 0, replace(
                 replace(pg_get_triggerdef(oid), ' ON {schema}."{name}" ', ' ON {made} '), ' ON {before} ', ' ON {made} ')
@@ -97,28 +94,24 @@ class _Found(NamedTuple):
     parts: set[str]
 
 
-def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
+def check_complete(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
     """Refuse tables that lack a partition: a table created from one would lack the partition's rows.
 
     Raises: SchemaOutOfDate.
     """
-    notes_partitions = sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER)
-    for state in (state for spec in specs for state in spec.readable):
-        check_whole(connection, schema, state)
-        if notes_partitions:
-            size_partitions.check_whole(connection, state)
+    if not sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER):
+        return
+    for table in (table for spec in specs for state in spec.readable for table in state_tables.tables_of(state)):
+        check_whole(connection, table.name)
 
 
-def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
-    """Refuse a table that lacks a partition: for readers, its keys would have no rows.
+def check_whole(connection: Connection, table: str) -> None:
+    """Refuse a table in schema state that lacks a partition: for readers, its rows would be missing.
 
     Raises: SchemaOutOfDate.
     """
-    table = f"{schema}.{state.table_name}"
-    if _divided(connection, table) is None:
-        return
-    missing = lookup.missing_ranges(connection.connection.driver_connection, state.name)
-    if refusal := range_partitions.why_not_whole(table, missing):
+    missing = lookup.missing_ranges(connection.connection.driver_connection, table)
+    if refusal := range_partitions.why_not_whole(f"{state_tables.STATE}.{table}", missing):
         raise refusal
 
 
@@ -127,13 +120,13 @@ def readable_table(connection: Connection, state: StateSpec) -> Table:
 
     Raises: SchemaOutOfDate if a partition of its table is missing: its rows would be, too.
     """
-    check_whole(connection, state_tables.STATE, state)
+    check_whole(connection, state.table_name)
     return state_tables.readable_of(state)
 
 
-def attached(connection: Connection, schema: str, state: StateSpec) -> set[str]:
-    """Return the names of the partitions that a state's table has."""
-    found = _divided(connection, f"{schema}.{state.table_name}")
+def attached(connection: Connection, table: str) -> set[str]:
+    """Return the names of the partitions that a table in schema state has."""
+    found = _divided(connection, f"{state_tables.STATE}.{table}")
     return found.parts if found else set()
 
 

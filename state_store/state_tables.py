@@ -108,7 +108,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 def _storage(state: StateSpec) -> dict[str, Any]:
     """Return how Postgres stores a state's table."""
     if state.ranges:
-        return {"postgresql_partition_by": range_partitions.partitioned_by(state.ranges)}
+        return {"postgresql_partition_by": range_partitions.rows_of(state).partitioned_by}
     return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
 
 
@@ -124,7 +124,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     """Return the table of what a state records: its changes, or its final windows.
 
     A change has txid and key, the values after the txid, and those before it; `previous_txid` is NULL for a new key. A final
-    window has the txid that made it final, key and values. Both have derived values.
+    window has the txid that made it final, key and values. Both have derived values. It is divided by ranges of txids.
     """
     assert state.stream is not None, "only a state that records something has this table"
     name, kept = state.stream
@@ -134,7 +134,8 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     if any(column.nullable for column in state.keys):
         unique = sa.UniqueConstraint(*key, name=f"uq_{name}_key", postgresql_nulls_not_distinct=True)
     parts = [*columns, *(_derived_column(d, state) for d in state.derived), unique]
-    return _table(name, metadata, parts, {}, after_create(state, name))
+    storage = {"postgresql_partition_by": range_partitions.changes_of(state).partitioned_by}
+    return _table(name, metadata, parts, storage, after_create(state, name))
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:

@@ -158,18 +158,21 @@ def test_an_infinite_time_is_refused(sales: Callable[..., Sales], value: str) ->
         sales("timestamptz", "day").merge(1, [(1, value)])
 
 
-def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
+def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:
-    """Commits make it, and no session but theirs: not even that of the same role."""
+    """Commits make it, and no session but theirs: not even that of the same role. It is read and written by its table."""
     flow = sales("date", "month")
     flow.merge(1, [(1, date(2026, 11, 27))])
     direct = 'UPDATE state."sales$20261101" SET amount = 0'
     statement = "SELECT tidegate.add_range('sales', 'sales$x', '2027-01-01', '2027-02-01', 'month')"
     for user, sql, refusal in (
-        (settings.pg_user, direct, "by the commits of pipeline shop only"),
+        (settings.pg_user, direct, "permission denied"),
+        (settings.pg_user, "UPDATE state.sales SET amount = 0", "by the commits of pipeline shop only"),
+        (settings.pg_owner, direct, "by the commits of pipeline shop only"),
         (settings.pg_user, statement, "by the commits of its pipeline only"),
         (settings.pg_reader, direct, "permission denied"),
+        (settings.pg_reader, 'SELECT amount FROM state."sales$20261101"', "permission denied"),
         (settings.pg_reader, statement, "permission denied"),
         (settings.pg_stager, statement, "permission denied"),
     ):
@@ -180,7 +183,7 @@ def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
         ):
             cursor.execute(sql)
     with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_reader))) as connection, connection.cursor() as cursor:
-        cursor.execute('SELECT amount FROM state."sales$20261101"')
+        cursor.execute("SELECT amount FROM state.sales")
         assert cursor.fetchall() == [(1,)]
     other = as_owner(sa.text("SELECT count(*) FROM tidegate.state_range"))
     assert other.scalar_one() == 1
@@ -250,7 +253,7 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
                 read()
     assert lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=lacks):
-        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+        partitions.check_complete(connection, [flow.spec])
     flow.start(1, mode="redo")
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "sales", [(0, 3, date(2026, 1, 6))]))
@@ -303,7 +306,7 @@ def test_a_partition_whose_detaching_was_broken_off_is_missing(
     with pytest.raises(SchemaOutOfDate, match=refusal):
         lookup.get(settings, flow.spec.states[0], [("1", "0")])
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
-        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+        partitions.check_complete(connection, [flow.spec])
     as_owner(sa.text(f"{detach} FINALIZE"))
     bounds = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
     as_owner(sa.text(f'ALTER TABLE state.sales ATTACH PARTITION state."sales$20260101" {bounds}'))

@@ -33,7 +33,7 @@ from jobs import (
     Update,
 )
 from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore, overview, rebuilds, rebuilt_tables
+from state_store import Settings, StateStore, overview, range_partitions, rebuilds, rebuilt_tables
 from state_store.checks import CheckedBatch
 from state_store.declaration import PipelineSpec
 from state_store.errors import (
@@ -206,11 +206,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
-    settings: Settings, register: Callable[..., None], kind: str
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Before and after later batches; the tables have the names that migrations give them."""
     before, after = KINDS[kind]
-    settings = replace(settings, changes_partition_mib=0)  # what is recorded of each txid is in a table of its own
+    monkeypatch.setattr(range_partitions, "TXIDS", 1)  # what is recorded of each txid is in a partition of its own
     register(sales(states=before))
     assert run(settings, sales(states=before)) == [1, 2, 3]
     changed = sales(2, states=after)
