@@ -24,7 +24,7 @@ def run(bench: Bench) -> Iterator[Figure]:
     """Time batches and runs at both sizes; the larger needs 21 GB of disk, and the log 8 GB."""
     sizes, rows = bench.choose((5_000_000, 200_000_000), (20_000, 100_000)), bench.choose(100_000, 1_000)
     with stack_without_airflow(bench.folder / "project") as made, contextlib.ExitStack() as held:
-        places = [Place.create(made, size, USERS) for size in sizes]
+        places = [Place.create(made, size) for size in sizes]
         for place in places:
             place.fill_ledger(1)
             with bench.timed(f"a state of {place.size:,} keys", []):
