@@ -30,7 +30,6 @@ import migrations
 from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
 from benchmarks.project import Project, publish, repeated, share_of_memory, stack_without_airflow
-from jobs import Pipeline
 from state_store import StateStore
 from tests import steps
 from tests.conftest import COMMAND, Server
@@ -108,18 +107,17 @@ class Place(Project):
     """A database and a project folder of one size, with the times of its batches."""
 
     size: int
-    pipeline: Pipeline = USERS
     spent: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
-    def create(cls, made: Project, size: int, pipeline: Pipeline = USERS) -> "Place":
-        """Create an empty place on a stack's server, for the users' pipeline or one that differs only in how it stores them."""
+    def create(cls, made: Project, size: int) -> "Place":
+        """Create an empty place on a stack's server, for the users' pipeline."""
         settings = replace(made.settings, pg_database=Server(made.settings).create_database())
         migrations.upgrade(settings, [])
         home = made.home / settings.pg_database
         (home / "data" / USERS.name).mkdir(parents=True)
-        place = cls(home, replace(settings, home=home), size, pipeline)
-        place.register(pipeline)
+        place = cls(home, replace(settings, home=home), size)
+        place.register(USERS)
         return place
 
     @property
@@ -153,9 +151,9 @@ class Place(Project):
         """Run the steps of a batch, each timed."""
         txid = self.committed() + 1
         parts: dict[str, Callable[[], object]] = {
-            "plan": lambda: steps.plan(self.settings, self.pipeline, run_id=f"{OWNER} {txid}"),
-            "process": lambda: steps.process(self.settings, self.pipeline, txid, owner=OWNER),
-            "commit": lambda: steps.commit(self.settings, self.pipeline, txid, owner=OWNER),
+            "plan": lambda: steps.plan(self.settings, USERS, run_id=f"{OWNER} {txid}"),
+            "process": lambda: steps.process(self.settings, USERS, txid, owner=OWNER),
+            "commit": lambda: steps.commit(self.settings, USERS, txid, owner=OWNER),
         }
         self.spent.append({name: timed(step) for name, step in parts.items()})
         assert self.committed() == txid

@@ -7,7 +7,6 @@ step by step; then runs of several, whose batches are processed in parallel and 
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from benchmarks.growth import Place
@@ -17,18 +16,15 @@ from benchmarks.project import stack_without_airflow
 from jobs.engine.local_run import run_pipeline
 from state_store import StateStore
 
-PARTITIONS = 16
 BATCHES_PER_RUN = 8
 WARM_UP_BATCHES = 4  # until a session has touched most of the shared memory
-STATE = USERS.states["per_user"]
 
 
 def run(bench: Bench) -> Iterator[Figure]:
     """Time batches and runs at both sizes; the larger needs 21 GB of disk, and the log 8 GB."""
     sizes, rows = bench.choose((5_000_000, 200_000_000), (20_000, 100_000)), bench.choose(100_000, 1_000)
-    pipeline = replace(USERS, states={"per_user": replace(STATE, hash_partitions=PARTITIONS)})
     with stack_without_airflow(bench.folder / "project") as made, contextlib.ExitStack() as held:
-        places = [Place.create(made, size, pipeline) for size in sizes]
+        places = [Place.create(made, size) for size in sizes]
         for place in places:
             place.fill_ledger(1)
             with bench.timed(f"a state of {place.size:,} keys", []):
@@ -45,7 +41,7 @@ def run(bench: Bench) -> Iterator[Figure]:
             for place, seconds in zip(places, runs, strict=True):
                 place.arrive(place.size, rows, BATCHES_PER_RUN)
                 # The filled ledger has a run 1.
-                seconds.append(timed(partial(run_pipeline, place.settings, pipeline, run_id=f"several, {number}")))
+                seconds.append(timed(partial(run_pipeline, place.settings, USERS, run_id=f"several, {number}")))
                 bench.tell(f"{place.size:,} keys, run {number + 1}: {seconds[-1]:.2f} s")
         for place in places:
             place.check(place.size + rows * (warm_up + passes + passes * BATCHES_PER_RUN))

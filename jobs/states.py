@@ -36,7 +36,6 @@ class _Keyed(ABC):
     kind: StateKind
     unanchored: bool
     changes: bool
-    hash_partitions: int
     window: Window | None = None
 
     @property
@@ -81,7 +80,6 @@ class _Keyed(ABC):
             self.derived,
             changes=self.changes,
             window=window,
-            hash_partitions=self.hash_partitions,
         )
 
 
@@ -104,9 +102,6 @@ class State(_Keyed):
     `window_start`; it also has `window_end`, `last_event`, the time of its last row, and `corrections`: how many batches have
     changed it after the watermark, the greatest event time that had counted before them, had passed its end. A row whose time
     is NULL fails the batch.
-
-    `hash_partitions` is the number of Postgres tables into which a table of very many keys is divided, by a hash of the key;
-    readers and programs see one. The number may be changed by a migration, which copies the table (docs/state-size.md).
     """
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -116,7 +111,6 @@ class State(_Keyed):
     unanchored: bool = False
     changes: bool = False
     window: Window | None = None
-    hash_partitions: int = 1
 
     @cached_property
     def parts(self) -> Sequence[Part]:
@@ -143,7 +137,7 @@ class Newest(_Keyed):
     `deleted` names a boolean column of the rows that says that the key was deleted. The row then stays, as a tombstone with
     this column true, because an older version may still come: read with ``WHERE NOT deleted``.
 
-    `null_keys`, `kind`, `unanchored`, `changes` and `hash_partitions` are those of `State`.
+    `null_keys`, `kind`, `unanchored` and `changes` are those of `State`.
     """
 
     key: Mapping[str, str]
@@ -154,7 +148,6 @@ class Newest(_Keyed):
     kind: StateKind = "transactional"
     unanchored: bool = False
     changes: bool = False
-    hash_partitions: int = 1
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -189,7 +182,7 @@ class History(_Keyed):
     view follows until a later version. With `collapse`, the view shows versions that follow each other and are equal in
     `columns` as one, valid from the first of them.
 
-    `kind`, `unanchored`, `changes` and `hash_partitions` are those of `State`; changes are those of single versions.
+    `kind`, `unanchored` and `changes` are those of `State`; changes are those of single versions.
     """
 
     key: Mapping[str, str]
@@ -200,7 +193,6 @@ class History(_Keyed):
     kind: StateKind = "transactional"
     unanchored: bool = False
     changes: bool = False
-    hash_partitions: int = 1
     null_keys: bool = False
 
     def __post_init__(self) -> None:

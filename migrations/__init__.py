@@ -57,7 +57,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | No
     Retired pipelines are left out (`retired`). A rebuild that has committed what its pipeline has takes its place. Runs as the
     owner role. Safe to repeat; a crash leaves the database as it was.
 
-    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a hash partition; HoleDetected if a table
+    Raises: SchemaOutOfDate if a declared state has no migration or its table lacks a partition; HoleDetected if a table
     with rows of committed batches is gone; DeclarationChanged, also if a pipeline has to be rebuilt first;
     AccessRefused, StoreUnavailable.
     """
@@ -226,7 +226,7 @@ def _migrate_and_compare(connection: Connection, specs: Sequence[PipelineSpec]) 
     """Run the migrations; return why pipelines are refused whose states these do not make, or another pipeline has."""
     shared = _shared(specs)
     specs = [spec for spec in specs if spec.name not in shared]
-    partitions.check_complete(connection, state_tables.STATE, specs)
+    partitions.check_complete(connection, specs)
     config = _run(connection, specs)
     broken = shared | partitions.losing_their_column(connection, state_tables.STATE, specs)
     specs = [spec for spec in specs if spec.name not in broken]
@@ -322,7 +322,7 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
     specs = [spec for spec in specs if spec.name not in left_out]
     if shared := _shared(specs):
         raise SchemaOutOfDate(" ".join(shared.values()))
-    partitions.check_complete(connection, state_tables.STATE, specs)
+    partitions.check_complete(connection, specs)
     if (own := project.own("migrations")) is not None:
         own.mkdir(exist_ok=True)
     registration.lock_changed(connection, specs)

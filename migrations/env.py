@@ -9,7 +9,7 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
 from migrations import reflection
-from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
+from state_store import history_views, partitions, state_tables, table_keys, tables
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -28,9 +28,9 @@ def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN20
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
-    """Write into every migration that creates a state table its trigger, further grants and partitions.
+    """Write into every migration that creates a state table its trigger and further grants.
 
-    A table with another number of partitions than is declared is made again with its indexes, and its rows, privileges and
+    A table that is divided by other ranges than declared is made again with its indexes, and its rows, privileges and
     triggers are copied. A table with another primary key gets the declared one.
     """
     script = directives[0]
@@ -79,15 +79,11 @@ def _leave_comments(operations):  # noqa: ANN001, ANN202
 
 
 def _complete_changes_of_columns(operations):  # noqa: ANN001, ANN202
-    """Drop the view of a history before a change of its table that it would prevent, and columns of size partitions, too."""
+    """Drop the view of a history before a change of its table that it would prevent."""
     for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
         table = operation.table_name
         if table in views and not all(isinstance(each, ops.AddColumnOp) for each in operation.ops):
             operations.insert(0, ops.ExecuteSQLOp(views[table]))  # registration makes it again
-        dropped = [each.column_name for each in operation.ops if isinstance(each, ops.DropColumnOp)]
-        if table in recorded and dropped:
-            place = operations.index(operation) + 1
-            operations.insert(place, ops.ExecuteSQLOp(size_partitions.columns_dropped(state_tables.STATE, table, dropped)))
 
 
 def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
@@ -106,12 +102,10 @@ def _leave_nullable(operations, table, columns):  # noqa: ANN001, ANN202
 def _made_again(state, before):  # noqa: ANN001, ANN202
     table = state_tables.state_table_of(state)
     return [
-        *_statements([views[table.name]] if table.name in views else []),
         *_statements(partitions.set_aside(table, before)),
         ops.CreateTableOp.from_table(table),
         *_statements(state_tables.after_create(state, table.name)),
         *_statements(partitions.moved_back(table, state)),
-        *map(ops.CreateIndexOp.from_index, sorted(table.indexes, key=lambda index: str(index.name))),
     ]
 
 
@@ -128,7 +122,6 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-recorded = {state.records for spec in specs for state in spec.readable if state.records}
 views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))

@@ -46,7 +46,7 @@ The modules, by what they are about:
     merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
     declarations     declaration, columns, window_spec, registration, evolution, revisions
     tables           tables, state_tables, table_keys, table_identity, given_by_hand, history_views
-    partitions       partitions, hash_partitions, range_partitions, size_partitions
+    partitions       partitions, range_partitions
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput
     metrics          measures, totals

@@ -25,8 +25,6 @@ MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
 CONNECTION_CHECK_INTERVAL = "500ms"
 # How long a transaction that changes tables of states waits for their readers. Meanwhile, later readers and commits wait, too.
 DDL_LOCK_TIMEOUT_SECONDS = 5
-# The setting of a transaction that has the size at which recorded changes go on in another partition (`size_partitions`).
-LARGE_PARTITION_MIB = "tidegate.partition_mib"
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 
@@ -111,7 +109,7 @@ class Database:
 
 
 def set_limits(connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None) -> None:
-    """Bound every wait of this transaction and the partitions of changes that it adds to, and make its COMMIT durable.
+    """Bound every wait of this transaction, and make its COMMIT durable.
 
     A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
     docs/protocol.md).
@@ -123,7 +121,6 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
         "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
         "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
-        LARGE_PARTITION_MIB: str(settings.changes_partition_mib),
     }
     connection.execute(sa.select(*_local(limits), _without_time_limit()))
 

@@ -25,14 +25,12 @@ from state_store.columns import (
     check_name,
     previous_name,
 )
-from state_store.window_spec import WINDOW_START, WindowSpec
+from state_store.window_spec import WindowSpec
 
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
 # The usual number of batches begun and not committed: more than are worth merging together, and few enough for their staging.
 WINDOW = 16
-# Each hash partition is a table with an index of its own, which every merge opens.
-MOST_PARTITIONS = 256
 # The periods of range partitions by a date or time, and the column's types; other ranges are so many whole numbers.
 PERIODS = ("day", "week", "month", "year")
 TIMES, NUMBERS = ("date", "timestamptz", "timestamp"), ("integer", "bigint")
@@ -109,8 +107,7 @@ class StateSpec:
     With a `window`, the last key column is the start of the window, and the values begin with the window's end, its last event
     and the number of its corrections.
 
-    `hash_partitions` is how many tables hold the rows; 1 is the state's table itself. With `ranges`, a table per range holds
-    appended rows.
+    With `ranges`, a table per range holds appended rows.
     """
 
     name: str
@@ -125,7 +122,6 @@ class StateSpec:
     update: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
     before: Callable[[Any], None] | None = field(default=None, compare=False, repr=False)
     window: WindowSpec | None = None
-    hash_partitions: int = 1
     ranges: Ranges | None = None
 
     def __post_init__(self) -> None:
@@ -137,7 +133,7 @@ class StateSpec:
         if self.changes and not self.keeps_previous:
             raise ValueError(f"State {self.name} cannot record changes without the values before: declare kind='opaque'.")
         self._check_window()
-        self._check_partitions()
+        self._check_ranges()
         arrays = [key.name for key in self.keys if key.type.element]
         arrays += [value.name for value in self.values if value.type.element and value.merge not in ARRAY_MERGES]
         if arrays:
@@ -174,13 +170,7 @@ class StateSpec:
                 "these. Declare two states."
             )
 
-    def _check_partitions(self) -> None:
-        if not 1 <= self.hash_partitions <= MOST_PARTITIONS:
-            raise ValueError(
-                f"State {self.name} cannot have {self.hash_partitions} hash partitions: use 1, for none, to {MOST_PARTITIONS}."
-            )
-        if self.hash_partitions > 1 and not self.hashed_keys:
-            raise ValueError(f"State {self.name} cannot have hash partitions: it has no key by which rows could be divided.")
+    def _check_ranges(self) -> None:
         if self.ranges is None:
             return
         column = next((value for value in self.values if value.name == self.ranges.column), None)
@@ -192,14 +182,6 @@ class StateSpec:
                 f"State {self.name} cannot be divided by ranges of {self.ranges.every} of column {column.name}, a "
                 f"{column.type.name}: its type has to be {' or '.join(usual)}."
             )
-
-    @property
-    def hashed_keys(self) -> tuple[KeyColumn, ...]:
-        """Return the key columns whose hash decides a row's partition: windows and versions of a key stay together."""
-        if self.appends:
-            return ()
-        apart = self.history.order if self.history else (WINDOW_START,) if self.window else ()
-        return tuple(key for key in self.keys if key.name not in apart)
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -405,7 +387,7 @@ class PipelineSpec:
         without_code = replace(self, checks=(), states=tuple(state.without_code for state in self.states))
         meaning = {name: value for name, value in asdict(without_code).items() if name not in _WITHOUT_MEANING}
         for state in meaning["states"]:
-            del state["update"], state["before"], state["hash_partitions"], state["ranges"]
+            del state["update"], state["before"], state["ranges"]
             if state["window"]:
                 del state["window"]["keep"]
             for value in state["values"]:
@@ -440,7 +422,7 @@ class PipelineSpec:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the names of the pipeline's tables and views in schema ``state``, without hash partitions."""
+        """Return the names of the pipeline's tables and views in schema ``state``, without partitions."""
         of_states = (name for s in self.readable for name in dict.fromkeys((s.name, s.table_name)))
         return (*of_states, *(s.records for s in self.states if s.records))
 

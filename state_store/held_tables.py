@@ -1,6 +1,6 @@
 """Holds tables of states for a transaction before it takes its snapshot, so that it finds their rows.
 
-A migration that replaces a table by one with another number of hash partitions waits for its readers, and they wait for it. A
+A migration that replaces a table by one with other range partitions waits for its readers, and they wait for it. A
 reader that takes its snapshot first, and then waits, reads the new table, whose rows are all newer than the snapshot: it finds
 none. LOCK TABLE takes no snapshot, so one that is taken after it shows the table that is there until the transaction ends. The
 right to SELECT is enough. Runs on executors too, so it imports nothing but psycopg2.

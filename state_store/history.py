@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import partitions, quarantine, size_partitions, state_tables, tables
+from state_store import partitions, quarantine, state_tables, tables
 from state_store.batches import existing_input
 from state_store.columns import SNAPSHOT
 from state_store.declaration import SourceMetadata, StateSpec
@@ -240,8 +240,8 @@ def changes(connection: Connection, state: StateSpec, after_txid: int, limit: in
     if state.appends:
         table = partitions.readable_table(connection, state)
     else:
-        size_partitions.check_whole(connection, state)
         table, s = state_tables.changes_table_of(state), tables.state_table.c
+        partitions.check_whole(connection, table.name)
         # `tidegate prune` may have removed a part of a txid so far.
         after = sa.func.greatest(after, sa.select(s.pruned_txid).where(s.state == table.name).scalar_subquery())
     order = [table.c.txid, *(table.c[key.name] for key in state.keys)]

@@ -17,14 +17,6 @@ from state_store.settings import Settings
 KEYS_PER_STATEMENT = 5000
 ROW = "s"  # the alias of the state's table in a statement
 _ALL = sql.SQL("true")
-# The modulus of each hash partition of a table, or one NULL if it has lost all of them; no row if the table has no partitions.
-_MODULI = r"""
-    SELECT substring(pg_get_expr(part.relpartbound, part.oid) FROM 'modulus (\d+)')::integer
-    FROM pg_catalog.pg_class AS divided
-    LEFT JOIN pg_catalog.pg_inherits ON inhparent = divided.oid AND NOT inhdetachpending
-    LEFT JOIN pg_catalog.pg_class AS part ON part.oid = inhrelid
-    WHERE divided.oid = to_regclass(%s) AND divided.relkind = 'p'
-"""
 _IS_SAME = """
     SELECT noted.table_oid IS NOT DISTINCT FROM found.oid FROM tidegate.state_table AS noted
     LEFT JOIN pg_class AS found ON found.relname = noted.state AND found.relnamespace = 'state'::regnamespace
@@ -57,7 +49,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str | None
             hold(connection, [state.name])
             for position, row in rows(connection, state, keys):
                 result[position] = row
-            if (state.hash_partitions > 1 or state.ranges) and None in result:
+            if state.ranges and None in result:
                 _check_whole(connection, state)
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
@@ -71,23 +63,11 @@ def _check_whole(connection: Any, state: StateSpec) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    table = f"{STATE}.{state.table_name}"
-    moduli: list[int | None] = []
-    missing: list[str] = []
-    if state.ranges:
-        missing = missing_ranges(connection, state.name)
-    else:
-        with connection.cursor() as cursor:
-            cursor.execute(_MODULI, [table])
-            moduli = [modulus for (modulus,) in cursor]
-    if not missing and (not moduli or set(moduli) == {len(moduli)}):
-        return
-    from state_store import hash_partitions, range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
+    if missing := missing_ranges(connection, state.name):
+        from state_store import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
-    refusal = range_partitions.why_not_whole(table, missing)
-    refusal = refusal or hash_partitions.why_not_whole(table, [modulus for modulus in moduli if modulus])
-    if refusal:
-        raise refusal
+        if refusal := range_partitions.why_not_whole(f"{STATE}.{state.name}", missing):
+            raise refusal
 
 
 def missing_ranges(connection: Any, state: str) -> list[str]:

@@ -29,7 +29,6 @@ from state_store import (
     partitions,
     quarantine,
     range_partitions,
-    size_partitions,
     staging,
     state_tables,
     updates,
@@ -141,8 +140,9 @@ def _merge(
             )
         return
     expected = staged[0].rows
-    changes = size_partitions.target(connection, state, txid) if state.changes else None  # such a state is merged alone
-    written = _write(connection, state, staged[0].partials, changes=changes)
+    if state.changes:  # such a state is merged alone
+        range_partitions.begin_txid(connection, state, txid)
+    written = _write(connection, state, staged[0].partials)
     if written != expected:
         raise GuardMismatch(
             f"{batches[0]}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
@@ -175,7 +175,7 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
     set_local(connection, {"work_mem": f"{MEMORY_MIB}MB"})  # for the sort
     for batch in staged:
         if state.ranges:
-            range_partitions.add_missing(connection, state, batch.partials)
+            range_partitions.add_missing(connection, range_partitions.rows_of(state), batch.partials)
         rows = batch.partials.order_by(batch.partials.selected_columns[POSITION])
         added = insert(state_tables.state_table_of(state)).from_select(
             [*(column.name for column in rows.selected_columns)], rows
@@ -198,13 +198,13 @@ def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why:
     )
 
 
-def _recorded(state: StateSpec, upsert: Insert, changes: sa.TableClause) -> Insert:
-    """Return an upsert that also records the rows that it writes in a table of changes."""
+def _recorded(state: StateSpec, upsert: Insert) -> Insert:
+    """Return an upsert that also records the rows that it writes in the table of changes."""
     target = state_tables.state_table_of(state)
     assert state.stream is not None
     names = [column.name for column in state.stream[1]]
     written = upsert.returning(*(target.c[name] for name in names)).cte("written")
-    return insert(changes).from_select(names, sa.select(*(written.c[name] for name in names)))
+    return insert(state_tables.changes_table_of(state)).from_select(names, sa.select(*(written.c[name] for name in names)))
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
@@ -216,14 +216,14 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
     """
     table = state_tables.state_table_of(state)
     connection.execute(sa.select(sa.literal(1)).select_from(table).limit(1))  # locks the table, so none is detached any more
-    partitions.check_whole(connection, state_tables.STATE, state)
+    partitions.check_whole(connection, table.name)
     if state.appends:
         connection.execute(sa.delete(table).where(table.c.txid == txid))
         return
     if state.records:
         records = state_tables.changes_table_of(state)
         connection.execute(sa.delete(records).where(records.c.txid == txid))
-        size_partitions.check_whole(connection, state)
+        partitions.check_whole(connection, records.name)
     if state.window:
         windows.take_back(connection, state, txid)
     connection.execute(sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None)))
@@ -258,22 +258,15 @@ def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch:
     return StagedBatch(stage, sum(partition.rows for partition in sealed), partials)
 
 
-def _write(
-    connection: Connection,
-    state: StateSpec,
-    rows: sa.Select[Any],
-    *,
-    first_txid: int | None = None,
-    changes: sa.TableClause | None = None,
-) -> int:
+def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, first_txid: int | None = None) -> int:
     """Merge the partials of one batch, or of several from `first_txid` on; return how many rows were written.
 
-    These are recorded in the table of `changes`, if one is given.
+    These are recorded if the state records its changes.
     """
     is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
     upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
     try:
-        statements = upserts if changes is None else [_recorded(state, upsert, changes) for upsert in upserts]
+        statements = [_recorded(state, upsert) for upsert in upserts] if state.changes else upserts
         return sum(connection.execute(statement).rowcount for statement in statements)
     except DBAPIError as error:
         if not is_too_large_row(error.orig):

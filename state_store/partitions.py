@@ -1,7 +1,7 @@
 """The tables of states that are divided into partitions: whether they have all of them, and how one is made again.
 
-By a hash of the key, `hash_partitions`, or by the ranges of a column, `range_partitions`; what states record, by its size,
-`size_partitions`. What reads or takes back rows refuses a table that lacks one, because its rows would be missing in silence.
+How they are divided is in `range_partitions`. What reads or takes back rows refuses a table that lacks a partition, because its
+rows would be missing in silence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import given_by_hand, hash_partitions, lookup, range_partitions, size_partitions, state_tables, tables
+from state_store import given_by_hand, lookup, range_partitions, state_tables, tables
 from state_store.declaration import PipelineSpec, Ranges, StateSpec
 
-_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relpartbound")), schema="pg_catalog")
+_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
 _INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")
-_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partstrat", "partattrs")), schema="pg_catalog")
+_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partattrs")), schema="pg_catalog")
 _ATTRIBUTE = sa.table("pg_attribute", *map(sa.column, ("attrelid", "attnum", "attname")), schema="pg_catalog")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
-# triggers that it lacks. Each partition has the table's privileges. Done where the migration runs, as databases differ.
+# triggers that it lacks. Partitions have no privileges of their own. Done where the migration runs, as databases differ.
 # Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
 _MADE_LIKE_BEFORE = """DO $do$
 DECLARE
@@ -48,10 +48,7 @@ BEGIN
         RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
     END IF;
     FOR statement IN
-        WITH made (made) AS (
-            SELECT '{made}'::regclass
-            UNION ALL SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = '{made}'::regclass
-        ), before AS (
+        WITH before AS (
             SELECT * FROM pg_class WHERE oid = '{before}'::regclass
         ), named (oid, name) AS (
             SELECT 0::oid, 'PUBLIC' UNION ALL SELECT oid, quote_ident(rolname) FROM pg_roles
@@ -65,14 +62,14 @@ BEGIN
                 SELECT FROM pg_trigger AS same WHERE same.tgrelid = '{made}'::regclass AND same.tgname = pg_trigger.tgname)
         )
         SELECT todo FROM (
-            SELECT 1, 0, 0, format('REVOKE ALL ON %s FROM %s', made, name)
-            FROM made JOIN pg_class ON oid = made, aclexplode(relacl) JOIN named ON named.oid = grantee
-            WHERE grantee <> relowner
+            SELECT 1, 0, 0, format('REVOKE ALL ON {made} FROM %s', name)
+            FROM pg_class, aclexplode(relacl) JOIN named ON named.oid = grantee
+            WHERE pg_class.oid = '{made}'::regclass AND grantee <> relowner
             UNION ALL
             SELECT 2, part, ordinality, format(
-                'GRANT %s %s ON %s TO %s%s', privilege_type, columns, made, name,
+                'GRANT %s %s ON {made} TO %s%s', privilege_type, columns, name,
                 CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
-            FROM granted JOIN named ON named.oid = grantee, made
+            FROM granted JOIN named ON named.oid = grantee
             UNION ALL
             SELECT 3, 0, 0, replace(
                 replace(pg_get_triggerdef(oid), ' ON {schema}."{name}" ', ' ON {made} '), ' ON {before} ', ' ON {made} ')
@@ -91,55 +88,46 @@ $do$"""
 
 
 class _Found(NamedTuple):
-    """How a table is divided: by which column, if by its ranges, and its attached partitions, by name, with their moduli."""
+    """How a table is divided: by the ranges of which column, and the names of its attached partitions."""
 
-    column: str | None
-    parts: dict[str, int | None]
+    column: str
+    parts: set[str]
 
 
-def check_complete(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> None:
+def check_complete(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
     """Refuse tables that lack a partition: a table created from one would lack the partition's rows.
 
     Raises: SchemaOutOfDate.
     """
-    notes_partitions = sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER)
-    for state in (state for spec in specs for state in spec.readable):
-        check_whole(connection, schema, state)
-        if notes_partitions:
-            size_partitions.check_whole(connection, state)
+    if not sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER):
+        return
+    for table in (table for spec in specs for state in spec.readable for table in state_tables.tables_of(state)):
+        check_whole(connection, table.name)
 
 
-def check_whole(connection: Connection, schema: str, state: StateSpec) -> None:
-    """Refuse a table that lacks a partition: for readers, its keys would have no rows.
+def check_whole(connection: Connection, table: str) -> None:
+    """Refuse a table in schema state that lacks a partition: for readers, its rows would be missing.
 
     Raises: SchemaOutOfDate.
     """
-    table = f"{schema}.{state.table_name}"
-    found = _divided(connection, table)
-    if found is None:
-        return
-    if found.column is not None:
-        driver = connection.connection.driver_connection
-        refusal = range_partitions.why_not_whole(table, lookup.missing_ranges(driver, state.name))
-    else:
-        refusal = hash_partitions.why_not_whole(table, [modulus for modulus in found.parts.values() if modulus])
-    if refusal:
+    missing = lookup.missing_ranges(connection.connection.driver_connection, table)
+    if refusal := range_partitions.why_not_whole(f"{state_tables.STATE}.{table}", missing):
         raise refusal
 
 
 def readable_table(connection: Connection, state: StateSpec) -> Table:
     """Return what readers of a state select from, if it has all rows.
 
-    Raises: SchemaOutOfDate if a hash partition of its table is missing: its keys would have no rows.
+    Raises: SchemaOutOfDate if a partition of its table is missing: its rows would be, too.
     """
-    check_whole(connection, state_tables.STATE, state)
+    check_whole(connection, state.table_name)
     return state_tables.readable_of(state)
 
 
-def attached(connection: Connection, schema: str, state: StateSpec) -> set[str]:
-    """Return the names of the partitions that a state's table has."""
-    found = _divided(connection, f"{schema}.{state.table_name}")
-    return set(found.parts) if found else set()
+def attached(connection: Connection, table: str) -> set[str]:
+    """Return the names of the partitions that a table in schema state has."""
+    found = _divided(connection, f"{state_tables.STATE}.{table}")
+    return found.parts if found else set()
 
 
 def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:
@@ -149,13 +137,9 @@ def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]
         if not sa.inspect(connection).has_table(state.table_name, schema=schema):
             continue
         found = _divided(connection, f"{schema}.{state.table_name}")
-        as_found = replace(state, hash_partitions=1, ranges=None)
-        if found and found.column is None:
-            as_found = replace(as_found, hash_partitions=len(found.parts))
-        elif found and found.column is not None:
-            as_found = replace(as_found, ranges=Ranges(found.column, range_partitions.length(connection, state, found.column)))
-        if (as_found.hash_partitions, as_found.ranges) != (state.hash_partitions, state.ranges):
-            differing.append((state, as_found))
+        ranges = Ranges(found.column, range_partitions.length(connection, state, found.column)) if found else None
+        if ranges != state.ranges:
+            differing.append((state, replace(state, ranges=ranges)))
     return differing
 
 
@@ -165,7 +149,7 @@ def losing_their_column(connection: Connection, schema: str, specs: Sequence[Pip
     for spec in specs:
         for state in spec.readable:
             found = _divided(connection, f"{schema}.{state.table_name}")
-            if found and found.column is not None and found.column not in {value.name for value in state.values}:
+            if found and found.column not in {value.name for value in state.values}:
                 sentences[spec.name] = (
                     f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
                     "is divided. First declare other range_partitions, or none, with that column, and let a migration divide "
@@ -183,24 +167,21 @@ def _divided(connection: Connection, table: str) -> _Found | None:
     d, i, part = _DIVIDED.c, _INHERITS.c, _CLASS.c
     column = sa.select(_ATTRIBUTE.c.attname).where(
         _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger))),
-        d.partstrat == "r",
     )  # fmt: skip
-    modulus = sa.cast(sa.func.substring(sa.func.pg_get_expr(part.relpartbound, part.oid), r"modulus (\d+)"), sa.Integer)
     attached = sa.and_(i.inhparent == d.partrelid, sa.not_(i.inhdetachpending))
     rows = connection.execute(
-        sa.select(column.scalar_subquery().label("column"), part.relname, modulus.label("modulus"))
+        sa.select(column.scalar_subquery().label("column"), part.relname)
         .select_from(_DIVIDED.outerjoin(_INHERITS, attached).outerjoin(_CLASS, part.oid == i.inhrelid))
         .where(d.partrelid == name)
     ).all()
-    return _Found(rows[0].column, {row.relname: row.modulus for row in rows if row.relname}) if rows else None
+    return _Found(rows[0].column, {row.relname for row in rows if row.relname}) if rows else None
 
 
 def set_aside(table: Table, state: StateSpec) -> Iterator[str]:
     """Yield the statements that rename a table, its partitions and indexes, to make room for one with the same names."""
     if state.ranges:
         yield from range_partitions.set_aside(state, table)
-    for name in (table.name, *hash_partitions.names(state)):
-        yield f"ALTER TABLE {table.schema}.{name} RENAME TO {name}$before"
+    yield f"ALTER TABLE {table.schema}.{table.name} RENAME TO {table.name}$before"
     for name in sorted(str(part.name) for part in _indexed(table)):
         yield f"ALTER INDEX {table.schema}.{name} RENAME TO {name}$before"
 

@@ -28,7 +28,7 @@ from state_store import (
     tables,
 )
 from state_store.batches import QUARANTINED, BatchInput, position_of
-from state_store.declaration import PipelineSpec, RebuildName, SourceMetadata, StateSpec, rebuilt_by, rebuilt_name, spec_of
+from state_store.declaration import PipelineSpec, RebuildName, SourceMetadata, rebuilt_by, rebuilt_name, spec_of
 from state_store.errors import DeclarationChanged, TidegateError
 from state_store.operations import write_action
 from state_store.quarantine import count_by_input, records_by_input
@@ -127,8 +127,8 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
     for state in (*before.states, *spec.states):
         if state.updates:
             return f"{state.name} is an update of your own, whose tables Tidegate does not know."
-        if (was := before.state(state.name)) is not None and (why := _why_not_into(was, state)):
-            return f"state {state.name} {why}."
+        if (was := before.state(state.name)) is not None and (was.history is None) != (state.history is None):
+            return f"state {state.name} was a history, or becomes one, which is read by a view."
     for each in (before, rebuild):
         if (count := rebuilt_tables.partition_count(connection, each)) > range_partitions.MOST_AT_ONCE:
             return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
@@ -138,15 +138,6 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
     for other in map(spec_of, connection.scalars(others)):
         if spec.name in other.read_pipelines:
             return f"{other.name} follows or reads its states, and would not learn that they are others now."
-    return None
-
-
-def _why_not_into(before: StateSpec, state: StateSpec) -> str | None:
-    """Return why a state's table cannot be replaced by one of this declaration."""
-    if (before.history is None) != (state.history is None):
-        return "was a history, or becomes one, which is read by a view"
-    if before.hash_partitions > 1 and before.hashed_keys != state.hashed_keys:
-        return "is divided by a hash of another key"
     return None
 
 

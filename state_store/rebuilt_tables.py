@@ -50,8 +50,7 @@ BEGIN
     FOR statement IN
         SELECT format('REVOKE ALL ON %s FROM %s', made.oid::regclass, coalesce(quote_ident(rolname), 'PUBLIC'))
         FROM pg_class AS before, pg_class AS made, aclexplode(made.relacl) LEFT JOIN pg_roles ON pg_roles.oid = grantee
-        WHERE before.oid = '{before}'::regclass AND (made.oid = '{made}'::regclass
-                OR made.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{made}'::regclass))
+        WHERE before.oid = '{before}'::regclass AND made.oid = '{made}'::regclass
             AND privilege_type = 'SELECT' AND grantee <> made.relowner
             AND coalesce(rolname, '') NOT IN ('tidegate', 'tidegate_stager')
             AND (before.relrowsecurity OR NOT has_table_privilege(grantee, before.oid, 'SELECT'))
@@ -92,8 +91,6 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
         if kept is not None and kept.is_table:
             for table in state_tables.tables_of(state):
                 _drop(connection, spec.name, f"TRUNCATE {_quoted(table.name)}", table.name)
-                for part in _size_partitions_of(connection, table):
-                    _drop(connection, spec.name, f"DROP TABLE {_quoted(part)}", part)
 
 
 def make_lost(connection: Connection, before: PipelineSpec) -> None:
@@ -165,17 +162,6 @@ def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
         connection.execute(sa.update(tables.state_table).where(s.state == old.name).values(pruned_txid=pruned))
     moved = sa.update(tables.watermark).where(w.state == rebuilt.name)
     connection.execute(moved.values(state=state.name, pipeline=pipeline))
-
-
-def _size_partitions_of(connection: Connection, table: sa.Table) -> list[str]:
-    """Return the tables that commits have made for what a state records; one of the team's that inherits is in the way."""
-    found = sa.text(
-        "SELECT relname FROM pg_inherits JOIN pg_class AS child ON child.oid = inhrelid WHERE NOT relispartition"
-        " AND inhparent = CAST(:table AS regclass) AND relnamespace = CAST(:schema AS regnamespace)"
-        " AND starts_with(relname, :prefix) ORDER BY relname"
-    )
-    given = {"table": table.fullname, "schema": table.schema, "prefix": f"{table.name}$"}
-    return list(connection.scalars(found, given))
 
 
 def _check_not_published(connection: Connection, pipeline: str, table: sa.Table) -> None:

@@ -1,12 +1,13 @@
 """What operators remove once no follower needs it: recorded changes, final windows, range partitions of appended rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, merges, partitions, range_partitions, size_partitions, state_tables, tables
+from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
+from state_store.batches import MAX_TXID
 from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
 from state_store.errors import RangeRefused
 from state_store.operations import write_action
@@ -19,14 +20,13 @@ ROWS_AT_ONCE = 50_000
 class Pruned(NamedTuple):
     """What was removed of the changes of txids (numbers of batches) up to one: whole partitions, and so many other changes.
 
-    `cut` is the partition whose rows are removed one by one, and the txid up to which they are; `are_more` says whether there
-    are more to remove.
+    `cut` is the txid up to which rows were removed one by one; `are_more` says whether there are more to remove.
     """
 
     up_to_txid: int
     changes: int = 0
     partitions: tuple[str, ...] = ()
-    cut: tuple[str, int] = ("", 0)
+    cut: int = 0
     are_more: bool = True
 
 
@@ -101,8 +101,8 @@ def prune(
 ) -> Pruned | None:
     """Remove some of the recorded changes of txids up to one; return what was removed `so_far` and now.
 
-    First whole partitions, never the last one, which commits write into; then rows. None while readers hold the partitions.
-    `action` is the operator and the reason.
+    First the partitions that have no later txids, as a whole; then rows of the one that also has later ones. None while readers
+    hold the partitions. `action` is the operator and the reason.
 
     No follower needs them, as the caller has checked: followers only move forward, and later ones refuse to start.
 
@@ -112,62 +112,48 @@ def prune(
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
-    merges.open_tables(connection, spec)
-    names = _attached(connection, state, up_to_txid, committed)
-    last_txids = {name: range_partitions.newest_txid(connection, name) for name in names[:-1]}
-    old = [name for name, txid in last_txids.items() if txid <= up_to_txid and (txid or name != names[0])]
-    old = old[: range_partitions.MOST_AT_ONCE]
-    if old:
-        if not range_partitions.lock(connection, [names[0], *(name for name in old if name != names[0])]):
+    changes = range_partitions.changes_of(state)
+    attached = partitions.attached(connection, changes.table)
+    end = up_to_txid + 1 if up_to_txid < committed else MAX_TXID  # without later txids, the last range has as good as ended
+    ended = range_partitions.ended(connection, changes, str(end))[: range_partitions.MOST_AT_ONCE]
+    if ended:
+        if _remove(connection, changes.table, ended, attached) is None:
             return None
-        _drop(connection, names[0], old)
-        _note(connection, state, max(last_txids[name] for name in old))
-        done = so_far._replace(partitions=(*so_far.partitions, *old))
+        done = so_far._replace(partitions=(*so_far.partitions, *(name for name in ended if name in attached)))
     else:
-        done = _cut(connection, names, so_far)
-        _note(connection, state, done.cut[1] if done.are_more else up_to_txid)
+        merges.open_tables(connection, spec)
+        done = _cut(connection, range_partitions.partition_of(state, up_to_txid), attached, so_far)
+    _note(connection, state, up_to_txid)
     if so_far == Pruned(up_to_txid):
         owner, reason = action
         write_action(connection, spec.name, up_to_txid, "prune", owner, f"changes of {state.name}: {reason}")
     return done
 
 
-def _attached(connection: Connection, state: StateSpec, up_to_txid: int, committed: int) -> list[str]:
-    """Return the partitions that may have recorded txids up to one, and the one that commits write into.
-
-    The note of those that were detached or dropped by hand is removed, if they had no later txid.
-    """
-    assert state.records is not None, "only what is recorded has changes"
-    noted = size_partitions.noted(connection, state)
-    ends = [*(part.first_txid - 1 for part in noted[1:]), committed]
-    for part, end in zip(noted, ends, strict=False):
-        if not part.is_attached and end <= up_to_txid:
-            range_partitions.forget(connection, state.records, part.name)
-    attached = [part for part in noted if part.is_attached]
-    earlier = [part.name for part in attached[:-1] if part.first_txid <= up_to_txid]
-    return [state.records, *earlier, *(part.name for part in attached[-1:])]
-
-
-def _drop(connection: Connection, recorded: str, names: Sequence[str]) -> None:
-    """Remove all rows of partitions: the first one, which has the name of what is recorded, stays without any."""
+def _remove(
+    connection: Connection, table: str, names: Sequence[str], attached: Collection[str], *, detaches: bool = False
+) -> list[str] | None:
+    """Drop or detach partitions, and forget those that are gone; return the kept tables, None if readers hold them."""
+    if not range_partitions.lock(connection, [table, *(name for name in names if name in attached)]):
+        return None
+    kept = []
     for name in names:
-        if name == recorded:
-            size_partitions.empty(connection, name)
+        if name not in attached:
+            range_partitions.forget(connection, table, name)
+        elif detaches:
+            kept.append(range_partitions.detach(connection, table, name))
         else:
-            range_partitions.drop(connection, recorded, name)
+            range_partitions.drop(connection, table, name)
+    return kept
 
 
-def _cut(connection: Connection, names: Sequence[str], so_far: Pruned) -> Pruned:
-    """Delete rows one by one, the oldest first."""
-    left = ROWS_AT_ONCE
-    for name in names:
-        first = so_far.cut[1] if so_far.cut[0] == name else 0
-        rows, last = size_partitions.remove_rows(connection, name, (first, so_far.up_to_txid), left)
-        so_far = so_far._replace(changes=so_far.changes + rows, cut=(name, last))
-        left -= rows
-        if not left:
-            return so_far
-    return so_far._replace(are_more=False)
+def _cut(connection: Connection, partition: str, attached: Collection[str], so_far: Pruned) -> Pruned:
+    """Delete rows of a partition one by one, the oldest first."""
+    if partition not in attached:
+        return so_far._replace(are_more=False)
+    txids = (so_far.cut, so_far.up_to_txid)
+    rows, last = range_partitions.remove_rows(connection, partition, txids, ROWS_AT_ONCE)
+    return so_far._replace(changes=so_far.changes + rows, cut=last, are_more=rows == ROWS_AT_ONCE)
 
 
 def prune_ranges(
@@ -183,8 +169,8 @@ def prune_ranges(
     Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
-    attached = partitions.attached(connection, state_tables.STATE, state)
-    ended = range_partitions.ended(connection, state, removal.before)
+    attached = partitions.attached(connection, state.name)
+    ended = range_partitions.ended(connection, range_partitions.rows_of(state), removal.before)
     pruned = PrunedRanges([], None, [], are_more=len(ended) > range_partitions.MOST_AT_ONCE)
     last_txid = 0
     for partition in ended[: range_partitions.MOST_AT_ONCE]:
@@ -196,20 +182,14 @@ def prune_ranges(
         pruned.partitions.append(partition)
     if not pruned.partitions or not removal.is_confirmed:
         return pruned
-    if not range_partitions.lock(connection, [state.table_name, *(name for name in pruned.partitions if name in attached)]):
+    kept = _remove(connection, state.name, pruned.partitions, attached, detaches=removal.detaches)
+    if kept is None:
         return None
-    for partition in pruned.partitions:
-        if partition not in attached:
-            range_partitions.forget(connection, state.name, partition)
-        elif removal.detaches:
-            pruned.kept.append(range_partitions.detach(connection, state, partition))
-        else:
-            range_partitions.drop(connection, state.name, partition)
     _note(connection, state, last_txid)
     owner, reason = action
     what = f"partitions of {state.name} before {removal.before}"
     write_action(connection, spec.name, last_txid or None, "prune", owner, f"{what}: {reason}")
-    return pruned
+    return pruned._replace(kept=kept)
 
 
 def _note(connection: Connection, state: StateSpec, up_to_txid: int) -> None:

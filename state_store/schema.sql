@@ -65,8 +65,8 @@ CREATE TABLE tidegate.state_range (
 COMMENT ON TABLE tidegate.state_range IS 'Partitions of states that are divided by ranges, and of what states record.';
 COMMENT ON COLUMN tidegate.state_range.partition IS 'name of the table in schema state that has its rows';
 COMMENT ON COLUMN tidegate.state_range.lower IS 'its least value, of a time in UTC; NULL: it has none';
-COMMENT ON COLUMN tidegate.state_range.upper IS 'the least value above it; NULL: there is none, or it is the lower one of the next';
-COMMENT ON COLUMN tidegate.state_range.every IS 'its length, as it was declared; size: of changes, which have none';
+COMMENT ON COLUMN tidegate.state_range.upper IS 'the least value above it; NULL: there is none';
+COMMENT ON COLUMN tidegate.state_range.every IS 'its length, as it was declared; of changes: how many txids';
 
 CREATE TABLE tidegate.cursor (
     pipeline text NOT NULL,
@@ -631,9 +631,10 @@ END $$;
 
 REVOKE EXECUTE ON FUNCTION tidegate.epoch() FROM PUBLIC;
 
--- The table of a state with range partitions gets one for each range of which a commit brings the first row. The role tidegate may
--- create no table in schema state, so the commit has this function of the owner do it. What it makes is noted in state_range, which
--- shows when a partition is missing. Bounds are texts, those of times in UTC; without one, the range is open there.
+-- A table with range partitions, of a state's rows or of what a state records, gets one for each range of which a commit brings the
+-- first row. The role tidegate may create no table in schema state, so the commit has this function of the owner do it. What it makes is
+-- noted in state_range, which shows when a partition is missing. Bounds are texts, those of times in UTC; without one, the range is open
+-- there. A partition is read and written by its table, with the privileges and policies of that: it has none of its own.
 -- pg_temp is named last in search_path: Postgres would otherwise look there first, for types whose checks then ran as the owner.
 
 CREATE FUNCTION tidegate.add_range(state text, partition text, lower text, upper text, every text) RETURNS void
@@ -641,6 +642,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET time
 DECLARE
     parent regclass := to_regclass(format('state.%I', state));
     owner text := (SELECT t.pipeline FROM tidegate.state_table t WHERE t.state = add_range.state);
+    made text := format('state.%I', partition);
+    reader text;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_partitioned_table WHERE partrelid = parent AND partstrat = 'r') THEN
         RAISE EXCEPTION 'state.% is not divided by ranges', state USING ERRCODE = 'undefined_table';
@@ -650,64 +653,22 @@ BEGIN
         RAISE EXCEPTION 'state.% gets its partitions by the commits of its pipeline only', state
             USING ERRCODE = 'insufficient_privilege';
     END IF;
-    EXECUTE format('CREATE TABLE state.%I (LIKE %s INCLUDING ALL EXCLUDING INDEXES)', partition, parent);
-    EXECUTE format('CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.%I '
-                   'FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()', partition);
-    EXECUTE format('ALTER TABLE %s ATTACH PARTITION state.%I FOR VALUES FROM (%s) TO (%s)', parent, partition,
+    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL EXCLUDING INDEXES)', made, parent);
+    FOR reader IN
+        SELECT DISTINCT coalesce(quote_ident(rolname), 'PUBLIC')
+        FROM pg_class JOIN aclexplode(relacl) ON grantee <> relowner LEFT JOIN pg_roles ON pg_roles.oid = grantee
+        WHERE pg_class.oid = made::regclass
+    LOOP
+        EXECUTE format('REVOKE ALL ON %s FROM %s', made, reader);
+    END LOOP;
+    EXECUTE format('CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
+                   'FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()', made);
+    EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)', parent, made,
                    coalesce(quote_literal(lower), 'MINVALUE'), coalesce(quote_literal(upper), 'MAXVALUE'));
     INSERT INTO tidegate.state_range VALUES (state, partition, lower, upper, every);
 END $$;
 
 REVOKE EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) FROM PUBLIC;
-
--- What a state records goes on in another table when the last one has become large (state_store/size_partitions.py): the commit has
--- this function of the owner make it. It is read by the table from which it inherits, so the only privilege on it is that of
--- commits, to insert. It has the triggers of that table. False, without a wait, if a VACUUM or DDL holds that table: then one of the
--- next commits makes the partition.
-
-CREATE FUNCTION tidegate.add_partition(recorded text, first_txid bigint) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    parent regclass := format('state.%I', recorded);
-    owner text := (SELECT pipeline FROM tidegate.state_table WHERE state = recorded);
-    partition text := format('%s$%s', recorded, first_txid);
-    made text := format('state.%I', partition);
-    todo text;
-BEGIN
-    IF owner IS NULL OR owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '') THEN
-        RAISE EXCEPTION 'state.% gets its partitions by the commits of its pipeline only', recorded
-            USING ERRCODE = 'insufficient_privilege';
-    END IF;
-    BEGIN
-        EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE NOWAIT', parent);
-    EXCEPTION WHEN lock_not_available THEN
-        RETURN false;
-    END;
-    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL, CHECK (txid >= %s))', made, parent, first_txid);
-    FOR todo IN
-        SELECT statement FROM (
-            SELECT 1, format('REVOKE ALL ON %s FROM %s', made, coalesce(quote_ident(rolname), 'PUBLIC'))
-            FROM pg_class JOIN aclexplode(relacl) ON grantee <> relowner LEFT JOIN pg_roles ON pg_roles.oid = grantee
-            WHERE pg_class.oid = made::regclass
-            UNION
-            SELECT 2, format('GRANT INSERT ON %s TO tidegate', made)
-            UNION
-            SELECT 3, replace(pg_get_triggerdef(oid), format(' ON %s ', parent), format(' ON %s ', made))
-            FROM pg_trigger WHERE tgrelid = parent AND NOT tgisinternal
-            UNION
-            SELECT 4, format('ALTER TABLE %s %s TRIGGER %I', made,
-                             CASE tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE REPLICA' END, tgname)
-            FROM pg_trigger WHERE tgrelid = parent AND NOT tgisinternal AND tgenabled <> 'O'
-        ) AS all_of_them (step, statement) ORDER BY step
-    LOOP
-        EXECUTE todo;
-    END LOOP;
-    EXECUTE format('ALTER TABLE %s INHERIT %s', made, parent);
-    INSERT INTO tidegate.state_range VALUES (recorded, partition, first_txid, NULL, 'size');
-    RETURN true;
-END $$;
-
-REVOKE EXECUTE ON FUNCTION tidegate.add_partition(text, bigint) FROM PUBLIC;
 
 -- tidegate: plans, processes and commits. It may not edit frozen metadata, truncate, or delete, but for rows of open_commit and
 -- for sessions that become one (state_tables.GRANT_DELETE).
@@ -740,7 +701,6 @@ GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bit
     tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
 GRANT EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) TO tidegate;
-GRANT EXECUTE ON FUNCTION tidegate.add_partition(text, bigint) TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 
 -- tidegate_stager: Spark's tasks. It fills the staging tables that it is given. It reads the quarantine, for replays; the

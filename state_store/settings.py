@@ -102,9 +102,6 @@ class Settings:
     )
     staging_connections: int = _setting(8, "most partitions, so most connections, that stage one batch at once")
     staging_retention_hours: int = _setting(24, "how long staged rows of a committed batch are kept")
-    changes_partition_mib: int = _setting(
-        256, "recorded changes go on in another partition when the last one has so many MiB; 0: with each batch", least=0
-    )
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ, *, without_stack: bool = False) -> "Settings":

@@ -72,7 +72,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
     states = {}
     for query in spec.queries:
         state = _state(connection, spec, query)
-        partitions.check_whole(connection, state_tables.STATE, state)
+        partitions.check_whole(connection, state.table_name)
         if not registration.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import cursors, lookup, overview, partitions, state_tables, tables
+from state_store import cursors, lookup, overview, partitions, tables
 from state_store.columns import KeyColumn
 from state_store.declaration import StateSpec
 from state_store.errors import UsageError
@@ -146,7 +146,7 @@ def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> li
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
     lookup.check_widths(state, keys)
-    partitions.check_whole(connection, state_tables.STATE, state)
+    partitions.check_whole(connection, state.table_name)
     rows: list[Row | None] = [None] * len(keys)
     driver: Any = connection.connection.driver_connection
     try:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from state_store import hash_partitions, history_views, range_partitions
+from state_store import history_views, range_partitions
 from state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from state_store.copy_in import STAGING
 from state_store.declaration import PipelineSpec, Staged, StateSpec
@@ -108,9 +108,7 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
 def _storage(state: StateSpec) -> dict[str, Any]:
     """Return how Postgres stores a state's table."""
     if state.ranges:
-        return {"postgresql_partition_by": range_partitions.partitioned_by(state.ranges)}
-    if state.hash_partitions > 1:
-        return {"postgresql_partition_by": hash_partitions.partitioned_by(state)}
+        return {"postgresql_partition_by": range_partitions.rows_of(state).partitioned_by}
     return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
 
 
@@ -126,7 +124,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     """Return the table of what a state records: its changes, or its final windows.
 
     A change has txid and key, the values after the txid, and those before it; `previous_txid` is NULL for a new key. A final
-    window has the txid that made it final, key and values. Both have derived values.
+    window has the txid that made it final, key and values. Both have derived values. It is divided by ranges of txids.
     """
     assert state.stream is not None, "only a state that records something has this table"
     name, kept = state.stream
@@ -136,11 +134,12 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     if any(column.nullable for column in state.keys):
         unique = sa.UniqueConstraint(*key, name=f"uq_{name}_key", postgresql_nulls_not_distinct=True)
     parts = [*columns, *(_derived_column(d, state) for d in state.derived), unique]
-    return _table(name, metadata, parts, {}, after_create(state, name))
+    storage = {"postgresql_partition_by": range_partitions.changes_of(state).partitioned_by}
+    return _table(name, metadata, parts, storage, after_create(state, name))
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:
-    """Return the statements that follow the creation of one of a state's tables: trigger, grants, partitions.
+    """Return the statements that follow the creation of one of a state's tables: trigger and grants.
 
     `registration.register` grants what may be declared later.
     """
@@ -148,8 +147,7 @@ def after_create(state: StateSpec, table: str) -> list[str]:
     is_followed = state.stream is not None and state.stream[0] == table
     joins = state.window is not None and state.window.is_session and table == state.name
     granted = [*([GRANT_SELECT_TO_STAGER] if is_followed else []), *([GRANT_DELETE] if joins else [])]
-    divided = hash_partitions.made(STATE, state, STATE_STORAGE, [SINGLE_WRITER]) if table == state.table_name else ()
-    return [*(statement.format(table=name) for statement in (SINGLE_WRITER, *granted)), *divided]
+    return [statement.format(table=name) for statement in (SINGLE_WRITER, *granted)]
 
 
 def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], after: Sequence[str]) -> Table:

@@ -87,8 +87,8 @@ state_range = Table(
     Column("state", ForeignKey(state_table.c.state), primary_key=True),
     Column("partition", Text, primary_key=True, comment="name of the table in schema state that has its rows"),
     Column("lower", Text, comment="its least value, of a time in UTC; NULL: it has none"),
-    Column("upper", Text, comment="the least value above it; NULL: there is none, or it is the lower one of the next"),
-    Column("every", Text, nullable=False, comment="its length, as it was declared; size: of changes, which have none"),
+    Column("upper", Text, comment="the least value above it; NULL: there is none"),
+    Column("every", Text, nullable=False, comment="its length, as it was declared; of changes: how many txids"),
     comment="Partitions of states that are divided by ranges, and of what states record.",
 )
 

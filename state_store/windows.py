@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, partitions, sessions, size_partitions, state_tables, tables
+from state_store import combiners, range_partitions, sessions, state_tables, tables
 from state_store.combine import StagedBatch
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import GuardMismatch
@@ -197,10 +197,10 @@ class EventTime:
     def _emit(self, after: int | None, until: int) -> None:
         """Record the windows that become final by this commit, with their last values.
 
-        Raises: SchemaOutOfDate if a hash partition is missing: its windows would never be recorded.
+        Raises: SchemaOutOfDate.
         """
         target = state_tables.state_table_of(self._state)
-        final = size_partitions.target(self._connection, self._state, self._txid)
+        range_partitions.begin_txid(self._connection, self._state, self._txid)
         names = [column.name for column in self._state.columns]
         ended = target.c[WINDOW_END]
         windows = sa.select(sa.literal(self._txid, sa.BigInteger), *(target.c[name] for name in names)).where(
@@ -208,9 +208,8 @@ class EventTime:
         )
         if after is not None:
             windows = windows.where(ended > _at(after, self._window))
+        final = state_tables.changes_table_of(self._state)
         self._connection.execute(insert(final).from_select(["txid", *names], windows))
-        if self._state.hash_partitions > 1:  # the statement has locked the table, so none is detached any more
-            partitions.check_whole(self._connection, state_tables.STATE, self._state)
 
     def _remove(self, until: int) -> None:
         """Remove the windows that ended until then, the oldest first.

@@ -245,7 +245,7 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
             f"be missing; {source.pipeline} does not go on either. See what it says: tidegate run {source.pipeline}"
         )
     missing = lookup.missing_ranges(connection, table)
-    if refusal := range_partitions.why_not_whole(f"state.{table}", missing, inherit=not state.appends):
+    if refusal := range_partitions.why_not_whole(f"state.{table}", missing):
         raise refusal
     return _Upstream(committed, _query(source, state), pruned)
 

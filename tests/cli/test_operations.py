@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
+from jobs.engine.local_run import run_pipeline
 from jobs.pipelines import flights
 from state_store import Settings, StateStore, range_partitions
 from state_store.attempts import Attempt, Tracked
@@ -296,18 +297,22 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [3]
 
 
-def test_old_partitions_of_changes_are_removed_with_the_rest(shops: CommandLine) -> None:
-    """As a whole, if all of it is old; the setting says how large they become."""
+def test_old_partitions_of_changes_are_removed_with_the_rest(
+    shops: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """As a whole, if all of it is old, and the rest one by one."""
+    monkeypatch.setattr(range_partitions, "TXIDS", 2)
+    monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
+    monkeypatch.setattr(operations, "find_pipeline", lambda _: shop.ORDERS)
     for number, amount in enumerate((100, 200, 300, 400, 500), start=1):
         write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", f"Lisbon,{amount}")
-        shops.environment["TIDEGATE_CHANGES_PARTITION_MIB"] = "0" if number > 2 else "256"
-        assert shops.json("run", "orders")["committed"] == [number]
-    one = shops.json("prune", "orders", "revenue", "--keep", "4", "--yes")
-    assert (one["changes"], one["partitions"]) == (1, [])
-    most = shops.json("prune", "orders", "revenue", "--keep", "2", "--yes")
-    assert (most["changes"], most["partitions"]) == (0, ["revenue_changes", "revenue_changes$3"])
-    rest = shops("prune", "orders", "revenue", "--keep", "0", "--yes")
-    assert "revenue_changes$4 and 1 more change of revenue removed, up to txid 5." in rest.stderr + rest.stdout
+        run_pipeline(shops.settings, shop.ORDERS, run_id=f"run {number}")
+    operations.prune.main(["orders", "revenue", "--keep", "1", "--yes"], standalone_mode=False)
+    said = "revenue_changes$0, revenue_changes$2 and 1 more change of revenue removed, up to txid 4."
+    assert said in "".join(capsys.readouterr())
+    assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [5]
+    rest = shops.json("prune", "orders", "revenue", "--keep", "0", "--yes")
+    assert (rest["changes"], rest["partitions"]) == (0, ["revenue_changes$4"])
     assert shops.json("changes", "orders", "revenue") == []
     again = shops("prune", "orders", "revenue", "--keep", "0", "--yes")
     assert "There is nothing to remove: changes of revenue are kept from txid 6 on." in again.stderr + again.stdout

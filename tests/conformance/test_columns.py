@@ -16,7 +16,7 @@ import pytest
 
 import migrations
 from jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
-from state_store import Settings, project
+from state_store import Settings, project, range_partitions
 from state_store.declaration import PipelineSpec, StateSpec
 from state_store.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
 from state_store.operations import Redo
@@ -31,7 +31,6 @@ pytestmark = BOTH_POSTGRES_IN_SOAK
 Line = dict[str, Any]
 BASE = {"cents": "bigint", "note": "text"}
 COME, GONE, RENAMED = {**BASE, "city": "text"}, {"cents": "bigint"}, {"cents": "bigint", "city": "text"}
-EACH = 0  # MiB: a partition of changes for each txid
 _TYPES = {"shop": pa.string(), "at": pa.int64(), "cents": pa.int64(), "note": pa.string(), "city": pa.string()}
 # For each state: its columns before the value columns, and by which of these the greatest row is the one; NULL is least.
 _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
@@ -43,8 +42,8 @@ _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
 
 def declare(columns: dict[str, str], *, version: int = 1, divided: bool = False) -> Pipeline:
     """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns, and an aggregate."""
-    parts, ranges = (3, Ranges("at", 4)) if divided else (1, None)
-    opaque: dict[str, Any] = {"kind": "opaque", "changes": True, "hash_partitions": parts}
+    ranges = Ranges("at", 4) if divided else None
+    opaque: dict[str, Any] = {"kind": "opaque", "changes": True}
     states = {
         "log": Rows({"at": "bigint", **columns}, range_partitions=ranges),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
@@ -182,7 +181,9 @@ def team(settings: Settings, divided: bool, monkeypatch: pytest.MonkeyPatch) -> 
     spec = declare(BASE, divided=divided).spec
     migrations.new_revision(settings, [spec], "shop")
     migrations.upgrade(settings, [spec])
-    flow = Flow(replace(settings, changes_partition_mib=EACH) if divided else settings, spec)
+    if divided:
+        monkeypatch.setattr(range_partitions, "TXIDS", 1)
+    flow = Flow(settings, spec)
     team = Team(settings, {}, flow)
     team.merge(LINES[0], LINES[1])
     team.merge(LINES[2])

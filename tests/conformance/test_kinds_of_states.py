@@ -34,9 +34,9 @@ PIPELINE = Pipeline(
     "kinds",
     Stream("transactional"),
     {
-        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True, hash_partitions=3),
-        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}, hash_partitions=2),
-        "versions": History({"word": "text"}, {"label": "text"}, {"moment": "bigint"}, hash_partitions=4),
+        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True),
+        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}),
+        "versions": History({"word": "text"}, {"label": "text"}, {"moment": "bigint"}),
         "estimated": State(key={"word": "text"}, aggregates={"moments": ApproxDistinct("moment", "bigint", error=0.3)}),
         "log": Rows({"word": "text", "moment": "bigint"}, range_partitions=Ranges("moment", 5)),
         "own": Update({"word": "text", "moment": "bigint"}, to_outbox),

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import psycopg2
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 import migrations
 from jobs import Changes, Count, Pipeline, Ranges, Rows, State
@@ -157,18 +158,21 @@ def test_an_infinite_time_is_refused(sales: Callable[..., Sales], value: str) ->
         sales("timestamptz", "day").merge(1, [(1, value)])
 
 
-def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
+def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:
-    """Commits make it, and no session but theirs: not even that of the same role."""
+    """Commits make it, and no session but theirs: not even that of the same role. It is read and written by its table."""
     flow = sales("date", "month")
     flow.merge(1, [(1, date(2026, 11, 27))])
     direct = 'UPDATE state."sales$20261101" SET amount = 0'
     statement = "SELECT tidegate.add_range('sales', 'sales$x', '2027-01-01', '2027-02-01', 'month')"
     for user, sql, refusal in (
-        (settings.pg_user, direct, "by the commits of pipeline shop only"),
+        (settings.pg_user, direct, "permission denied"),
+        (settings.pg_user, "UPDATE state.sales SET amount = 0", "by the commits of pipeline shop only"),
+        (settings.pg_owner, direct, "by the commits of pipeline shop only"),
         (settings.pg_user, statement, "by the commits of its pipeline only"),
         (settings.pg_reader, direct, "permission denied"),
+        (settings.pg_reader, 'SELECT amount FROM state."sales$20261101"', "permission denied"),
         (settings.pg_reader, statement, "permission denied"),
         (settings.pg_stager, statement, "permission denied"),
     ):
@@ -179,7 +183,7 @@ def test_a_partition_has_the_one_writer_and_the_readers_of_the_table(
         ):
             cursor.execute(sql)
     with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_reader))) as connection, connection.cursor() as cursor:
-        cursor.execute('SELECT amount FROM state."sales$20261101"')
+        cursor.execute("SELECT amount FROM state.sales")
         assert cursor.fetchall() == [(1,)]
     other = as_owner(sa.text("SELECT count(*) FROM tidegate.state_range"))
     assert other.scalar_one() == 1
@@ -249,7 +253,7 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
                 read()
     assert lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=lacks):
-        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
+        partitions.check_complete(connection, [flow.spec])
     flow.start(1, mode="redo")
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "sales", [(0, 3, date(2026, 1, 6))]))
@@ -278,6 +282,34 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
     assert flow.prune("2027-01-01").partitions == ["sales$20260101", "sales$20260201"]
     assert flow.stored() == []
     flow.merge(4, rows)
+    assert flow.stored() == rows
+
+
+def test_a_partition_whose_detaching_was_broken_off_is_missing(
+    sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
+) -> None:
+    """No query finds its rows any more, and a table that is made again would lack them, though it is still listed."""
+    flow = sales("date", "month")
+    rows = [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))]
+    flow.merge(1, rows)
+    detach = 'ALTER TABLE state.sales DETACH PARTITION state."sales$20260101"'
+    with flow.store.engine.connect() as reader, flow.owner.engine.connect() as connection:
+        reader.execute(sa.text("SELECT FROM state.sales"))
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(sa.text("SET statement_timeout = '1s'"))
+        with pytest.raises(OperationalError, match="statement timeout"):
+            connection.execute(sa.text(f"{detach} CONCURRENTLY"))
+        connection.invalidate()
+    refusal = r"Table state.sales lacks 1 of the partitions.*: sales\$20260101\."
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        flow.rows("sales")
+    with pytest.raises(SchemaOutOfDate, match=refusal):
+        lookup.get(settings, flow.spec.states[0], [("1", "0")])
+    with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
+        partitions.check_complete(connection, [flow.spec])
+    as_owner(sa.text(f"{detach} FINALIZE"))
+    bounds = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
+    as_owner(sa.text(f'ALTER TABLE state.sales ATTACH PARTITION state."sales$20260101" {bounds}'))
     assert flow.stored() == rows
 
 

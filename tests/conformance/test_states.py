@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError
 
 import migrations
 from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, executor_reads, lookup, partitions, registration, state_tables, tables
+from state_store import Settings, executor_reads, lookup, registration, state_tables, tables
 from state_store.beginning import NotStarted
 from state_store.declaration import PipelineSpec, StateKind, StateSpec
 from state_store.errors import (
@@ -94,15 +94,13 @@ def counting(settings: Settings, register: Callable[..., None], state: State) ->
     return Counts(settings, pipeline.spec)
 
 
-@pytest.fixture(params=[1, 4], ids=["one table", "hash partitions"])
-def counts(request: pytest.FixtureRequest, settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
+@pytest.fixture
+def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., Counts]:
     """A function that registers a word count with a state of this kind, and plans some batches."""
 
     def begin(state: StateKind, batches: int = 3, committed: int = 0) -> Counts:
         source = "opaque" if state == "opaque" else "transactional"
-        states = {
-            "counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state, hash_partitions=request.param)
-        }
+        states = {"counts": State(key={"word": "text"}, aggregates={"count": Count()}, kind=state)}
         pipeline = Pipeline("words", Stream(source), states, guarantee="at_least_once")
         register(pipeline)
         flow = Counts(settings, pipeline.spec)
@@ -166,53 +164,6 @@ def test_4_1_2_becomes_3_1_2(counts: Callable[..., Counts]) -> None:
     assert flow.of("word") == (3, 1, 2)
 
 
-def test_a_redo_leaves_nothing_in_a_hash_partition_that_is_detached(
-    settings: Settings, register: Callable[..., None], as_owner: AsOwner
-) -> None:
-    """It is refused, and right when the partition is attached again."""
-    state = State(key={"word": "text"}, aggregates={"count": Count()}, kind="opaque", hash_partitions=2)
-    flow = counting(settings, register, state)
-    flow.plan(1)
-    flow.merge(1, dict.fromkeys("abcdefgh", 1))
-    as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
-    with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
-        flow.merge(1, {}, redo=True)
-    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
-    flow.merge(1, {}, redo=True)
-    assert flow.rows("counts") == []
-    flow.close()
-
-
-def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
-    settings: Settings, register: Callable[..., None], as_owner: AsOwner
-) -> None:
-    """No query finds its rows any more, and a table that is made again would lack them, though it is still listed."""
-    state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
-    flow = counting(settings, register, state)
-    flow.plan(1)
-    flow.merge(1, dict.fromkeys("abcdefgh", 1))
-    kept = flow.rows("counts")
-    detach = 'ALTER TABLE state.counts DETACH PARTITION state."counts$1" '
-    with flow.store.engine.connect() as reader, flow.owner.engine.connect() as connection:
-        reader.execute(sa.text("SELECT FROM state.counts"))
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        connection.execute(sa.text("SET statement_timeout = '1s'"))
-        with pytest.raises(OperationalError, match="statement timeout"):
-            connection.execute(sa.text(f"{detach} CONCURRENTLY"))
-        connection.invalidate()
-    refusal = r"Table state.counts .*it has 1 of 2.* FINALIZE"
-    with pytest.raises(SchemaOutOfDate, match=refusal):
-        flow.rows("counts")
-    with pytest.raises(SchemaOutOfDate, match=refusal):
-        lookup.get(settings, flow.spec.states[0], [(word,) for word in "abcdefgh"])
-    with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
-        partitions.check_complete(connection, state_tables.STATE, [flow.spec])
-    as_owner(sa.text(f"{detach} FINALIZE"))
-    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
-    assert flow.rows("counts") == kept
-    flow.close()
-
-
 def test_a_redo_leaves_nothing_that_a_policy_hides(
     settings: Settings, register: Callable[..., None], as_owner: AsOwner
 ) -> None:
@@ -230,48 +181,6 @@ def test_a_redo_leaves_nothing_that_a_policy_hides(
     flow.merge(1, {}, redo=True)
     assert flow.rows("counts") == []
     flow.close()
-
-
-def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
-    settings: Settings, register: Callable[..., None], as_owner: AsOwner
-) -> None:
-    """Its keys are not left out: reads and the commit are refused by name, and right when the partition is attached again."""
-    state = State(key={"word": "text"}, aggregates={"count": Count()}, hash_partitions=2)
-    flow = counting(settings, register, state)
-    flow.plan(1, 1)
-    flow.merge(1, dict.fromkeys("abcdefgh", 1))
-    kept = flow.rows("counts")
-    as_owner(sa.text('ALTER TABLE state.counts DETACH PARTITION state."counts$1"'))
-    reading = (
-        lambda: flow.rows("counts"),
-        lambda: reader.get_many([("a",)]),
-        lambda: reader.range(limit=10),
-        lambda: reader.scan().__enter__(),
-    )
-    with StateReader.open(settings, "words", "counts") as reader:
-        for read in reading:
-            with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
-                read()
-    spec, keys = flow.spec.states[0], [(word,) for word in "abcdefgh"]
-    known = [key for key in keys if _is_there(settings, spec, key)]
-    assert 0 < len(known) < len(keys), "keys that are found are as they were"
-    with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
-        lookup.get(settings, spec, keys)
-    attempt = flow.start(2)
-    flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
-    before = contents(settings)
-    with pytest.raises(SchemaOutOfDate, match=r'partition is missing .*no partition of relation "counts"'):
-        flow.commit(2)
-    assert contents(settings) == before
-    as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
-    assert flow.rows("counts") == kept
-    assert lookup.get(settings, spec, [("z",), ("a",)]) == [None, kept[0]]
-    assert lookup.get(settings, replace(spec, hash_partitions=1), [("z",)]) == [None]
-    flow.commit(2)
-    assert {row["word"]: row["count"] for row in flow.rows("counts")} == {**dict.fromkeys("abcdefgh", 2), "i": 1}
-    as_owner(sa.text('DROP TABLE state."counts$0", state."counts$1"'))
-    with pytest.raises(SchemaOutOfDate, match=r"of its hash partitions, it has none\."):
-        lookup.get(settings, spec, keys)
 
 
 QUERIED = [StateQuery("words.counts")]
@@ -341,7 +250,7 @@ def words(settings: Settings, register: Callable[..., None]) -> Flow:
     return flow
 
 
-def test_a_reader_that_waits_for_a_table_to_be_divided_finds_its_rows(
+def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     settings: Settings, words: Flow, as_owner: AsOwner
 ) -> None:
     """It takes its snapshot after it has waited: in an earlier one, the new table has no row."""
@@ -355,14 +264,14 @@ def test_a_reader_that_waits_for_a_table_to_be_divided_finds_its_rows(
     with ThreadPoolExecutor(len(reads)) as threads:
         with migrations.connected(settings) as connection:
             for state in words.spec.states:
-                divide(connection, replace(state, hash_partitions=3), state)
+                divide(connection, state, state)
             answers = {how: threads.submit(read) for how, read in reads.items()}
             until(lambda: as_owner(waiting).scalar() == len(reads))
             registration.register(connection, words.spec)  # makes the view again
         assert {how: answer.result(60) for how, answer in answers.items()} == expected
 
 
-def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
+def test_a_table_is_not_made_again_while_an_attempt_reads_it_as_of_latest(
     settings: Settings, words: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each task of the attempt reads the same snapshot; the migration gives up in seconds, and changes nothing."""
@@ -371,7 +280,7 @@ def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
 
     def migrate() -> None:
         with migrations.connected(settings) as connection:
-            divide(connection, replace(words.spec.states[0], hash_partitions=3), words.spec.states[0])
+            divide(connection, words.spec.states[0], words.spec.states[0])
 
     with words.store.queried_states(latest) as states:
         assert _asked(settings, states["words.counts"]) == ["a", "b"]

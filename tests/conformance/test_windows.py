@@ -18,7 +18,7 @@ from jobs.windows import Window
 from state_store import Settings, tables, windows
 from state_store.attempts import Attempt
 from state_store.declaration import StateSpec
-from state_store.errors import AccessRefused, GuardMismatch, RangeRefused, SchemaOutOfDate
+from state_store.errors import AccessRefused, GuardMismatch, RangeRefused
 from state_store.ledger_reader import LedgerReader
 from state_store.measures import measures
 from state_store.mending import Mend
@@ -353,33 +353,6 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
     f.close()
 
 
-def test_windows_in_a_detached_hash_partition_become_final_when_it_is_attached_again(
-    settings: Settings, register: Callable[..., None], as_owner: Callable[..., Any]
-) -> None:
-    """A batch without their keys moves the watermark past them: it does not commit, as they would never be recorded."""
-    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
-    pipeline = declare(window, hash_partitions=2)
-    register(pipeline)
-    f, model = Windows(settings, pipeline.spec), Model(window.spec)
-    early = [(key, 0, 1) for key in "abcdefgh"]
-    model.add(early)
-    f.count(early)
-    as_owner(sa.text('ALTER TABLE state.per_key DETACH PARTITION state."per_key$1"'))
-    with f.store.engine.connect() as connection:
-        there = list(connection.scalars(sa.text('SELECT key FROM state."per_key$0"')))
-    assert 0 < len(there) < len(early)
-    late = [(there[0], 9 * HOUR, 1)]
-    model.add(late)
-    with pytest.raises(SchemaOutOfDate, match=r"Table state.per_key .*it has 1 of 2"):
-        f.count(late)
-    attach = 'ALTER TABLE state.per_key ATTACH PARTITION state."per_key$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'
-    as_owner(sa.text(attach))
-    f.commit(2)
-    assert f.emitted() == model.recorded()
-    assert f.found() == model.rows()
-    f.close()
-
-
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Settings, register: Callable[..., None]) -> None:
     """A state after a redo, and all that follows, is as if the abandoned attempt had never been."""
     window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="1 hour")
@@ -438,15 +411,14 @@ def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
 
 
 @BOTH_POSTGRES
-@pytest.mark.parametrize("partitions", [1, 3])
 def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
-    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, partitions: int
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest first, some per commit; a longer time brings none back, and what comes for them is late as before."""
 
     def kept_for(keep: str | None) -> Pipeline:
         window = Tumbling("at", "1 hour", final_after="0 seconds", keep=keep)
-        return declare(window, hash_partitions=partitions)
+        return declare(window)
 
     monkeypatch.setattr(windows, "REMOVED_AT_ONCE", 4)
     register(kept_for(None))

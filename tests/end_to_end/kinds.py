@@ -45,11 +45,9 @@ KINDS = Pipeline(
     transform=departed,
     states={
         "departure": Rows(columns=FLIGHT, range_partitions=Ranges("at", "month")),
-        "newest_departure": Newest(NUMBER, {"origin": "text"}, {"at": "timestamptz"}, hash_partitions=4),
-        "departures": History(NUMBER, {"origin": "text"}, {"at": "timestamptz"}, hash_partitions=2),
-        "by_hour": State(
-            key={"origin": "text"}, window=Tumbling("at", "1 hour"), aggregates={"flights": Count()}, hash_partitions=2
-        ),
+        "newest_departure": Newest(NUMBER, {"origin": "text"}, {"at": "timestamptz"}),
+        "departures": History(NUMBER, {"origin": "text"}, {"at": "timestamptz"}),
+        "by_hour": State(key={"origin": "text"}, window=Tumbling("at", "1 hour"), aggregates={"flights": Count()}),
         "by_carrier": State(
             key={"carrier": "text"},
             aggregates={"flights": Count(), "distance": Sum("distance"), "goals": CollectSet("dest", "text", most=200)},

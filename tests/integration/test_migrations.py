@@ -233,7 +233,6 @@ CHANGED = {
     "value added": {"values": (*SPECS[0].states[0].values, ValueColumn("more", ColumnType("bigint"), "sum"))},
     "value removed": {"values": SPECS[0].states[0].values[1:]},
     "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in SPECS[0].states[0].values)},
-    "hash partitions": {"hash_partitions": 4},
     "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in SPECS[0].states[0].keys)},
 }
 
@@ -418,122 +417,6 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as
     assert _digest(REPOSITORY / "migrations") == tree
 
 
-DIVIDED = ("page_views", "page_visitors", "page_titles_versions", "page_reach")
-ROWS = """
-    SET tidegate.writer = 'page_views';
-    INSERT INTO state.page_views (page, day, views, amount, txid)
-        SELECT 'p' || n, '2026-01-01', n, n / 4.0, 1 FROM generate_series(1, 1000) AS n;
-    INSERT INTO state.page_visitors (visitor, id, visits, txid)
-        SELECT nullif('v' || n, 'v7'), NULL, n, 1 FROM generate_series(1, 1000) AS n;
-    INSERT INTO state.page_titles_versions (page, at, title, txid)
-        SELECT 'p' || n % 10, timestamptz '2026-01-01Z' + n * interval '1 day', 't' || n, 1 FROM generate_series(1, 100) AS n;
-"""
-
-
-def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings, author: Path, as_role: Execute) -> None:
-    """Up and down, with every row, view, trigger and grant; a partition has the table's only writer, too."""
-
-    def rows() -> list[list[tuple]]:
-        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_reader))) as connection, connection.cursor() as cursor:
-            found = []
-            views = ["page_titles"] if any("page_titles v" in line for line in shape(empty)["relations"]) else []
-            for table in (*DIVIDED, *views):
-                cursor.execute(f"SELECT * FROM state.{table} ORDER BY 1, 2, 3")
-                found.append(cursor.fetchall())
-            return found
-
-    def of_table(found: dict[str, list[str]], table: str) -> dict[str, list[str]]:
-        return {what: [line for line in lines if f"state.{table}" in line] for what, lines in found.items()}
-
-    declared = author / "pipelines/page_views.py"
-    declared.write_text(PAGE_VIEWS)
-    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
-        done = _tidegate(author, empty, *arguments)
-        assert done.returncode == 0, done.stderr
-    with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
-        connection.cursor().execute(ROWS)
-    whole, before = shape(empty), rows()
-
-    divided = PAGE_VIEWS.replace("key={", "hash_partitions=3, key={")
-    declared.write_text(divided)
-    refused = _tidegate(author, empty, "migrate")
-    assert "make another table of its state page_reach, page_titles_versions, page_views, page_visitors" in refused.stderr
-    for arguments in (("migrate", "--new", "divided"), ("migrate",)):
-        done = _tidegate(author, empty, *arguments)
-        assert done.returncode == 0, done.stderr
-    again = _tidegate(author, empty, "migrate", "--new", "again")
-    assert "No migration is missing" in again.stdout + again.stderr
-    assert rows() == before
-    built = shape(empty)
-    for table in DIVIDED:
-        assert any(line.startswith(f"state.{table} p") for line in built["relations"])
-        parts = [line for line in built["relations"] if line.startswith(f'state."{table}$') and "fillfactor=75" in line]
-        assert len(parts) == 3
-        assert sum("single_writer()" in line and f"{table}$" in line for line in built["triggers"]) == 3
-    with closing(psycopg2.connect(**empty.conninfo())) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_stat_user_tables WHERE relname LIKE '%$before'")
-        assert cursor.fetchone() == (0,)
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="by the commits of pipeline page_views only"):
-            cursor.execute('UPDATE state."page_views$1" SET views = 0')
-
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
-    assert _python(author, empty, walk.format("0001")).returncode == 0
-    assert rows() == before[:-1], "the view of a history is gone until its pipeline is registered"
-    assert of_table(shape(empty), "page_views") == of_table(whole, "page_views")
-    assert _tidegate(author, empty, "migrate").returncode == 0
-    assert shape(empty) == built
-    assert rows() == before
-
-    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=5, key={"))
-    for arguments in (("migrate", "--new", "more"), ("migrate",)):
-        done = _tidegate(author, empty, *arguments)
-        assert done.returncode == 0, done.stderr
-    assert rows() == before
-    parts = [line for line in shape(empty)["relations"] if "$" in line and "fillfactor=75" in line]
-    assert len(parts) == 5 * len(DIVIDED), "and none of the three before"
-    assert _python(author, empty, walk.format("0002")).returncode == 0
-    declared.write_text(divided)
-    assert rows() == before[:-1]
-    assert of_table(shape(empty), "page_views") == of_table(built, "page_views")
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("how", ["DETACH PARTITION", "DROP"])
-def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, author: Path, how: str) -> None:
-    """The rows of a detached or dropped partition are not left out of a new table, not even by a migration written before."""
-
-    def by_hand(statement: str) -> None:
-        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
-            connection.cursor().execute(statement)
-
-    declared = author / "pipelines/page_views.py"
-    for number, steps in ((3, [("migrate", "--new", "pages"), ("migrate",)]), (2, [("migrate", "--new", "fewer")])):
-        declared.write_text(PAGE_VIEWS.replace("key={", f"hash_partitions={number}, key={{"))
-        for arguments in steps:
-            done = _tidegate(author, empty, *arguments)
-            assert done.returncode == 0, done.stderr
-    table = "ALTER TABLE state.page_views "
-    parts = [f'state."page_views${remainder}"' for remainder in range(3)]
-
-    by_hand(table + "DETACH PARTITION " + parts[1] if how == "DETACH PARTITION" else "DROP TABLE " + parts[1])
-    before = shape(empty)
-    for arguments in (("migrate", "--new", "more"), ("migrate",)):
-        refused = _tidegate(author, empty, *arguments)
-        assert refused.returncode != 0
-        assert "Table state.page_views is not divided" in refused.stderr
-        assert "it has 2 of 3." in refused.stderr
-        assert "ATTACH PARTITION" in refused.stderr
-    assert shape(empty) == before
-    by_hand(table + "DETACH PARTITION " + parts[0] + "; " + table + "DETACH PARTITION " + parts[2])
-    assert "it has none." in _tidegate(author, empty, "migrate").stderr
-
-    if how == "DETACH PARTITION":
-        for remainder, part in enumerate(parts):
-            by_hand(table + f"ATTACH PARTITION {part} FOR VALUES WITH (MODULUS 3, REMAINDER {remainder})")
-        assert _tidegate(author, empty, "migrate").returncode == 0
-        assert sum("page_views$" in line and "fillfactor" in line for line in shape(empty)["relations"]) == 2
-
-
 VISITS = '''"""Visits as they come."""
 
 from jobs import Files, Pipeline, Ranges, Rows
@@ -583,7 +466,8 @@ def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: 
     assert by_hand(divided) == [(f'state."visit${day}"', 1) for day in ("20260131", "20260201", "20260202")]
     assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before
     by_day = shape(empty)
-    assert sum('"visit$' in line and "=r/" in line for line in by_day["relations"]) == 3, "each has the grant to all"
+    assert [line for line in by_day["relations"] if "visit$" in line and "=r/" in line] == [], "they are read by their table"
+    assert any(line.startswith("state.visit ") and ",=r/" in line for line in by_day["relations"])
 
     declared.write_text(VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("number", 10))},'))
     assert _tidegate(author, empty, "migrate", "--new", "numbers").returncode == 0
@@ -670,48 +554,46 @@ def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, 
 
 
 A_ROW = """
-    SET tidegate.writer = 'hours';
-    INSERT INTO state.hours (page, window_start, window_end, last_event, corrections, views, txid)
-        VALUES ('a', now(), now(), now(), 0, 1, 1);
+    SET tidegate.writer = 'visits';
+    INSERT INTO state.visit (txid, position, page, at, number) VALUES (1, 0, 'a', '2026-01-31Z', 1);
 """
 ENABLED = """
-    SELECT tgname::text, tgenabled::text FROM pg_trigger WHERE tgrelid = 'state.hours'::regclass AND NOT tgisinternal
-    UNION ALL SELECT pg_get_statisticsobjdef(oid), '' FROM pg_statistic_ext WHERE stxrelid = 'state.hours'::regclass
+    SELECT tgname::text, tgenabled::text FROM pg_trigger WHERE tgrelid = 'state.visit'::regclass AND NOT tgisinternal
+    UNION ALL SELECT pg_get_statisticsobjdef(oid), '' FROM pg_statistic_ext WHERE stxrelid = 'state.visit'::regclass
     UNION ALL SELECT pg_get_indexdef(indexrelid), '' FROM pg_index
-        WHERE indrelid = 'state.hours'::regclass AND indexrelid = 'state.by_views'::regclass
-    UNION ALL SELECT 'replica identity', relreplident::text FROM pg_class WHERE oid = 'state.hours'::regclass
+        WHERE indrelid = 'state.visit'::regclass AND indexrelid = 'state.by_number'::regclass
+    UNION ALL SELECT 'replica identity', relreplident::text FROM pg_class WHERE oid = 'state.visit'::regclass
     UNION ALL SELECT attname, attstattarget::text FROM pg_attribute
-        WHERE attrelid = 'state.hours'::regclass AND attstattarget > 0
+        WHERE attrelid = 'state.visit'::regclass AND attstattarget > 0
 """
 BY_HAND = """
-    GRANT SELECT (views), UPDATE (views) ON state.hours TO tidegate_stager;
-    REVOKE SELECT ON state.hours FROM tidegate_reader;
-    GRANT REFERENCES ON state.hours TO PUBLIC;
-    CREATE TRIGGER noted BEFORE UPDATE OF views ON state.hours
+    GRANT SELECT (number), UPDATE (number) ON state.visit TO tidegate_stager;
+    REVOKE SELECT ON state.visit FROM tidegate_reader;
+    GRANT REFERENCES ON state.visit TO PUBLIC;
+    CREATE TRIGGER noted BEFORE UPDATE OF number ON state.visit
         FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
-    CREATE TRIGGER unused BEFORE UPDATE ON state.hours FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer();
-    ALTER TABLE state.hours DISABLE TRIGGER unused;
+    CREATE TRIGGER unused BEFORE UPDATE ON state.visit FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer();
+    ALTER TABLE state.visit DISABLE TRIGGER unused;
     CREATE TABLE public.pages (page text COLLATE "C" PRIMARY KEY);
     INSERT INTO public.pages VALUES ('a');
-    ALTER TABLE state.hours ADD CONSTRAINT a_page FOREIGN KEY (page) REFERENCES public.pages;
-    ALTER TABLE state.hours ADD CONSTRAINT few CHECK (views < 1000 AND page <> '%:x');
-    ALTER TABLE state.hours ADD CONSTRAINT once UNIQUE (page, window_start, views);
-    CREATE INDEX by_views ON state.hours (views) WHERE page <> 'on only';
-    CREATE STATISTICS state.together (dependencies) ON views, corrections FROM state.hours;
-    ALTER TABLE state.hours ALTER views SET STATISTICS 50;
-    COMMENT ON TABLE state.hours IS 'What was viewed, ours''s';
-    COMMENT ON COLUMN state.hours.views IS 'how often';
-    ALTER TABLE state.hours REPLICA IDENTITY FULL;
+    ALTER TABLE state.visit ADD CONSTRAINT a_page FOREIGN KEY (page) REFERENCES public.pages;
+    ALTER TABLE state.visit ADD CONSTRAINT few CHECK (number < 1000 AND page <> '%:x');
+    ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (page, at, number);
+    CREATE INDEX by_number ON state.visit (number) WHERE page <> 'on only';
+    CREATE STATISTICS state.together (dependencies) ON page, number FROM state.visit;
+    ALTER TABLE state.visit ALTER number SET STATISTICS 50;
+    COMMENT ON TABLE state.visit IS 'What was viewed, ours''s';
+    COMMENT ON COLUMN state.visit.number IS 'how often';
+    ALTER TABLE state.visit REPLICA IDENTITY FULL;
 """
+BY_MONTH = VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("at", "month"))},')
 
 
-@pytest.mark.parametrize("more", ["final_after='1 hour', keep='9 days'", "final_after='1 hour', emit_final=True"])
-def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path, more: str) -> None:
-    """Its index, exactly its privileges, its triggers, and what an administrator gave it; up and down."""
+def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path) -> None:
+    """Exactly its privileges, its triggers, and what an administrator gave it; up and down."""
 
-    def migrate(partitions: str, *commands: tuple[str, ...]) -> None:
-        declared = HOURS.replace("@MORE@", more).replace("aggregates=", f"{partitions}aggregates=")
-        (author / "pipelines/hours.py").write_text(declared)
+    def migrate(declared: str, *commands: tuple[str, ...]) -> None:
+        (author / "pipelines/visits.py").write_text(declared)
         for arguments in commands:
             done = _tidegate(author, empty, *arguments)
             assert done.returncode == 0, done.stderr
@@ -729,48 +611,50 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path
             for what, of in shape(empty).items()
         }
         lines["constraints"] = [re.sub(r"_not_null\d+", "_not_null", line) for line in lines["constraints"]]
-        lines["relations"] = [re.sub(r"^(state\.\w+) \w(\{fillfactor[^}]*\})?", r"\1 ", line) for line in lines["relations"]]
+        lines["constraints"] = [line for line in lines["constraints"] if "pk_visit" not in line and "visit_at_not" not in line]
+        dividing = ("state.visit.at ", "state.pk_visit.at ")  # it is part of the key of a divided table
+        lines["columns"] = [line for line in lines["columns"] if not line.startswith(dividing)]
+        lines["relations"] = [re.sub(r"^(state\.\w+) \w", r"\1 ", line) for line in lines["relations"]]
         given = [(what.replace(" ON ONLY ", " ON "), how) for what, how in by_hand(ENABLED)]
         return lines | {"enabled": sorted(given)}
 
-    migrate("", ("migrate", "--new", "hours"), ("migrate",))
+    migrate(VISITS, ("migrate", "--new", "visits"), ("migrate",))
     by_hand(BY_HAND)
     by_hand(A_ROW)
-    before, rows = found(), by_hand("SELECT * FROM state.hours")
-    assert any(line.startswith("state.ix_hours_window_end") for line in before["relations"])
+    before, rows = found(), by_hand("SELECT * FROM state.visit")
 
-    migrate("hash_partitions=3, ", ("migrate", "--new", "divided"))
-    migrate("hash_partitions=3, ", ("migrate", "--new", "nothing is missing"))  # runs migrations, and registers nothing
+    migrate(BY_MONTH, ("migrate", "--new", "divided"))
+    migrate(BY_MONTH, ("migrate", "--new", "nothing is missing"))  # runs migrations, and registers nothing
     assert found() == before
-    assert by_hand("SELECT * FROM state.hours") == rows
-    assert len(by_hand("SELECT inhrelid FROM pg_inherits WHERE inhparent = 'state.hours'::regclass")) == 3
-    parts = [line for line in shape(empty)["relations"] if line.startswith('state."hours$') and "fillfactor" in line]
+    assert by_hand("SELECT * FROM state.visit") == rows
+    assert len(by_hand("SELECT inhrelid FROM pg_inherits WHERE inhparent = 'state.visit'::regclass")) == 1
+    parts = [line for line in shape(empty)["relations"] if line.startswith('state."visit$')]
     assert not any("tidegate_reader" in line for line in parts), "a partition is not readable where the table is not"
-    migrate("hash_partitions=3, ", ("migrate",))
+    migrate(BY_MONTH, ("migrate",))
     assert found() == before
 
     walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
     assert _python(author, empty, walk).returncode == 0
     assert found() == before
-    assert by_hand("SELECT * FROM state.hours") == rows
+    assert by_hand("SELECT * FROM state.visit") == rows
 
 
 # What a team has given to a table, and how it is taken back.
 IN_THE_WAY = {
-    "publication": ("CREATE PUBLICATION subscribed FOR TABLE state.page_views", "DROP PUBLICATION subscribed"),
+    "publication": ("CREATE PUBLICATION subscribed FOR TABLE state.visit", "DROP PUBLICATION subscribed"),
     "rule": (
-        "CREATE RULE noted AS ON INSERT TO state.page_views DO ALSO NOTIFY pages",
-        "DROP RULE noted ON state.page_views",
+        "CREATE RULE noted AS ON INSERT TO state.visit DO ALSO NOTIFY pages",
+        "DROP RULE noted ON state.visit",
     ),
     "constraint": (
-        "ALTER TABLE state.page_views ADD CONSTRAINT once UNIQUE (views)",
-        "ALTER TABLE state.page_views DROP CONSTRAINT once",
+        "ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number)",
+        "ALTER TABLE state.visit DROP CONSTRAINT once",
     ),
 }
 SAID = {
-    "publication": "state.page_views is in a publication",
-    "rule": "state.page_views has a rule",
-    "constraint": "state.page_views cannot have any more .*(ALTER TABLE state.page_views ADD CONSTRAINT once UNIQUE (views))",
+    "publication": "state.visit is in a publication",
+    "rule": "state.visit has a rule",
+    "constraint": "state.visit cannot have any more .*(ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number))",
 }
 
 
@@ -784,21 +668,21 @@ def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: S
             cursor.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    declared = author / "pipelines/page_views.py"
-    declared.write_text(PAGE_VIEWS)
-    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
+    declared = author / "pipelines/visits.py"
+    declared.write_text(VISITS)
+    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
         done = _tidegate(author, empty, *arguments)
         assert done.returncode == 0, done.stderr
     made, gone = IN_THE_WAY[what]
     by_hand(made)
-    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=3, key={"))
+    declared.write_text(BY_MONTH)
     assert _tidegate(author, empty, "migrate", "--new", "divided").returncode == 0
     refused = _tidegate(author, empty, "migrate")
     assert refused.returncode == 1
     before, _, after = SAID[what].partition(".*")
     assert before in refused.stderr, refused.stderr
     assert after in refused.stderr, refused.stderr
-    assert by_hand("SELECT relkind::text FROM pg_class WHERE oid = 'state.page_views'::regclass") == [("r",)]
+    assert by_hand("SELECT relkind::text FROM pg_class WHERE oid = 'state.visit'::regclass") == [("r",)]
     by_hand(gone)
     done = _tidegate(author, empty, "migrate")
     assert done.returncode == 0, done.stderr
@@ -816,24 +700,25 @@ def test_a_table_with_row_level_security_is_not_made_again(empty: Settings, auth
 
     def rows() -> list[tuple]:
         with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_reader))) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT page, views FROM state.page_views ORDER BY 1")
+            cursor.execute("SELECT page, number FROM state.visit ORDER BY 1")
             return cursor.fetchall()
 
-    declared = author / "pipelines/page_views.py"
-    declared.write_text(PAGE_VIEWS)
-    for arguments in (("migrate", "--new", "pages"), ("migrate",)):
+    declared = author / "pipelines/visits.py"
+    declared.write_text(VISITS)
+    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
         done = _tidegate(author, empty, *arguments)
         assert done.returncode == 0, done.stderr
     by_hand(
-        ROWS,
-        "ALTER TABLE state.page_views ENABLE ROW LEVEL SECURITY",
-        "CREATE POLICY of_readers ON state.page_views FOR SELECT TO tidegate_reader USING (views <= 10)",
-        *(["ALTER TABLE state.page_views FORCE ROW LEVEL SECURITY"] if force else []),
+        "SET LOCAL tidegate.writer = 'visits'",
+        "INSERT INTO state.visit SELECT 1, n, 'p', '2026-01-01Z', n FROM generate_series(1, 1000) AS n",
+        "ALTER TABLE state.visit ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY of_readers ON state.visit FOR SELECT TO tidegate_reader USING (number <= 10)",
+        *(["ALTER TABLE state.visit FORCE ROW LEVEL SECURITY"] if force else []),
     )
     before = rows()
     assert len(before) == 10
 
-    declared.write_text(PAGE_VIEWS.replace("key={", "hash_partitions=3, key={"))
+    declared.write_text(BY_MONTH)
     assert _tidegate(author, empty, "migrate", "--new", "divided").returncode == 0
     refused = _tidegate(author, empty, "migrate")
     assert refused.returncode != 0
@@ -841,8 +726,8 @@ def test_a_table_with_row_level_security_is_not_made_again(empty: Settings, auth
     assert rows() == before
 
     by_hand(
-        "DROP POLICY of_readers ON state.page_views",
-        "ALTER TABLE state.page_views DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY",
+        "DROP POLICY of_readers ON state.visit",
+        "ALTER TABLE state.visit DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY",
     )
     done = _tidegate(author, empty, "migrate")
     assert done.returncode == 0, done.stderr

@@ -249,7 +249,7 @@ def shop(settings: Settings, register: Callable, store: StateStore) -> Tally:
         FixedBatches([], {"a": "int"}),
         states={
             "sales": Rows({"a": "integer"}, range_partitions=Ranges("a", 10)),
-            "sums": State({"a": "integer"}, {"n": Count()}, hash_partitions=3),
+            "sums": State({"a": "integer"}, {"n": Count()}),
             "names": History(key={"a": "integer"}, columns={"b": "integer"}, order_by={"at": "timestamptz"}),
         },
     )
@@ -480,7 +480,7 @@ STATE_RELATIONS = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::re
 def test_states_are_dropped_with_all_their_parts(
     shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Views, partitions by hash and range, in as many transactions as they take; the ledger stays, and the names are taken."""
+    """Views, and partitions by range, in as many transactions as they take; the ledger stays, and the names are taken."""
     commit_sales(shop, [1, 11, 21])
     monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", at_once)
     looked = owner.retire("shop", replace(REQUEST, drops_states=True, is_confirmed=False))

@@ -218,7 +218,7 @@ WITH_NULLS: dict[str, Any] = {
     "null_keys": True,
 }  # fmt: skip
 NULLS = {
-    "places": History(**WITH_NULLS, hash_partitions=3),
+    "places": History(**WITH_NULLS),
     "joined": History(**WITH_NULLS, collapse=True),
     "opaque": History(**WITH_NULLS, kind="opaque", changes=True),
 }

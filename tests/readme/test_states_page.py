@@ -114,29 +114,9 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         assert [tuple(row) for row in connection.execute(sa.text("SELECT * FROM mail.outbox"))] == [("CS-TUA", 1)]
 
 
-def test_a_state_in_hash_partitions_is_counted_and_read_as_one_table(settings: Settings, register: Callable[..., None]) -> None:
-    """Two batches of visitors; every partition has some of the rows, and together they are what was counted."""
-    pipeline, _ = examples(SIZE_PAGE)
-    folder = settings.home / "data" / "clicks"
-    folder.mkdir(parents=True)
-    batches = [[number % 100 for number in range(1000)], [number % 300 for number in range(500)]]
-    for number, visitors in enumerate(batches):
-        pq.write_table(pa.table({"visitor": pa.array(visitors, pa.int64())}), folder / f"{number}.parquet")
-    register(pipeline)
-    run_pipeline(settings, pipeline, run_id="run")
-
-    (spec,) = pipeline.spec.states
-    with StateStore.connect(settings) as store, store.engine.connect() as connection:
-        found = {row["visitor"]: row["clicks"] for row in store.state_rows(spec)}
-        in_partitions = connection.scalars(sa.text("SELECT count(*) FROM state.per_visitor GROUP BY tableoid")).all()
-    assert found == Counter([*batches[0], *batches[1]])
-    assert len(in_partitions) == 16
-    assert sum(in_partitions) == len(found)
-
-
 def test_rows_in_range_partitions_are_in_that_of_their_month(settings: Settings, register: Callable[..., None]) -> None:
     """Two batches of sales; what both have of a month is in one partition."""
-    _, pipeline = examples(SIZE_PAGE)
+    (pipeline,) = examples(SIZE_PAGE)
     folder = settings.home / "data" / "sales"
     folder.mkdir(parents=True)
     times = [datetime(2025, 12, 31, 23, 59, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 11, 27, tzinfo=UTC)]

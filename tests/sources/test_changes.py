@@ -13,7 +13,7 @@ from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipel
 from jobs.engine.worker import Worker
 from jobs.sources import changes
 from jobs.sources.changes import removable
-from state_store import Settings, StateStore, cursors, project, registration
+from state_store import Settings, StateStore, cursors, project, range_partitions, registration
 from state_store.errors import DeclarationChanged, RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
 from state_store.operations import Redo
 from state_store.state_tables import changes_table_of
@@ -79,11 +79,10 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
 FILES = ["a,1\nb,2\n", "a,3\n", "", "b,4\na,5\nc,6\n", "c,-6\n"]
 
 
-# In one table, and in a partition for each txid.
-@pytest.fixture(params=[256, 0], ids=["one table", "partitions"])
-def divided(request: pytest.FixtureRequest, inbox: Inbox) -> None:
-    """Divide what the inbox and its followers record, or do not."""
-    inbox.settings = replace(inbox.settings, changes_partition_mib=request.param)
+@pytest.fixture(params=[range_partitions.TXIDS, 1], ids=["one partition", "partitions"])
+def divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide what the inbox and its followers record into a partition for each txid, or do not."""
+    monkeypatch.setattr(range_partitions, "TXIDS", request.param)
 
 
 @pytest.mark.sampled(3)

@@ -92,9 +92,6 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
             {"states": {"per_name": State(key={"name": "text"}, aggregates={})}},
             "per_name needs at least one aggregate",
         ),
-        ({"states": {"per_name": replace(STATE, hash_partitions=0)}}, "cannot have 0 hash partitions: use 1, for none, to 256"),
-        ({"states": {"per_name": replace(STATE, hash_partitions=257)}}, "cannot have 257 hash partitions"),
-        ({"states": {"overall": State(aggregates={"lines": Count()}, hash_partitions=2)}}, "it has no key by which rows"),
         ({"states": {"log": rows(Ranges("price", "day"))}}, "log cannot be divided by price: it has no such column"),
         (
             {"states": {"log": rows(Ranges("at", 7))}},
@@ -200,7 +197,6 @@ def test_the_same_declaration_has_the_same_fingerprint() -> None:
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
 
     assert declare().spec == again.spec
-    assert declare_state(hash_partitions=16).spec.fingerprint == again.spec.fingerprint
     undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
     assert undivided.fingerprint == divided.fingerprint
     assert (
