@@ -22,6 +22,7 @@ import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, registration, state_tables
 from state_store.project import STACK_FOLDER
+from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test

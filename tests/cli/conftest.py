@@ -14,6 +14,7 @@ from jobs.pipelines import flights
 from state_store import Settings
 from tests.cli import shop
 from tests.conftest import COMMAND
+from tests.examples import copy_examples
 from tidegate import json_schemas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,7 +73,8 @@ def strict(schema: Any) -> Any:
 
 @pytest.fixture
 def tidegate(settings: Settings, register: Callable[..., None]) -> CommandLine:
-    """The command line on a database where flights is registered and has no batches."""
+    """The command line in a project with the pipelines of the examples, of which flights is registered and has no batches."""
+    copy_examples(settings.home, "pipelines")
     register(flights.PIPELINE)
     return CommandLine(settings)
 

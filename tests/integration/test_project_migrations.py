@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -186,38 +185,6 @@ def test_the_examples_do_not_take_a_projects_place(shop: Settings, monkeypatch: 
     assert asked(shop, "SELECT pipeline FROM tidegate.pipeline") == [("sales",)]
     monkeypatch.delenv(project.HOME_VARIABLE)
     StateStore.connect(shop).close()  # programs that read states need no project
-
-
-def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the statements of docs/projects.md: the tables stay, and Tidegate's next migration may have the same number."""
-    sales = (shop.home / "pipelines/sales.py").read_text().replace('"daily"', '"sold"')
-    checkout = checkout_in(tmp_path / "checkout")
-    (checkout / "jobs/pipelines/sales.py").write_text(sales)
-    monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))  # without a folder of pipelines
-    for arguments in (["migrate", "--new", "sales"], ["migrate"]):
-        done = tidegate(shop, *arguments, code=checkout)
-        assert done.returncode == 0, done.stderr
-    last = revisions.head_revision()
-    (file,) = (checkout / VERSIONS).glob(f"{int(last) + 1:04d}_*.py")
-    monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
-
-    (shop.home / "pipelines/sales.py").write_text(sales)
-    (shop.home / "migrations" / file.name).write_text(
-        file.read_text().replace(f"down_revision = '{last}'", "down_revision = None")
-    )
-    (statements,) = re.findall(r"^```sql\n(.*?)^```$", (REPOSITORY / "docs/projects.md").read_text(), re.MULTILINE | re.DOTALL)
-    asked(shop, statements.replace("0031", file.name[:4]).replace("0028", last) + "SELECT", shop.pg_owner)
-
-    done = tidegate(shop, "migrate")
-    assert done.returncode == 0, done.stderr
-    again = tidegate(shop, "migrate", "--new", "again")
-    assert "No migration is missing" in again.stdout + again.stderr
-    (checkout / VERSIONS / f"{int(last) + 1:04d}_newer.py").write_text(
-        NEW_LEDGER_MIGRATION.replace("@LAST@", last).replace("9000", f"{int(last) + 1:04d}")
-    )
-    file.unlink()
-    assert tidegate(shop, "migrate", code=checkout).returncode == 0
-    assert columns(shop, "sold") == ["shop", "sold", "txid"]
 
 
 def test_states_that_the_examples_have_filled_stay(shop: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

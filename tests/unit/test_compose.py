@@ -44,6 +44,7 @@ SERVICES = STACK["services"]
 AIRFLOW = [f"airflow-{process}" for process in PROCESSES]
 COMMAND_LINES = {"tidegate", "tidegate-owner"}
 ONE_SHOT = {"airflow-migrate", "tidegate-migrate", *COMMAND_LINES}
+MOUNTED = "${TIDEGATE_PROJECT:-./examples}"
 DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
 
 
@@ -128,7 +129,7 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
 
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
     assert actual.keys() == expected
-    assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
+    assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{given(service)['TIDEGATE_HOME']}/dags"
 
 
 def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,16 +141,19 @@ def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch
 
 
 def test_a_project_reaches_every_service_that_loads_pipelines() -> None:
-    """Its folders and settings are where TIDEGATE_HOME says, read-only, and Airflow takes its Dag files from there."""
-    added = yaml.safe_load((COMPOSE / "project.yaml").read_text())["services"]
-    parts = ("pipelines", "dags", "migrations", "tidegate.toml")
+    """Its folders and settings are where TIDEGATE_HOME says, read-only; without a project of a team's, the examples'."""
+    parts, loading = (
+        ("pipelines", "dags", "migrations", "tidegate.toml"),
+        {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW},
+    )
 
-    assert added.keys() == {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
-    for name, service in added.items():
-        home = SERVICES[name]["environment"]["TIDEGATE_HOME"]
-        assert [volume.partition("}")[2] for volume in service["volumes"]] == [f"/{part}:{home}/{part}:ro" for part in parts]
-        folder = service.get("environment", {}).get("AIRFLOW__CORE__DAGS_FOLDER")
-        assert folder == (f"{home}/dags" if name in AIRFLOW else None)
+    for name, service in SERVICES.items():
+        home = service.get("environment", {}).get("TIDEGATE_HOME")
+        mounted = [
+            volume for volume in service.get("volumes", []) if volume.startswith(f"{MOUNTED}/") and "/data:" not in volume
+        ]
+        assert mounted == [f"{MOUNTED}/{part}:{home}/{part}:ro" for part in parts if name in loading]
+    assert {(PROJECT / "examples" / part).exists() for part in parts} == {True}
 
 
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
@@ -235,7 +239,9 @@ def test_planned_files_have_one_path_everywhere() -> None:
     places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
 
     assert places.keys() == {"spark", "airflow-scheduler", *COMMAND_LINES}
-    assert {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()} == {"${TIDEGATE_DATA:-./data}"}
+    assert {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()} == {
+        f"${{TIDEGATE_DATA:-{MOUNTED}/data}}"
+    }
     assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
 
 

@@ -95,4 +95,3 @@ def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> Non
     assert (shipped / "migrations/versions/0001_ledger.py").is_file() or list(
         (shipped / "migrations/versions").glob("0001*.py")
     )
-    assert (shipped / "dags/.airflowignore").is_file()
