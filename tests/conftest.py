@@ -218,6 +218,12 @@ def settings(server: Server, template: str, tmp_path: Path) -> Iterator[Settings
     server.drop_database(name)
 
 
+def create_states(settings: Settings, *pipelines: Pipeline) -> None:
+    """Create the state tables of pipelines, as their migrations would."""
+    with migrations.connected(settings) as connection:
+        state_tables.metadata_of(tuple(pipeline.spec for pipeline in pipelines)).create_all(connection)
+
+
 def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:
     """Create the state tables of pipelines, as their migrations would, and register them."""
     specs = tuple(pipeline.spec for pipeline in pipelines)

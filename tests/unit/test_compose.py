@@ -28,7 +28,9 @@ import migrations
 from jobs.registry import all_pipelines
 from jobs.sources.kafka.login import kafka_client
 from state_store import Settings
+from state_store.project import HOME_VARIABLE
 from tests.conftest import fetch_kafka
+from tests.examples import EXAMPLES
 from tidegate.stack import component as components
 from tidegate.stack import history, maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
@@ -142,16 +144,12 @@ def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch
 
 def test_a_project_reaches_every_service_that_loads_pipelines() -> None:
     """Its folders and settings are where TIDEGATE_HOME says, read-only; without a project of a team's, the examples'."""
-    parts, loading = (
-        ("pipelines", "dags", "migrations", "tidegate.toml"),
-        {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW},
-    )
+    parts = ("pipelines", "dags", "migrations", "tidegate.toml")
+    loading = {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
 
     for name, service in SERVICES.items():
         home = service.get("environment", {}).get("TIDEGATE_HOME")
-        mounted = [
-            volume for volume in service.get("volumes", []) if volume.startswith(f"{MOUNTED}/") and "/data:" not in volume
-        ]
+        mounted = [volume for volume in service.get("volumes", []) if volume.startswith(f"{MOUNTED}/")]
         assert mounted == [f"{MOUNTED}/{part}:{home}/{part}:ro" for part in parts if name in loading]
     assert {(PROJECT / "examples" / part).exists() for part in parts} == {True}
 
@@ -239,9 +237,8 @@ def test_planned_files_have_one_path_everywhere() -> None:
     places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
 
     assert places.keys() == {"spark", "airflow-scheduler", *COMMAND_LINES}
-    assert {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()} == {
-        f"${{TIDEGATE_DATA:-{MOUNTED}/data}}"
-    }
+    sources = {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()}
+    assert sources == {f"${{TIDEGATE_DATA:-{MOUNTED}/data}}"}
     assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
 
 
@@ -666,9 +663,12 @@ def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path
     assert weak == []
 
 
-def test_migrations_need_no_more_than_the_roles_may(team_server: tuple[Settings, Path]) -> None:
-    """Tidegate's migrations run as the owner that the init script created, and the worker reads their tables."""
+def test_migrations_need_no_more_than_the_roles_may(
+    team_server: tuple[Settings, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tidegate's and a project's run as the owner that the init script created, and the worker reads their tables."""
     settings, _ = team_server
+    monkeypatch.setenv(HOME_VARIABLE, str(EXAMPLES))
 
     migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
 
