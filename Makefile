@@ -12,8 +12,8 @@ help: ## Show these targets
 
 setup: .venv/installed ## Install the locked dependencies and the tidegate command into .venv
 
-demo: setup ## Start Postgres, Spark and Airflow, run the example pipelines, show the results
-	@$(BIN)/tidegate demo
+demo: setup ## Start Postgres, Spark and Airflow for the project in examples/, run its pipelines, show the results
+	@cd examples && ../$(BIN)/tidegate demo
 
 test: setup ## Run the tests; BUDGET is in minutes: what has not begun by then is skipped, and counted
 	@BUDGET_MINUTES=$(BUDGET) $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -35,8 +35,8 @@ check: setup ## Lint, types, formatting
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-down: ## Stop the stack; its data stays in .tidegate
-	@if [ -x $(BIN)/tidegate ]; then $(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi
+down: ## Stop the demo's stack; its data stays in examples/.tidegate
+	@if [ -x $(BIN)/tidegate ]; then cd examples && ../$(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi
 
 lock: setup ## Update the pinned versions and hashes of all requirements*.in
 	@for name in requirements-build requirements requirements-dev; do \

@@ -25,8 +25,7 @@ from pyarrow import csv
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks.pipelines import VERSION, ordinary
-from jobs.pipelines.word_count import words
+from benchmarks.pipelines import VERSION, ordinary, words
 from state_store import Settings
 from tidegate.stack.spark import MAX_DRIVER_MEMORY
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
-from jobs.pipelines import word_count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -18,6 +17,11 @@ PER_KEY = {"events": Count(), "amount": Sum("amount")}
 def ordinary(events: "DataFrame") -> "DataFrame":
     """Transform events as usual pipelines do: leave some out, compute a column."""
     return events.where("amount >= 10").selectExpr("page", "user_id % 10000 AS bucket", "amount")
+
+
+def words(lines: "DataFrame") -> "DataFrame":
+    """Split lines into lower-case words, as the example does."""
+    return lines.selectExpr(r"""explode(regexp_extract_all(lower(value), r"(\p{L}+(?:'\p{L}+)*)", 1)) AS word""")
 
 
 def _files(name: str, schema: dict[str, str] = EVENT, files: int = 1) -> Files:
@@ -74,7 +78,7 @@ ORDINARY = Pipeline(
 WORDS = Pipeline(
     name="words",
     source=Files("data/words", glob="*.txt", format="text", max_files=1, min_age_seconds=0),
-    transform=word_count.words,
+    transform=words,
     states={"per_word": State(key={"word": "text"}, aggregates={"events": Count()})},
 )
 # As many declared pipelines as a large team has.

@@ -20,7 +20,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 
 from dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
 from dags.turn_trigger import BATCH
-from jobs.registry import folder, has_pipeline, pipeline_names
+from jobs.registry import choice, folder, has_pipeline, pipeline_names
 from state_store.errors import DeclarationInvalid, UnknownPipeline
 
 # The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
@@ -193,6 +193,6 @@ def _check_exists(pipeline_name: str) -> None:
     if not has_pipeline(pipeline_name):
         raise UnknownPipeline(
             f"There is no pipeline {pipeline_name}: no {pipeline_name}.py in {folder()} and no entry point of that name in "
-            f"group tidegate.pipelines. Pipelines: {', '.join(pipeline_names()) or 'none'}.",
+            f"group tidegate.pipelines. {choice(pipeline_name, pipeline_names())}",
             pipeline=pipeline_name,
         )

@@ -9,11 +9,13 @@ from collections.abc import Collection
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jobs.pipelines
 from jobs.pipeline import Pipeline
 from jobs.queries import Query
+from state_store import project
 from state_store.declaration import RebuildName, rebuild_named
 from state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
 
@@ -21,7 +23,7 @@ ENTRY_POINTS = "tidegate.pipelines"
 
 
 def folder() -> str:
-    """Return the folder of the pipelines' modules: that of a project of its own, or the examples'."""
+    """Return the folder of the pipelines' modules: the project's, or, in no project, one without any."""
     return str(jobs.pipelines.__path__[-1])
 
 
@@ -77,7 +79,22 @@ def _rebuild(name: str, of: RebuildName) -> Pipeline:
 
 def unknown(name: str, names: Collection[str]) -> UnknownPipeline:
     """Return the error that there is no pipeline of this name, with the names of those that there are."""
-    return UnknownPipeline(f"There is no pipeline {name}. {_choice('Pipelines', name, names)}", pipeline=name)
+    return UnknownPipeline(f"There is no pipeline {name}. {choice(name, names)}", pipeline=name)
+
+
+def choice(name: str, names: Collection[str]) -> str:
+    """Return which pipeline was probably meant, and all that there are; or what to do if there are none."""
+    return _choice("Pipelines", name, names) if names else none_found()
+
+
+def none_found() -> str:
+    """Return a sentence that says that there are no pipelines, and what to do."""
+    if project.own("pipelines") is not None:
+        return f"There are no pipelines yet in {folder()}."
+    return (
+        f"There are no pipelines: {project.find() or Path.cwd()} is no project. Go into the folder of one, such as examples in "
+        "Tidegate's repository, or make one: tidegate init FOLDER"
+    )
 
 
 def all_pipelines() -> list[Pipeline]:

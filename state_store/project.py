@@ -1,9 +1,9 @@
-"""The project folder: where a team's settings and data are, and, in a project of their own, pipelines, Dags and migrations.
+"""The project folder: where a team's settings, data, pipelines, Dags and migrations are.
 
-The folder is the one that ``TIDEGATE_HOME`` names, or the nearest one upwards that has ``tidegate.toml`` or ``.tidegate``. If
-it has a folder ``pipelines``, the project is one of its own: its pipelines take the place of this repository's examples, its
-``dags`` are those that the stack runs, and its ``migrations`` are those of its states. What another account could have put
-there is not read.
+The folder is the one that ``TIDEGATE_HOME`` names, or the nearest one upwards that has ``tidegate.toml`` or ``.tidegate``. Its
+``pipelines`` are those that there are, its ``dags`` those that the stack runs, and its ``migrations`` those of its states. A
+folder without ``pipelines`` only holds settings, for programs that read states. What another account could have put there is
+not read.
 """
 
 import grp
@@ -39,16 +39,22 @@ def find(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def own(part: Part, home: Path | None = None) -> Path | None:
-    """Return a folder, which need not exist, of a project with its own pipelines; None for any other project.
-
-    Without `home`, the project is the one that `find` returns.
+def own(part: Part) -> Path | None:
+    """Return a folder, which need not exist, of the project that `find` returns; None if that has no pipelines.
 
     Raises: SettingsInvalid if another account could have written it: what is in it is run.
     """
-    home = home or find()
+    home = find()
     if home is None or not (home / "pipelines").is_dir():
         return None
+    return folder_of(home, part)
+
+
+def folder_of(home: Path, part: Part) -> Path:
+    """Return a folder, which need not exist, of a project.
+
+    Raises: SettingsInvalid if another account could have written it: what is in it is run.
+    """
     folder = home / part
     if not os.environ.get(HOME_VARIABLE) and folder.is_dir() and (reason := _distrust_of(folder)):
         raise SettingsInvalid(

@@ -22,6 +22,7 @@ import migrations
 from jobs import Pipeline
 from state_store import Settings, StateStore, registration, state_tables
 from state_store.project import STACK_FOLDER
+from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
@@ -215,6 +216,12 @@ def settings(server: Server, template: str, tmp_path: Path) -> Iterator[Settings
     name = server.create_database(template)
     yield replace(server.settings, pg_database=name, home=tmp_path)
     server.drop_database(name)
+
+
+def create_states(settings: Settings, *pipelines: Pipeline) -> None:
+    """Create the state tables of pipelines, as their migrations would."""
+    with migrations.connected(settings) as connection:
+        state_tables.metadata_of(tuple(pipeline.spec for pipeline in pipelines)).create_all(connection)
 
 
 def register_pipelines(settings: Settings, *pipelines: Pipeline) -> None:

@@ -30,7 +30,6 @@ from jobs.compute.session_files import SessionFile
 from jobs.pipeline import Pipeline
 from jobs.sources import Source
 from jobs.sources.inputs.source import Inputs
-from state_store import project
 from state_store.errors import SettingsInvalid
 from state_store.settings import Settings
 
@@ -42,7 +41,6 @@ FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
 ROOT = Path(__file__).resolve().parents[2]
-PIPELINES = ROOT / "jobs" / "pipelines"
 
 
 @dataclass(frozen=True)
@@ -159,8 +157,7 @@ def _module_of(function: Any) -> str:
 def code_of(modules: Iterable[str]) -> str:
     """Return a digest of the files of authors' modules, and of all in the folder of pipelines, as they are now."""
     digest = hashlib.sha256()
-    folder = Path(registry.folder())
-    files = {f"jobs/pipelines/{file.relative_to(folder)}": file for file in folder.rglob("*.py")}
+    files = _pipelines()
     for name in modules:
         with contextlib.suppress(SettingsInvalid):  # one that is in no file does not change
             files |= dict(_files_of_module(name))
@@ -171,16 +168,19 @@ def code_of(modules: Iterable[str]) -> str:
 
 @cache
 def _our_modules() -> Mapping[str, bytes]:
-    """Return the files of our packages, with the pipelines of a project of its own in the place of the examples.
+    """Return the files of our packages, with the project's pipelines among them.
 
     They are read once, because this process, too, keeps the code that it has imported.
     """
     files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
     by_path = {file.relative_to(ROOT).as_posix(): file for file in files}
-    if (own := project.own("pipelines")) is not None:
-        by_path = {path: file for path, file in by_path.items() if file.parent != PIPELINES or file.name == "__init__.py"}
-        by_path |= {f"jobs/pipelines/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
-    return {path: file.read_bytes() for path, file in by_path.items()}
+    return {path: file.read_bytes() for path, file in (by_path | _pipelines()).items()}
+
+
+def _pipelines() -> dict[str, Path]:
+    """Return the files in the folder of pipelines by their paths as modules."""
+    folder = Path(registry.folder())
+    return {f"jobs/pipelines/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.py")}
 
 
 def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:

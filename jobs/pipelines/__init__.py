@@ -1,4 +1,4 @@
-"""The pipelines of a project of its own, or else this repository's examples: a module each, named like its pipeline.
+"""The pipelines of the project: a module each, named like its pipeline. In no project, there are none.
 
 Each has its `PIPELINE`. Modules whose names begin with ``_`` are no pipelines; these import them: ``from ._prices import ...``.
 """

@@ -10,10 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jobs.pipelines import flights
-from state_store import Settings
+from jobs.pipelines import flights, word_count
+from state_store import Settings, project
 from tests.cli import shop
-from tests.conftest import COMMAND
+from tests.conftest import COMMAND, create_states
+from tests.examples import copy_examples
 from tidegate import json_schemas
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,9 +73,11 @@ def strict(schema: Any) -> Any:
 
 @pytest.fixture
 def tidegate(settings: Settings, register: Callable[..., None]) -> CommandLine:
-    """The command line on a database where flights is registered and has no batches."""
+    """The command line in a project with the pipelines of the examples, of which flights is registered and has no batches."""
+    copy_examples(settings.home, "pipelines")
+    create_states(settings, flights.PIPELINE, word_count.PIPELINE)
     register(flights.PIPELINE)
-    return CommandLine(settings)
+    return CommandLine(settings, {project.HOME_VARIABLE: str(settings.home)})
 
 
 @pytest.fixture

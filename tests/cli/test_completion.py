@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import CommandLine, check_schema
 from tests.conftest import COMMAND
+from tests.examples import EXAMPLES
 from tidegate.cli import VERBS
 
 BASH = shutil.which("bash")
@@ -27,7 +28,7 @@ def bash(words: str, **environment: str) -> list[str]:
     """Return what bash offers after these words."""
     if BASH is None:
         pytest.skip("bash is not installed: apt-get install bash")
-    environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **environment}
+    environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TIDEGATE_HOME": str(EXAMPLES), **environment}
     done = subprocess.run([BASH, "-c", ASK_BASH % words], capture_output=True, text=True, check=False, env=environ)
     assert done.stderr == ""
     return done.stdout.split()
@@ -89,7 +90,7 @@ def test_other_shells_take_the_script(tmp_path: Path, shell: str, script: str) -
     """In a real shell, where there is one."""
     if (program := shutil.which(shell)) is None:
         pytest.skip(f"{shell} is not installed: apt-get install {shell}")
-    environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb"}
+    environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb", "TIDEGATE_HOME": str(EXAMPLES)}
     done = subprocess.run([program, "-c", script], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     assert ("flights" if shell == "fish" else "_tidegate_completion") in done.stdout
@@ -108,7 +109,7 @@ def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={"PATH": "/usr/bin:/bin", **asked},
+            env={"PATH": "/usr/bin:/bin", "TIDEGATE_HOME": str(EXAMPLES), **asked},
         )
         assert done.stdout.splitlines() == [offered, "[]"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from state_store import Settings
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
 from tidegate import error_pages
@@ -135,12 +134,12 @@ def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Pa
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_database_without_tables_names_the_command_that_makes_them(settings: Settings, server: Server, verb: str) -> None:
+def test_a_database_without_tables_names_the_command_that_makes_them(tidegate: CommandLine, server: Server, verb: str) -> None:
     """An out-of-date schema is refused before anything is read or written."""
     name = server.create_database()
     arguments = [argument.format("flights") for argument in VERBS[verb]]
     try:
-        done = CommandLine(replace(settings, pg_database=name))(*arguments)
+        done = replace(tidegate, settings=replace(tidegate.settings, pg_database=name))(*arguments)
     finally:
         server.drop_database(name)
 

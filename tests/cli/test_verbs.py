@@ -12,6 +12,7 @@ import pytest
 from state_store.declaration import SourceKind, StateKind, exactly_once
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.conftest import COMMAND
+from tests.examples import EXAMPLES
 from tidegate.cli import app
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
@@ -248,7 +249,9 @@ def test_a_lookup_loads_nothing_slow() -> None:
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
     )
 
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLES, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
 
 
 def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:

@@ -28,6 +28,7 @@ from state_store import Settings, StateStore
 from state_store.errors import UnknownPipeline
 from tests.conftest import COMMAND, Server
 from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, wait_for
+from tests.examples import copy_examples
 from tidegate.airflow_client import AirflowClient
 from tidegate.stack import component as components
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
@@ -152,7 +153,8 @@ class Cluster:
         folder = self.folder / name
         for part in ("home", "work", "tmp", "airflow", "project", "secrets", "author"):
             (folder / part).mkdir(parents=True)
-        for example in ("flights", "word_count"):  # the installed examples, which no worker gets to run here
+        copy_examples(folder / "project", "pipelines")
+        for example in ("flights", "word_count"):  # no worker gets to run them here
             (folder / "project" / "data" / example).mkdir(parents=True)
         lines = [line for line in self.secrets["pgpass"].splitlines() if line.split(":")[3] in roles]
         self._write(folder / "secrets" / "pgpass", "".join(f"{line}\n" for line in lines))

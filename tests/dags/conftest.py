@@ -19,7 +19,6 @@ from state_store.batches import encode_metadata
 from state_store.commits import Commit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DAGS = REPOSITORY / "dags"
 CLICKS = Pipeline(
     name="clicks",
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string"}),

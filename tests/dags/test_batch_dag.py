@@ -37,7 +37,8 @@ from jobs.registry import pipeline_names
 from state_store import Settings, StateStore, errors
 from state_store.attempts import Attempt, Tracked
 from state_store.declaration import WINDOW
-from tests.dags.conftest import CLICKS, DAGS, REPOSITORY, Batches
+from tests.dags.conftest import CLICKS, REPOSITORY, Batches
+from tests.examples import EXAMPLES
 from tidegate.stack.component import wait_until
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
@@ -45,8 +46,8 @@ ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issub
 
 @pytest.fixture(scope="module")
 def dag_bag() -> DagBag:
-    """Find all of our Dags as Airflow finds them."""
-    return DagBag(DAGS)
+    """Find the Dags of the examples as Airflow finds them."""
+    return DagBag(EXAMPLES / "dags")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,8 @@ def flights(dag_bag: DagBag) -> DAG:
 
 
 def test_each_dag_file_holds_exactly_one_dag(dag_bag: DagBag) -> None:
-    """Airflow skips files silently, so every file that is not on the ignore list must have been parsed into one Dag."""
-    ignored = (DAGS / ".airflowignore").read_text().split("\n")
-    files = {str(file) for file in DAGS.glob("*.py") if file.name not in ignored}
+    """Airflow skips files silently, so every file must have been parsed into one Dag."""
+    files = {str(file) for file in (EXAMPLES / "dags").glob("*.py")}
 
     assert dag_bag.import_errors == {}
     assert sorted(dag.fileloc for dag in dag_bag.dags.values()) == sorted(files)
@@ -75,11 +75,10 @@ def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> No
         "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
         "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'jobs.pipelines.')))]))"
     )
-    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "TIDEGATE_HOME": str(EXAMPLES)}
+    command = [sys.executable, "-c", program, str(EXAMPLES / "dags")]
 
-    found = subprocess.run(
-        [sys.executable, "-c", program, str(DAGS)], capture_output=True, text=True, check=True, env=environ, cwd=tmp_path
-    )
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, cwd=tmp_path)
 
     assert json.loads(found.stdout.splitlines()[-1]) == [len(pipeline_names()), []]
 

@@ -18,6 +18,7 @@ from psycopg2 import sql
 
 from state_store import Settings
 from tests.conftest import COMMAND, do_not_sync
+from tests.examples import copy_examples
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -165,7 +166,8 @@ class Held:
 
 @contextmanager
 def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -> Iterator[Project]:
-    """Run a whole stack in an empty folder, with these Dags and variables, and prepare the sample data in another."""
+    """Run a whole stack in a copy of the examples, with these Dags and variables, and prepare the sample data elsewhere."""
+    copy_examples(home)
     sample_data.prepare(reservoir)
     for file in (reservoir / "data" / "flights").iterdir():  # a year is not enough; the next one is a copy
         (file.parent / file.name.replace("2013", "2014")).write_bytes(file.read_bytes())

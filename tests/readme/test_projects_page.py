@@ -19,7 +19,7 @@ def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     shell = Shell(tmp_path, environment, tmp_path / "variables")
     found = blocks(PAGE)
-    assert {language for language, _ in found} == {"console", "python", "dockerfile", "sql"}
+    assert {language for language, _ in found} == {"console", "python", "dockerfile"}
 
     for language, content in found:
         shell.run_block(language, content)

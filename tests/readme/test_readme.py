@@ -27,7 +27,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if not installed.exists():
         pytest.skip("the environment was not made by make; run: make setup")
     yield copy
-    for folder in filter(Path.exists, (copy, copy.parent / "shop")):
+    for folder in filter(Path.exists, (copy / "examples", copy.parent / "shop")):
         subprocess.run([COMMAND, "down", "--delete-data", "--yes"], cwd=folder, check=True, capture_output=True)
 
 

@@ -210,7 +210,7 @@ def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in running.tidegate("status").stderr
 
-    message = running.tidegate("get", "flights", "daily", "UA", "2013-01-01").stderr
+    message = running.tidegate("migrate").stderr
     assert f"{file} cannot be read" in message
     assert "tidegate up" in message
     up = running.tidegate("up", "--without-airflow")

@@ -29,6 +29,7 @@ from jobs.compute.session import _Channel, spark_session
 from state_store import Settings
 from state_store.errors import ListenerNotTrusted, PermanentError
 from tests.conftest import COMMAND
+from tests.examples import copy_examples
 from tests.stack.neighbour import (
     ASKS_FOR_PASSWORD,
     HOLDER,
@@ -213,11 +214,12 @@ def refuses(answer: str) -> bool:
 
 @pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
 def test_an_impostor_of_postgres_does_not_get_the_password(
-    verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int]
+    verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
     """A server that asks for the password in clear gets none, and the verb says so and how to allow it."""
     port = free_port()
-    environ = {**os.environ, "TIDEGATE_HOME": str(stack.home), "PGPORT": str(port)}
+    copy_examples(tmp_path)
+    environ = {**os.environ, "TIDEGATE_HOME": str(tmp_path), "PGPORT": str(port), "PGPASSFILE": str(stack.pg_passfile)}
 
     with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
         done = subprocess.run([COMMAND, *verb], env=environ, capture_output=True, text=True, check=False)

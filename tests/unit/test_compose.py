@@ -25,10 +25,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 import migrations
+from jobs.registry import all_pipelines
 from jobs.sources.kafka.login import kafka_client
 from state_store import Settings
-from tests.conftest import fetch_kafka, register_pipelines
-from tests.integration.conftest import TALLY
+from state_store.project import HOME_VARIABLE
+from tests.conftest import fetch_kafka
+from tests.examples import EXAMPLES
 from tidegate.stack import component as components
 from tidegate.stack import history, maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
@@ -44,6 +46,7 @@ SERVICES = STACK["services"]
 AIRFLOW = [f"airflow-{process}" for process in PROCESSES]
 COMMAND_LINES = {"tidegate", "tidegate-owner"}
 ONE_SHOT = {"airflow-migrate", "tidegate-migrate", *COMMAND_LINES}
+MOUNTED = "${TIDEGATE_PROJECT:-./examples}"
 DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
 
 
@@ -128,7 +131,7 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
 
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
     assert actual.keys() == expected
-    assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{IMAGE_FOLDER}/dags"
+    assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{given(service)['TIDEGATE_HOME']}/dags"
 
 
 def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,16 +143,15 @@ def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch
 
 
 def test_a_project_reaches_every_service_that_loads_pipelines() -> None:
-    """Its folders and settings are where TIDEGATE_HOME says, read-only, and Airflow takes its Dag files from there."""
-    added = yaml.safe_load((COMPOSE / "project.yaml").read_text())["services"]
+    """Its folders and settings are where TIDEGATE_HOME says, read-only; without a project of a team's, the examples'."""
     parts = ("pipelines", "dags", "migrations", "tidegate.toml")
+    loading = {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
 
-    assert added.keys() == {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
-    for name, service in added.items():
-        home = SERVICES[name]["environment"]["TIDEGATE_HOME"]
-        assert [volume.partition("}")[2] for volume in service["volumes"]] == [f"/{part}:{home}/{part}:ro" for part in parts]
-        folder = service.get("environment", {}).get("AIRFLOW__CORE__DAGS_FOLDER")
-        assert folder == (f"{home}/dags" if name in AIRFLOW else None)
+    for name, service in SERVICES.items():
+        home = service.get("environment", {}).get("TIDEGATE_HOME")
+        mounted = [volume for volume in service.get("volumes", []) if volume.startswith(f"{MOUNTED}/")]
+        assert mounted == [f"{MOUNTED}/{part}:{home}/{part}:ro" for part in parts if name in loading]
+    assert {(PROJECT / "examples" / part).exists() for part in parts} == {True}
 
 
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
@@ -235,7 +237,8 @@ def test_planned_files_have_one_path_everywhere() -> None:
     places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
 
     assert places.keys() == {"spark", "airflow-scheduler", *COMMAND_LINES}
-    assert {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()} == {"${TIDEGATE_DATA:-./data}"}
+    sources = {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()}
+    assert sources == {f"${{TIDEGATE_DATA:-{MOUNTED}/data}}"}
     assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
 
 
@@ -660,14 +663,16 @@ def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path
     assert weak == []
 
 
-def test_migrations_need_no_more_than_the_roles_may(team_server: tuple[Settings, Path]) -> None:
-    """Tidegate's migrations run as the owner that the init script created, and the worker reads their tables."""
+def test_migrations_need_no_more_than_the_roles_may(
+    team_server: tuple[Settings, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tidegate's and a project's run as the owner that the init script created, and the worker reads their tables."""
     settings, _ = team_server
+    monkeypatch.setenv(HOME_VARIABLE, str(EXAMPLES))
 
-    migrations.upgrade(settings, [])
-    register_pipelines(settings, TALLY)
+    migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
 
     with psycopg2.connect(**replace(settings, pg_user="tidegate").conninfo()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM tidegate.pipeline")
-        assert cursor.fetchone() == (1,)
+        assert cursor.fetchone() == (len(all_pipelines()),)
     connection.close()

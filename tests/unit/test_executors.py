@@ -1,6 +1,7 @@
 """What travels to executors elsewhere, when, under which name; and which packages they need."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tas
 from jobs.compute.session_files import SessionFile
 from state_store import Settings
 from state_store.errors import SettingsInvalid
+from tests.examples import EXAMPLES
 
 REPOSITORY = Path(executors.__file__).resolve().parents[2]
+IN_EXAMPLES = {**os.environ, "TIDEGATE_HOME": str(EXAMPLES)}
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 # The modules whose objects travel in plans.
 IN_TASKS = [
@@ -212,14 +215,18 @@ for name in {IN_TASKS!r}:
     __import__(name)
 from tidegate import Count, Pipeline
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=IN_EXAMPLES, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_every_module_with_code_for_tasks_is_looked_at() -> None:
     """Their classes say that they are for `mapInArrow` or `arrow_udf`."""
     program = f"import sys\nfor name in {IN_TASKS!r}: __import__(name)\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, env=IN_EXAMPLES, capture_output=True, text=True, check=True
+    )
     found = set()
     for path in sorted((REPOSITORY / "jobs").rglob("*.py")):
         classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.compute.executors import artifacts_for
-from state_store import Settings, project
+from state_store import project
 from state_store.errors import SettingsInvalid
+from tests.examples import EXAMPLES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAIN = "from tidegate.cli import main; main()"
@@ -93,7 +93,7 @@ def test_init_says_that_another_project_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "pipelines", "data/deep"])
-def test_a_projects_pipelines_take_the_place_of_the_examples(shop: Path, where: str) -> None:
+def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
     """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
     (shop / "data/deep").mkdir(parents=True)
     done = run(FOUND, where=shop / where)
@@ -105,10 +105,7 @@ def test_a_projects_pipelines_take_the_place_of_the_examples(shop: Path, where: 
 def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
     """A folder called pipelines may be anyone's; only a project, or what the variable names, is looked into."""
     (shop / "tidegate.toml").unlink()
-    examples = [str(REPOSITORY / "jobs/pipelines"), ["flights", "word_count"]]
-
-    folder, found = json.loads(run(FOUND, where=shop).stdout)
-    assert [folder, [name for name, _ in found]] == examples
+    assert json.loads(run(FOUND, where=shop).stdout) == [str(REPOSITORY / "jobs/pipelines"), []]
     assert json.loads(run(FOUND, where=shop.parent, TIDEGATE_HOME=str(shop)).stdout)[0] == str(shop / "pipelines")
 
 
@@ -129,7 +126,7 @@ def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.
 
 
 def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
-    """With what they import, under the name by which pickled functions name them; the examples stay here."""
+    """With what they import, under the name by which pickled functions name them."""
     code = (
         "import json; from jobs.compute.executors import artifacts_for; from state_store import Settings; "
         "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
@@ -138,17 +135,46 @@ def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
     names = ["jobs/pipelines/__init__.py", "jobs/pipelines/_source.py", "jobs/pipelines/orders.py"]
 
     assert json.loads(run(code, where=shop).stdout) == names
-    examples = artifacts_for(Settings(spark_remote="sc://spark.example.com"))
-    assert examples is not None
-    assert "jobs/pipelines/flights.py" in examples.modules
+    assert json.loads(run(code, where=shop.parent).stdout) == names[:1]
 
 
-def test_the_demo_is_for_the_examples(shop: Path) -> None:
-    """In a project it starts nothing."""
-    done = run(MAIN, "demo", where=shop)
+@pytest.mark.parametrize("where", ["shop", "."])
+def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
+    """Elsewhere it starts nothing."""
+    done = run(MAIN, "demo", where=shop.parent / where)
 
-    assert (done.returncode, "has pipelines of its own" in done.stderr) == (2, True)
-    assert not (shop / ".tidegate").exists()
+    assert (done.returncode, "has no pipeline flights and no word_count." in done.stderr) == (2, True)
+    assert "make demo in Tidegate's repository" in done.stderr
+    assert not (shop.parent / where / ".tidegate").exists()
+
+
+def test_where_there_are_no_pipelines_it_says_what_to_do(tmp_path: Path) -> None:
+    """In a folder that is no project, and in one that is and has none yet."""
+    nowhere = f"There are no pipelines: {tmp_path} is no project. Go into the folder of one, such as examples in Tidegate's"
+    for arguments, code in ((["pipelines"], 0), (["explain", "orders"], 2)):
+        done = run(MAIN, *arguments, where=tmp_path)
+        assert (done.returncode, nowhere in done.stderr) == (code, True), done.stderr
+        assert "or make one: tidegate init FOLDER" in done.stderr
+    assert json.loads(run(MAIN, "pipelines", "--json", where=tmp_path).stdout) == []
+
+    assert run(MAIN, "init", "shop", where=tmp_path).returncode == 0
+    shown = run(MAIN, "pipelines", where=tmp_path / "shop").stderr
+    assert f"There are no pipelines yet in {tmp_path}/shop/pipelines." in shown
+
+
+def test_the_examples_are_a_project_as_init_makes_it(tmp_path: Path) -> None:
+    """The same files and folders, with one migration: what a stranger copies is what he would have made."""
+    assert run(MAIN, "init", "new", where=tmp_path).returncode == 0
+    made = {file.relative_to(tmp_path / "new").as_posix(): file for file in (tmp_path / "new").rglob("*")}
+    tracked = subprocess.run(["git", "ls-files"], cwd=EXAMPLES, capture_output=True, text=True, check=True).stdout.split()
+
+    assert {name for name, file in made.items() if file.is_dir()} == {name.split("/")[0] for name in tracked if "/" in name}
+    files = {name: file.read_text() for name, file in made.items() if file.is_file()}
+    assert files == {name: (EXAMPLES / name).read_text() for name in tracked if "/" not in name}
+    assert [name for name in tracked if name.startswith("migrations/")] == ["migrations/0001_flights_and_word_count.py"]
+    assert sorted(Path(name).name for name in tracked if name.startswith("dags/")) == sorted(
+        Path(name).name for name in tracked if name.startswith("pipelines/")
+    )
 
 
 @pytest.mark.parametrize(

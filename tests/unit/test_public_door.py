@@ -93,4 +93,3 @@ def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> Non
     """The template and the ledger are there; tests/integration/test_migrations.py covers `migrate --new`."""
     for file in ("migrations/script.py.mako", "migrations/versions/0001_ledger.py", "state_store/schema.sql"):
         assert (shipped / file).is_file()
-    assert (shipped / "dags/.airflowignore").is_file()

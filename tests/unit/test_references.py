@@ -16,7 +16,7 @@ TRACKED = [
 WRITTEN = [name for name in TRACKED if name.endswith((".py", ".md", ".mako", ".yml", ".conf", ".sh", "Makefile"))]
 RULES = set(re.findall(r"^- \*\*(I\d+) ", (PROJECT / "docs/protocol.md").read_text(), re.MULTILINE))
 # Names of files of this project, as prose and docstrings write them.
-FOLDERS = "dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
+FOLDERS = "examples|dags|jobs|state_store|migrations|tidegate|tests|docs|compose|deploy"
 FILE = re.compile(rf"(?<![\w/.])((?:{FOLDERS})/[\w./-]*\w\.(?:py\.mako|py|md|sql|sh|yml|yaml|env|service))\b")
 EXAMPLES = {"dags/orders.py", "tests/test_orders.py", "compose/local.env"}  # files that readers write
 # A row of docs/map.md, and the files and folders that a cell names.

@@ -1,40 +1,44 @@
-"""The demo: sample data, the stack, both example pipelines through Airflow, and their results."""
+"""The demo: sample data, the stack, both pipelines of the examples through Airflow, and their results."""
 
 import shutil
 
 import click
 
-from jobs.registry import all_pipelines
-from state_store import project
+from jobs.registry import pipeline_names
 from state_store.errors import UsageError
 from state_store.settings import Settings
 from tidegate import output, sample_data, status_report
 from tidegate.commands import inspection, runs, stack
 
+PIPELINES = {"word_count": "word_count", "flights": "daily"}  # with the state that is shown
 NEXT_STEPS = """\
 Look further, with this stack up:
-{activate}  tidegate get flights daily UA 2013-01-01    one key of a state
+{activate}  cd {home}
+  tidegate get flights daily UA 2013-01-01    one key of a state
   tidegate inspect flights --txid 3           everything about one batch
   tidegate trigger flights --wait             nothing new, so nothing is spent
   tidegate status                             how pipelines and stack are
 Airflow shows the same runs at {url} (user {user}, password in {password_file}).
 The operator's page, for the same user, shows what flows, what waits and why: {page}
-End it: make down"""
+End it: tidegate down"""
 
 
 @click.command()
 @click.pass_context
 def demo(context: click.Context) -> None:
-    """Split the sample data into files, start the stack, run the example pipelines, show the results. Safe to repeat."""
+    """Split the sample data into files, start the stack, run the examples, show the results. Safe to repeat."""
     settings = Settings.load()
-    if project.own("pipelines") is not None:
-        raise UsageError(f"{settings.home} has pipelines of its own. The demo runs the examples: cd to Tidegate's checkout.")
+    if missing := sorted(PIPELINES.keys() - pipeline_names()):
+        raise UsageError(
+            f"{settings.home} has no pipeline {' and no '.join(missing)}. The demo runs those of the examples: "
+            "make demo in Tidegate's repository, or this verb in its folder examples."
+        )
     for folder, count in sample_data.prepare(settings.home).items():
         output.say(f"{settings.home / folder}: {count} files")
     context.invoke(stack.up)
-    for declared in all_pipelines():
-        context.invoke(runs.trigger, pipeline=declared.name, wait=True)
-    for pipeline, state in (("word_count", "word_count"), ("flights", "daily")):
+    for pipeline in PIPELINES:
+        context.invoke(runs.trigger, pipeline=pipeline, wait=True)
+    for pipeline, state in PIPELINES.items():
         context.invoke(inspection.inspect, pipeline=pipeline, state=state, limit=10)
     context.invoke(inspection.inspect, pipeline="flights", limit=10)
     settings = Settings.load()
@@ -43,6 +47,7 @@ def demo(context: click.Context) -> None:
             activate=""
             if shutil.which("tidegate")
             else "  . .venv/bin/activate                       once, so that tidegate is found\n",
+            home=settings.home,
             url=settings.airflow_url,
             user=settings.airflow_user,
             password_file=settings.airflow_password_file,

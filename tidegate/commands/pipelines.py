@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from jobs.pipeline import Pipeline
-from jobs.registry import all_pipelines
+from jobs.registry import all_pipelines, none_found
 from jobs.states import AnyState
 from state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
 from state_store.errors import DeclarationChanged, HoleDetected
@@ -32,6 +32,9 @@ def pipelines(matrix: bool, as_json: bool) -> None:
     declared = all_pipelines()
     if as_json:
         output.print_json([_facts(pipeline) for pipeline in declared])
+        return
+    if not declared:
+        output.say(none_found())
         return
     rows = [
         [
@@ -232,7 +235,7 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
         return
     where = f"at revision {revision} of the project's migrations" if revision else "up to date"
     output.say(f"The database is {where}. Registered: {', '.join(changed) or 'nothing new'}.")
-    for sentence in (*columns, *left_out.values()):
+    for sentence in (*columns, *left_out.values(), *([] if specs else [none_found()])):
         output.say(sentence)
     if accept_epoch:
         _say_accepted(accepted)

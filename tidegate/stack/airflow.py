@@ -88,7 +88,7 @@ class EmbeddedAirflow:
             **user,
             **users,
             "AIRFLOW_HOME": str(self.folder),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(project.own("dags", self._stack_folder.parent) or PROJECT / "dags"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(project.folder_of(self._stack_folder.parent, "dags")),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._secrets / "airflow_passwords.json"),
             "AIRFLOW__CORE__FERNET_KEY_CMD": _print_file(self._secrets / "fernet_key"),

@@ -162,7 +162,7 @@ function NoPipelines({ search }: { search: string }) {
   return (
     <Empty title="There is no pipeline yet that you may read.">
       <p>
-        Declare one in <code>jobs/pipelines</code> and its Dag in <code>dags</code>, then run <code>tidegate migrate</code>. If
+        Declare one in the project's <code>pipelines</code> and its Dag in <code>dags</code>, then run <code>tidegate migrate</code>. If
         there are some, ask the administrator of Airflow to let you read their Dags.
       </p>
     </Empty>
