@@ -32,7 +32,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     known = connection.execute(sa.select(tables.pipeline).where(p.pipeline == spec.name).with_for_update()).one_or_none()
     if known:
         cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))
-    _check_owned(connection, spec, known.declaration if known else None)
+    _check_owned(connection, spec)
     grant_queried(connection, spec)
     _grant_removal(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
@@ -157,7 +157,7 @@ def check_new_states(connection: Connection, before: PipelineSpec, spec: Pipelin
 
     Raises: DeclarationChanged.
     """
-    _check_owned(connection, spec, before.declaration)
+    _check_owned(connection, spec)
     _check_empty(connection, spec.name, [state for state in spec.readable if before.state(state.name) is None])
 
 
@@ -229,15 +229,14 @@ def _owners(connection: Connection, specs: Sequence[PipelineSpec]) -> list[tuple
     return [(name, owner) for found in (of_states, of_tables) for name, owner in connection.execute(found)]
 
 
-def _check_owned(connection: Connection, spec: PipelineSpec, before: Mapping[str, Any] | None) -> None:
-    """Refuse names that another pipeline owns; an update of the declaration registered `before` may keep a shared name.
+def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
+    """Refuse names that another pipeline owns.
 
     Raises: DeclarationChanged.
     """
-    kept = {state["name"] for state in before["states"]} - set(spec.tables) if before else set()
     p = tables.pipeline.c
     for state, owner in _owners(connection, [spec]):
-        if owner != spec.name and state not in kept:
+        if owner != spec.name:
             when = connection.scalar(sa.select(p.retired_at).where(p.pipeline == owner))
             why = "a state has one writer" if when is None else "that was retired, and the names of its states stay taken"
             raise DeclarationChanged(

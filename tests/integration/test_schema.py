@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from sqlalchemy.schema import CreateSchema
 
 import migrations
@@ -226,22 +225,6 @@ def test_an_update_has_one_pipeline(tally: Tally, settings: Settings, register_s
         with pytest.raises(DeclarationChanged, match=r"State outbox of pipeline two belongs to pipeline one.*Rename one"):
             register_spec(replace(second, name="two"))
     assert contents(settings) == before
-
-
-def test_pipelines_that_have_shared_an_updates_name_keep_it(settings: Settings, register_spec: Register) -> None:
-    """Until now it was not refused, and a pipeline that has committed cannot rename it."""
-    outbox = Pipeline(
-        "one", FixedBatches([], {"a": "int"}), states={"outbox": Update({"a": "integer"}, lambda _batch: None)}
-    ).spec
-    second = replace(outbox, name="two")
-    register_spec(replace(second, states=(replace(outbox.states[0], name="later"),)))
-    register_spec(outbox)
-    p = tables.pipeline.c
-    with migrations.connected(settings) as connection:
-        shared = sa.update(tables.pipeline).where(p.pipeline == "two")
-        connection.execute(shared.values(declaration=second.declaration, fingerprint=second.fingerprint))
-    assert register_spec(second) is False
-    assert register_spec(replace(second, version=2)) is True
 
 
 def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
