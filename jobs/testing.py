@@ -155,8 +155,6 @@ class Bench:
         """Return the rows of all batches after the previous one."""
         return sum(self.emit_all(self.plan(previous, first_txid), first_txid=first_txid), Rows())
 
-    cut_again = plan_again  # its name in earlier versions
-
 
 Promise = Callable[[Bench], None]
 
@@ -205,9 +203,6 @@ def a_batch_that_is_planned_again_leaves_no_gap(bench: Bench) -> None:
     got, previous = bench.emit_planned_again(abandoned)
     got += bench.emit_new(previous, len(abandoned) + 1)
     _check_equal("a batch that is planned again leaves no gap", put, got)
-
-
-a_batch_that_is_cut_again_leaves_no_gap = a_batch_that_is_planned_again_leaves_no_gap  # its name in earlier versions
 
 
 def a_changed_row_is_noticed(bench: Bench) -> None:

@@ -104,7 +104,7 @@ class AttemptRow(NamedTuple):
     is_poison: bool | None
     quarantined_rows: int | None
     age_seconds: Decimal
-    silent_seconds: Decimal | None
+    silent_seconds: Decimal
 
 
 _HISTORY = sa.select(tables.cursor.c.history).where(tables.cursor.c.pipeline == tables.batch.c.pipeline).scalar_subquery()
@@ -139,10 +139,7 @@ def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
-    """Return a batch's newest attempt, if any.
-
-    Older code sends no heartbeats: its `silent_seconds` is None.
-    """
+    """Return a batch's newest attempt, if any."""
     a = tables.attempt.c
     age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
     silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")

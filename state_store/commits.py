@@ -261,7 +261,7 @@ def check_sealed(connection: Connection, spec: PipelineSpec, batch: LockedBatch,
     if attempt.failed_at is not None:
         raise StagingLost(f"{name} failed: {attempt.error} It is processed again.", **identity)
     if attempt.sealed_at is None:
-        if (silence := attempt.silent_seconds or 0) >= attempts.LONGEST_SILENCE_SECONDS:
+        if (silence := attempt.silent_seconds) >= attempts.LONGEST_SILENCE_SECONDS:
             raise StagingLost(
                 f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or is suspended. It is "
                 "processed again.",

@@ -1,9 +1,11 @@
 """What metrics show of every pipeline, at one moment, by a few statements whose work is bounded.
 
-No statement takes longer as more batches commit: the present is read from the rows of uncommitted batches, of kept staging and
-of the quarantine, up to a limit; `state_store.totals` remembers sums over the past.
+No statement takes longer as more batches commit: they read the rows of uncommitted batches, of kept staging and of the
+quarantine, up to a limit, and of the past the last commits only. What tasks have done is counted by what they send
+themselves (`dags.task_metrics`).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +21,6 @@ from state_store.database import set_local
 from state_store.errors import HoleDetected
 from state_store.history import batches_view
 from state_store.search import UNCOMMITTED
-from state_store.totals import Position, Settled, Totals
 from state_store.witness import Witness
 
 WITH_ERROR = ("failed", "halted")
@@ -27,6 +28,7 @@ WITH_ERROR = ("failed", "halted")
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"}
 # Counts stop at these: beyond them, the exact number does not matter.
 MOST_BATCHES, MOST_STAGED, MOST_RECORDS, MOST_ACKS = 10_000, 20_000, 1_000_000, 10_000
+RECENT = 200  # commits of a pipeline: more than there are between two scrapes
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,12 @@ class PipelineMeasures:
     """One pipeline: positions as txids (numbers of batches), times as moments by the database's clock or in seconds.
 
     `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; the rest are counted as planned.
-    `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code.
+    `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code; `tries`
+    is how many attempts that one has had which has had most.
     `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.
     `failed_plans` counts plans that failed since one succeeded at `planned_at`; `plan_error` is the newest error's first word.
-    `is_whole` is whether the database contains all known commits. `totals` is None until this process has read all batches.
+    `skipped_at` and `set_aside_at` are of the newest commit that skipped its batch, or set partials aside, of the RECENT ones.
+    `is_whole` is whether the database contains all known commits.
     """
 
     pipeline: str
@@ -53,10 +57,12 @@ class PipelineMeasures:
     planned_at: datetime | None
     failed_plans: int
     plan_error: str
+    skipped_at: datetime | None
+    set_aside_at: datetime | None
     is_whole: bool
+    tries: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    totals: Totals | None = None
 
 
 @dataclass(frozen=True)
@@ -67,21 +73,20 @@ class Measures:
     staging_tables: int
 
 
-def measures(connection: Connection, settled: Settled, witness: Witness) -> Measures:
-    """Return the measures in the connection's snapshot, and change its settings. Later calls need the same `settled`."""
+def measures(connection: Connection, witness: Witness) -> Measures:
+    """Return the measures in the connection's snapshot, and change its settings."""
     set_local(connection, BY_KEYS)
     c = tables.cursor.c
     in_service = sa.select(*CURSOR).join(tables.pipeline, _in_service(c.pipeline)).order_by(c.pipeline)
     all_cursors = [Cursor(*row) for row in connection.execute(in_service)]
-    totals = settled.read(connection, [Position(cursor.pipeline, cursor.history, cursor.txid) for cursor in all_cursors])
     present = {row.pipeline: row for row in connection.execute(_present())}
-    phases, errors = _uncommitted(connection)
+    open_batches = _uncommitted(connection)
     epoch = cursors.current_epoch(connection)
     pipelines = []
     for cursor in all_cursors:
         name, row = cursor.pipeline, present[cursor.pipeline]
-        counted = phases.get(name, {})
-        uncounted = max(row.opened - cursor.txid - sum(counted.values()), 0)
+        found = open_batches.get(name, _OpenBatches())
+        uncounted = max(row.opened - cursor.txid - found.phases.total(), 0)
         pipelines.append(
             PipelineMeasures(
                 pipeline=name,
@@ -97,12 +102,14 @@ def measures(connection: Connection, settled: Settled, witness: Witness) -> Meas
                 planned_at=row.planned_at,
                 failed_plans=row.failed_plans,
                 plan_error=row.plan_error,
+                skipped_at=row.skipped_at,
+                set_aside_at=row.set_aside_at,
                 is_whole=row.last_commit == cursor.txid
                 and cursors.is_same_database(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),
-                phases={phase: counted.get(phase, 0) + uncounted * (phase == "planned") for phase in UNCOMMITTED},
-                errors=errors.get(name, {}),
-                totals=totals.get(name),
+                tries=found.tries,
+                phases={phase: found.phases[phase] + uncounted * (phase == "planned") for phase in UNCOMMITTED},
+                errors=found.errors,
             )
         )
     return Measures(pipelines, connection.scalar(_staging_tables()) or 0)
@@ -144,6 +151,7 @@ def _present() -> sa.Select[Any]:
     )
     kept = sa.select(sa.func.count().label("attempts"), sa.func.sum(staged.c.staged_bytes).label("bytes")).select_from(staged)
     of_staging = kept.lateral("kept")
+    recent = _recent().lateral("recent")
     return (
         sa.select(
             k.pipeline,
@@ -159,11 +167,36 @@ def _present() -> sa.Select[Any]:
             sa.func.split_part(sa.func.coalesce(plan.error, ""), ":", 1).label("plan_error"),
             of_staging.c.attempts.label("staged_attempts"),
             of_staging.c.bytes.label("staged_bytes"),
+            *recent.c,
         )
         .select_from(tables.cursor)
         .join(tables.pipeline, _in_service(k.pipeline))
         .outerjoin(tables.plan, plan.pipeline == k.pipeline)
         .join(of_staging, sa.true())
+        .join(recent, sa.true())
+    )
+
+
+def _recent() -> sa.Select[Any]:
+    """Return a query for when one of a pipeline's last commits skipped its batch, and when one set partials aside."""
+    k, c, q = tables.cursor.c, tables.commit.c, tables.quarantine.c
+    last = (  # partials have the last numbers in their batch
+        sa.select(q.state.is_not(None))
+        .where(tables.same_batch(tables.quarantine, tables.commit))
+        .order_by(q.number.desc())
+        .limit(1)
+        .correlate(tables.commit)
+    )
+    commits = (
+        sa.select(c.committed_at, c.skipped_reason, last.scalar_subquery().label("sets_aside"))
+        .where(c.pipeline == k.pipeline, c.txid > k.txid - RECENT)
+        .correlate(tables.cursor)
+        .subquery("commits")
+    )
+    newest = sa.func.max(commits.c.committed_at)
+    return sa.select(
+        newest.filter(commits.c.skipped_reason.is_not(None)).label("skipped_at"),
+        newest.filter(commits.c.sets_aside).label("set_aside_at"),
     )
 
 
@@ -173,11 +206,20 @@ def _count(rows: sa.Select[Any]) -> sa.ScalarSelect[int]:
     return sa.select(sa.func.count()).select_from(limited).scalar_subquery()
 
 
-def _uncommitted(connection: Connection) -> tuple[dict[str, dict[str, int]], dict[str, dict[tuple[str, str], int]]]:
-    """Count each pipeline's uncommitted batches by phase, and those with an error by phase and code."""
+@dataclass
+class _OpenBatches:
+    """A pipeline's uncommitted batches: how many by phase, and by phase and code; the attempts at the most tried one."""
+
+    phases: Counter[str] = field(default_factory=Counter)
+    errors: dict[tuple[str, str], int] = field(default_factory=dict)
+    tries: int = 0
+
+
+def _uncommitted(connection: Connection) -> dict[str, _OpenBatches]:
+    """Count each pipeline's uncommitted batches."""
     k, b = tables.cursor.c, batches_view.c
     open_batches = (
-        sa.select(b.phase, b.waits_for)
+        sa.select(b.phase, b.waits_for, b.attempt)
         .where(b.pipeline == k.pipeline, b.txid > k.txid)
         .order_by(b.txid)
         .limit(MOST_BATCHES)
@@ -187,20 +229,20 @@ def _uncommitted(connection: Connection) -> tuple[dict[str, dict[str, int]], dic
         (open_batches.c.phase.in_(WITH_ERROR), sa.func.split_part(open_batches.c.waits_for, ":", 1)), else_=""
     ).label("error")
     statement = (
-        sa.select(k.pipeline, open_batches.c.phase, error, sa.func.count())
+        sa.select(k.pipeline, open_batches.c.phase, error, sa.func.count(), sa.func.max(open_batches.c.attempt))
         .select_from(tables.cursor)
         .join(tables.pipeline, _in_service(k.pipeline))
         .join(open_batches, sa.true())
         .group_by(k.pipeline, open_batches.c.phase, sa.literal_column("error"))
     )
-    phases: dict[str, dict[str, int]] = {}
-    errors: dict[str, dict[tuple[str, str], int]] = {}
-    for pipeline, phase, code, count in connection.execute(statement):
-        counted = phases.setdefault(pipeline, {})
-        counted[phase] = counted.get(phase, 0) + count
+    by_pipeline: dict[str, _OpenBatches] = defaultdict(_OpenBatches)
+    for pipeline, phase, code, count, tries in connection.execute(statement):
+        found = by_pipeline[pipeline]
+        found.phases[phase] += count
+        found.tries = max(found.tries, tries)
         if phase in WITH_ERROR:
-            errors.setdefault(pipeline, {})[phase, code] = count
-    return phases, errors
+            found.errors[phase, code] = count
+    return by_pipeline
 
 
 def _staging_tables() -> sa.Select[Any]:

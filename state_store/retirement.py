@@ -210,11 +210,10 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
     silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
-    heard_of = sa.func.coalesce(a.seen_at, a.started_at)
     alive = connection.execute(
         sa.select(a.txid, a.attempt, a.owner)
         .where(a.pipeline == pipeline, a.txid >= committed, a.sealed_at.is_(None), a.failed_at.is_(None))
-        .where(heard_of > sa.func.clock_timestamp() - silence)
+        .where(a.seen_at > sa.func.clock_timestamp() - silence)
         .order_by(a.txid)
         .limit(1)
     ).one_or_none()

@@ -58,8 +58,7 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     The caller has checked that the pipeline owns its states, and taken the attempt's number.
     """
     # A table that exists was left by a pipeline that gave the state away before its first commit: its attempts can no longer
-    # commit. Only where two pipelines have shared the name of an update since before that was refused, the other's attempt may
-    # still count: its recount finds the loss, and the batch is processed again.
+    # commit.
     owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
     exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
     for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):

@@ -35,7 +35,7 @@ class Try(NamedTuple):
     airflow_try: int | None
     fingerprint: str
     started_at: datetime
-    seen_at: datetime | None
+    seen_at: datetime
     sealed_at: datetime | None
     failed_at: datetime | None
     error: str | None
@@ -199,7 +199,7 @@ def _pipelines() -> sa.Select[Any]:
     quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantine.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
     silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
-    alive = sa.or_(a.seen_at.is_(None), a.seen_at > sa.func.now() - silence)
+    alive = a.seen_at > sa.func.now() - silence
     in_work = (
         sa.select(sa.func.min(a.txid))
         .where(a.pipeline == c.pipeline, a.txid > c.txid, a.sealed_at.is_(None), a.failed_at.is_(None), alive)

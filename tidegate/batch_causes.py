@@ -190,12 +190,11 @@ class BatchCauses:
             by = f"Airflow's run {newest.airflow_run_id}, task {newest.airflow_task_id}, its try {newest.airflow_try}"
         story = f"Txid {batch.txid} is in work: attempt {newest.attempt}{self._number(batch, newest)}, by {by}"
         # A clock that was set back makes the silence negative: then nothing is known of it.
-        seen_at = newest.seen_at
-        if seen_at is None or (self._wait.row.now - seen_at).total_seconds() <= LONGEST_SILENCE_SECONDS:
+        if (self._wait.row.now - newest.seen_at).total_seconds() <= LONGEST_SILENCE_SECONDS:
             return self._of(batch, "IN_WORK", f"{story}.", since=newest.started_at)
         story += f". It has not been heard of for more than {LONGEST_SILENCE_SECONDS} s: its process died or is suspended."
         advice = "Nothing while its run lasts: another attempt takes over. If the run has ended, start another."
-        return self._of(batch, "SILENT", story, since=seen_at, severity="warning", advice=advice, run=True)
+        return self._of(batch, "SILENT", story, since=newest.seen_at, severity="warning", advice=advice, run=True)
 
     def _number(self, batch: "WaitingBatch", newest: "Try") -> str:
         """Return which try of how many an attempt is: in its run; or, where content is skipped, since the last retry."""

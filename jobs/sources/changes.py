@@ -190,7 +190,7 @@ class ChangesEmitter(Emitter):
 
     def replayed_columns(self, metadata: SourceMetadata) -> Collection[str] | None:
         """Return the columns that the state had when the batch was planned."""
-        columns: list[str] | None = metadata.get("columns")  # batches that older code planned have all
+        columns: list[str] | None = metadata.get("columns")  # there may be no batch before
         return columns
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002

@@ -31,7 +31,8 @@ SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'flights'),
        (SELECT count(*) FROM tidegate.quarantine WHERE pipeline = 'flights' AND replayed_txid IS NULL),
        (SELECT coalesce(sum(a.source_rows), 0)::bigint FROM tidegate.commit c
           JOIN tidegate.attempt a USING (pipeline, txid, attempt) WHERE c.pipeline = 'flights' AND c.skipped_reason IS NULL),
-       (SELECT count(*) FROM tidegate.commit WHERE pipeline = 'flights' AND skipped_reason IS NOT NULL)
+       (SELECT coalesce(max(b.attempt), 0) FROM tidegate.batch b JOIN tidegate.cursor k USING (pipeline)
+          WHERE pipeline = 'flights' AND b.txid > k.txid)
 """
 PHASES = """
 SELECT b.phase, count(*) FROM tidegate.batches b JOIN tidegate.cursor k USING (pipeline)
@@ -43,7 +44,7 @@ SELECT CASE WHEN sealed_at IS NOT NULL THEN 'processed' WHEN error LIKE 'ATTEMPT
 FROM tidegate.attempt WHERE pipeline = 'flights' AND (sealed_at IS NOT NULL OR failed_at IS NOT NULL) GROUP BY 1
 """
 Facts = dict[str, Any]
-MONOTONE = ("committed", "opened", "rows", "skipped")
+MONOTONE = ("committed", "opened")
 
 
 @dataclass
@@ -74,10 +75,8 @@ class Observed:
             "committed": one["tidegate_committed_txid"],
             "opened": one["tidegate_opened_txid"],
             "quarantined": one["tidegate_quarantine_records"],
-            "rows": one["tidegate_source_rows_total"],
-            "skipped": one["tidegate_skipped_batches_total"],
+            "tries": one["tidegate_tries"],
             "phases": by("tidegate_batches", "phase"),
-            "outcomes": by("tidegate_attempts_total", "outcome"),
         }
 
     def page(self) -> Facts:
@@ -100,7 +99,7 @@ class Observed:
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             with connection.cursor() as cursor:
                 cursor.execute(FACTS)
-                committed, opened, quarantined, rows, skipped = cursor.fetchone()
+                committed, opened, quarantined, rows, tries = cursor.fetchone()
                 cursor.execute(PHASES)
                 phases = dict(cursor.fetchall())
                 cursor.execute(OUTCOMES)
@@ -110,7 +109,7 @@ class Observed:
             "opened": opened,
             "quarantined": quarantined,
             "rows": rows,
-            "skipped": skipped,
+            "tries": tries,
             "phases": phases,
             "outcomes": outcomes,
         }

@@ -814,7 +814,7 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
 def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
     pipeline: Pipeline, waits: bool, settings: Settings, register: Callable[..., None], as_role: Execute
 ) -> None:
-    """Where each batch commits alone, waiting would gain nothing; the next plan tells a ledger that older code has written."""
+    """Where each batch commits alone, waiting would gain nothing."""
     register(pipeline)
     as_role("tidegate_owner", f"UPDATE tidegate.pipeline SET commits_alone = {waits}")
     with StateStore.connect(settings) as store:

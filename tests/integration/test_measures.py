@@ -1,74 +1,52 @@
-"""Measures equal what plain SQL counts, for every process that asks, and cost the same after many commits as after few."""
+"""Measures equal what plain SQL counts, and cost the same after many commits as after few."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from state_store import Settings, StateStore, totals
+from state_store import Settings, StateStore
 from state_store.attempts import Tracked
 from state_store.ledger_reader import LedgerReader
 from state_store.measures import PipelineMeasures, measures
-from state_store.totals import BOUNDS_SECONDS, PHASES, Settled
 from state_store.witness import Witness
-from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),
        (SELECT coalesce(max(txid), 0) FROM tidegate.batch WHERE pipeline = 'tally'),
        (SELECT count(*) FROM tidegate.quarantine WHERE pipeline = 'tally' AND replayed_txid IS NULL),
-       (SELECT count(*) FROM tidegate.commit WHERE pipeline = 'tally' AND skipped_reason IS NOT NULL),
-       (SELECT coalesce(sum(a.source_rows), 0) FROM tidegate.commit c JOIN tidegate.attempt a USING (pipeline, txid, attempt)
-         WHERE c.pipeline = 'tally' AND c.skipped_reason IS NULL),
+       (SELECT max(committed_at) FROM tidegate.commit WHERE pipeline = 'tally' AND skipped_reason IS NOT NULL),
+       (SELECT coalesce(max(b.attempt), 0) FROM tidegate.batch b JOIN tidegate.cursor k USING (pipeline)
+         WHERE b.pipeline = 'tally' AND b.txid > k.txid),
        (SELECT count(*) FROM tidegate.attempt WHERE pipeline = 'tally' AND dropped_at IS NULL),
        (SELECT count(*) FROM tidegate.batch b JOIN tidegate.commit c USING (pipeline, txid)
          WHERE b.pipeline = 'tally' AND b.awaits_ack)
 """
-LATENCIES = """
-SELECT extract(epoch FROM c.merged_at - a.sealed_at)::float8
-FROM tidegate.commit c JOIN tidegate.attempt a USING (pipeline, txid, attempt)
-WHERE c.pipeline = 'tally' AND c.skipped_reason IS NULL
-"""
-ENDS = (
-    "SELECT sealed_at IS NOT NULL, split_part(error, ':', 1) FROM tidegate.attempt WHERE coalesce(sealed_at, failed_at) < now()"
-)
 
 
 @pytest.fixture
 def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
-    """A function that compares a process that has asked before, one that asks for the first time, and SQL."""
-    known = Settled()
+    """A function that compares what is measured with SQL."""
 
     def compare() -> PipelineMeasures:
-        (measured,) = measured_of(tally.store.settings, known)
-        (fresh,) = measured_of(tally.store.settings)
-        assert replace(measured, lag_seconds=0) == replace(fresh, lag_seconds=0)
-        assert measured.totals is not None
-        ((committed, opened, waiting, skipped, rows, staged, acks),) = as_role("tidegate_reader", COUNTED)
+        (measured,) = measured_of(tally.store.settings)
+        ((committed, opened, waiting, skipped_at, tries, staged, acks),) = as_role("tidegate_reader", COUNTED)
         assert (measured.committed, measured.opened, measured.quarantined) == (committed, opened, waiting)
-        assert (measured.totals.skipped, measured.totals.source_rows) == (skipped, rows)
+        assert (measured.skipped_at, measured.tries) == (skipped_at, tries)
         assert (measured.staged_attempts, measured.acks_due) == (staged, acks)
-        ends = ["sealed" if sealed else error for sealed, error in as_role("tidegate_reader", ENDS)]
-        assert measured.totals.attempts == {name: ends.count(name) for name in set(ends)}
         phases = [status.phase for status in tally.store.batch_statuses(TALLY.name) if status.txid > committed]
         assert {phase: count for phase, count in measured.phases.items() if count} == {p: phases.count(p) for p in set(phases)}
-        latencies = [row[0] for row in as_role("tidegate_reader", LATENCIES)]
-        found = measured.totals.seconds["latency"]
-        for position, bound in enumerate(BOUNDS_SECONDS):
-            assert sum(found.counts[: position + 1]) == sum(seconds <= bound for seconds in latencies)
-        assert found.microseconds == round(sum(latencies) * 1_000_000)
         return measured
 
     return compare
 
 
-def measured_of(settings: Settings, known: Settled | None = None) -> list[PipelineMeasures]:
-    """Measure as the page does, in a process that remembers something, or in a new one."""
+def measured_of(settings: Settings) -> list[PipelineMeasures]:
+    """Measure as the page does."""
     with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
-        return measures(connection, known or Settled(), Witness(settings)).pipelines
+        return measures(connection, Witness(settings)).pipelines
 
 
 def seal(tally: Tally, txid: int, rows: int) -> None:
@@ -76,11 +54,8 @@ def seal(tally: Tally, txid: int, rows: int) -> None:
     tally.store.seal(tally.start(txid), [], Tracked(rows, quarantined_rows=0, staged_bytes=10 * rows))
 
 
-def test_measures_follow_the_ledger_step_by_step(
-    tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Commits, failures, fences, halts and skips are seen at once, by old and new processes alike."""
-    monkeypatch.setattr(totals, "TXIDS_AT_ONCE", 2)  # several rounds
+def test_measures_follow_the_ledger_step_by_step(tally: Tally, agree: Callable[[], PipelineMeasures]) -> None:
+    """Commits, failures, fences, halts and skips are seen at once."""
     assert agree().lag_seconds == 0
     tally.plan(9)
     assert agree().phases["planned"] == 9
@@ -92,7 +67,7 @@ def test_measures_follow_the_ledger_step_by_step(
     first = tally.start(4)
     agree()
     second = tally.start(4)  # fences the first
-    assert agree().totals.attempts["ATTEMPT_FENCED"] == 1
+    assert agree().tries == 2
     tally.store.fail_attempt(second, "MALFORMED_RECORD: a.csv, line 3: x.", is_poison=True)
     tally.store.halt_batch(TALLY.name, 4, "MALFORMED_RECORD: a.csv, line 3: x.")
     seal(tally, 5, 7)
@@ -101,56 +76,30 @@ def test_measures_follow_the_ledger_step_by_step(
     assert measured.lag_seconds > 0
     assert first.number == 1
     tally.store.skip_batch(tally.spec, 4, "me", "it cannot be mended")
-    assert agree().totals.skipped == 1
+    assert agree().skipped_at is not None
     tally.commit(5)
     for txid in (6, 7, 8):
         seal(tally, txid, 1)
         tally.commit(txid)
         agree()
-    assert agree().totals.source_rows == 100 + 200 + 300 + 7 + 3
 
 
-def test_an_attempt_that_ends_after_its_batch_was_skipped_is_counted_once(
-    tally: Tally, agree: Callable[[], PipelineMeasures]
+def test_a_skip_is_shown_until_many_have_committed_since(
+    tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its task was taken for dead, the batch was skipped and others have committed; then it reports after all."""
+    """So that its alert ends, and no scrape reads all commits."""
+    monkeypatch.setattr("state_store.measures.RECENT", 3)
     tally.plan(4)
-    late = tally.start(1)
+    tally.start(1)
     tally.store.halt_batch(TALLY.name, 1, "its task was killed in try 6.")
     tally.store.skip_batch(tally.spec, 1, "me", "it hangs")
-    for txid in (2, 3, 4):
+    for txid in (2, 3):
         seal(tally, txid, 1)
         tally.commit(txid)
-        agree()
-    tally.store.fail_attempt(late, "SPARK_FAILED: x", is_poison=False)
-    assert agree().totals.attempts["SPARK_FAILED"] == 1
-    assert agree().totals.attempts["SPARK_FAILED"] == 1
-
-
-def test_a_ledger_that_was_put_back_begins_its_sums_anew(
-    tally: Tally, settings: Settings, server: Server, store: StateStore
-) -> None:
-    """A process that has seen more does not add the old sums to the new ledger's, whatever commits there afterwards."""
-    tally.plan(6)
-    for txid in (1, 2):
-        seal(tally, txid, 10)
-        tally.commit(txid)
-    known = Settled()
-    measured_of(settings, known)
-    store.engine.dispose()  # a database is copied only while no session uses it
-    older = server.create_database(settings.pg_database)
-    try:
-        for txid in (3, 4, 5):
-            seal(tally, txid, 10)
-            tally.commit(txid)
-        assert measured_of(settings, known)[0].totals.source_rows == 50
-        restored = replace(settings, pg_database=older)
-        (measured,) = measured_of(restored, known)
-        assert (measured.committed, measured.totals.source_rows) == (2, 20)
-        assert not measured.is_whole
-        assert measured.totals == measured_of(restored)[0].totals
-    finally:
-        server.drop_database(older)
+        assert agree().skipped_at is not None
+    seal(tally, 4, 1)
+    tally.commit(4)
+    assert measured_of(tally.store.settings)[0].skipped_at is None
 
 
 def test_a_cursor_behind_its_commits_is_not_whole(tally: Tally, as_role: Execute, store: StateStore) -> None:
@@ -200,21 +149,13 @@ LARGE = ("batch", "attempt", "commit")
 
 
 @pytest.mark.parametrize("analyzed", [LARGE, ("batch",), ()], ids=["all statistics", "statistics of batches", "no statistics"])
-def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_role: Execute, analyzed: tuple[str, ...]) -> None:
-    """100,000 committed batches: the second time, rows are read of open batches only, whatever Postgres knows of the tables."""
+def test_measuring_reads_few_rows(store: StateStore, as_role: Execute, analyzed: tuple[str, ...]) -> None:
+    """Of 100,000 committed batches, those of open and of recent ones, whatever Postgres knows of the tables."""
     for table in LARGE:  # autovacuum would decide in the middle of the test which statistics there are
         as_role("tidegate_owner", f"ALTER TABLE tidegate.{table} SET (autovacuum_enabled = false)")
     as_role("tidegate_owner", MANY.format(pipelines=PIPELINES, batches=BATCHES))
     for table in analyzed:
         as_role("tidegate_owner", f"ANALYZE tidegate.{table}")
-    known = Settled()
-    for _ in range(20):
-        found = measured_of(store.settings, known)
-        if all(each.totals for each in found):
-            break
-    assert {(each.totals.source_rows, each.phases["planned"]) for each in found} == {(10 * BATCHES, 50)}
-    assert {sum(each.totals.seconds[phase].counts) for each in found for phase in PHASES} == {BATCHES}
-
     plans: list[float] = []
 
     def explain(_connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
@@ -224,9 +165,9 @@ def test_after_the_first_time_measuring_reads_few_rows(store: StateStore, as_rol
 
     sa.event.listen(sa.Engine, "before_cursor_execute", explain)
     try:
-        again = measured_of(store.settings, known)
+        found = measured_of(store.settings)
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", explain)
-    assert [each.totals for each in again] == [each.totals for each in found]
-    assert len(plans) > 4
+    assert {(each.committed, each.phases["planned"]) for each in found} == {(BATCHES, 50)}
+    assert len(plans) > 2
     assert sum(plans) < PIPELINES * 1000, plans

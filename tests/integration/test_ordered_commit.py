@@ -180,16 +180,6 @@ def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) 
     assert not tally.store.keep_alive(attempt)
 
 
-def test_an_attempt_of_older_code_gives_way_when_it_is_overdue(tally: Tally, as_role: Execute) -> None:
-    """It never sends heartbeats, which does not make it dead."""
-    tally.plan(1)
-    tally.start(1)
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = NULL, started_at = now() - interval '3500 s'")
-
-    with pytest.raises(AttemptNotSealed):
-        tally.commit(1)
-
-
 def test_a_batch_that_failed_or_was_never_processed_is_processed_again(tally: Tally) -> None:
     """The commit says what is missing, and why the attempt failed."""
     tally.plan(1)

@@ -44,7 +44,6 @@ from state_store.ledger_reader import LedgerReader
 from state_store.measures import measures
 from state_store.retirement import Request, Retirement
 from state_store.state_rows import StateReader
-from state_store.totals import Settled
 from state_store.witness import Witness
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
@@ -341,7 +340,7 @@ def test_nothing_lists_a_retired_pipeline(busy: Tally, owner: StateStore, settin
     retire(owner)
     assert busy.store.lag() == []
     with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
-        assert measures(connection, Settled(), Witness(settings)).pipelines == []
+        assert measures(connection, Witness(settings)).pipelines == []
     (retired,) = busy.store.retired_pipelines()
     assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
     waits = {status.txid: status.waits_for for status in busy.store.batch_statuses("tally")}

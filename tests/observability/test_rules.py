@@ -20,8 +20,6 @@ RULES = yaml.safe_load((SHIPPED / "alerts.yml").read_text())["groups"][0]["rules
 PANELS = json.loads((SHIPPED / "dashboard.json").read_text())["panels"]
 ALERTS = (REPOSITORY / "docs" / "alerts.md").read_text()
 METRICS_PAGE = (REPOSITORY / "docs" / "observability.md").read_text()
-SUFFIXES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
-EXPOSED = {name + suffix for name, metric in METRICS.items() for suffix in SUFFIXES[metric.kind]}
 NEEDS_PROMTOOL = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing; install Debian's package prometheus"
 )
@@ -46,13 +44,12 @@ def test_expressions_name_only_metrics_and_labels_that_exist(place: str, express
     """A misspelt name would never match, and stay unnoticed."""
     named = set(re.findall(r"\btidegate_\w+", expression))
 
-    assert named <= EXPOSED
-    known = {label for metric in METRICS.values() for label in metric.labels} | {"le", "job", "instance"}
+    assert named <= set(METRICS)
+    known = {label for metric in METRICS.values() for label in metric.labels} | {"job", "instance"}
     for labels in re.findall(r"(?:by|without|on) \(([\w, ]+)\)", expression):
         assert set(labels.split(", ")) <= known
     for name, matchers in re.findall(r"(tidegate_\w+)\{([^}]*)\}", expression):
-        base = next(metric for metric in METRICS.values() if name in {metric.name + s for s in SUFFIXES[metric.kind]})
-        assert set(re.findall(r"(\w+)(?:=~|=|!=|!~)", matchers)) <= set(base.labels)
+        assert set(re.findall(r"(\w+)(?:=~|=|!=|!~)", matchers)) <= set(METRICS[name].labels)
 
 
 @NEEDS_PROMTOOL
@@ -150,16 +147,15 @@ def test_every_metric_is_on_the_dashboard_or_in_a_rule() -> None:
     """What is never looked at need not be exposed."""
     used = {name for _, expression in expressions() for name in re.findall(r"\btidegate_\w+", expression)}
 
-    unused = {name for name, metric in METRICS.items() if not used & {name + suffix for suffix in SUFFIXES[metric.kind]}}
-    assert unused == {"tidegate_opened_txid", "tidegate_build"}  # a position, and the version, for those who look for them
+    assert set(METRICS) - used == {
+        "tidegate_opened_txid",
+        "tidegate_build",
+    }  # a position, and the version, for those who look for them
 
 
 def test_the_documentation_lists_every_metric() -> None:
     """With its labels and its help text, as they are exposed."""
-    rows = re.findall(r"^\| `(tidegate_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", METRICS_PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(tidegate_\w+)` \| ([^|]*) \| ([^|]*) \|$", METRICS_PAGE, re.MULTILINE)
 
-    described = [
-        (name + ("_total" if metric.kind == "counter" else ""), metric.kind, ", ".join(metric.labels), metric.help)
-        for name, metric in METRICS.items()
-    ]
+    described = [(name, ", ".join(metric.labels), metric.help) for name, metric in METRICS.items()]
     assert [tuple(cell.strip() for cell in row) for row in rows] == described

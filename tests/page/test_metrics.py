@@ -57,22 +57,27 @@ def scrape(server: Server) -> Iterator[Scrape]:
 
 @pytest.fixture(scope="module")
 def busy(server: Server) -> None:
-    """Pipeline clicks with committed batches, a failed and a halted one; orphan, whose plans fail; and one of an odd name."""
+    """Pipeline clicks: committed, skipped, failed and halted batches; orphan, whose plans fail; and one of an odd name."""
     with StateStore.connect(server.settings) as store:
-        store.open_batches(CLICKS.spec, "run", [], None, [encode_metadata({"number": number}) for number in range(6)])
+        store.open_batches(CLICKS.spec, "run", [], None, [encode_metadata({"number": number}) for number in range(7)])
         for txid in (1, 2):
             store.seal(_begin(store, txid), [], Tracked(10 * txid, staged_bytes=7))
             store.commit_batch(CLICKS.spec, txid, "test")
         _begin(store, 3)
-        store.fail_attempt(_begin(store, 3), "SPARK_FAILED: it broke")
-        store.fail_attempt(_begin(store, 4), "MALFORMED_RECORD: a.csv, line 3: x", is_poison=True)
-        store.halt_batch(CLICKS.name, 4, "MALFORMED_RECORD: a.csv, line 3: x")
-        store.fail_attempt(_begin(store, 5), "SomeLibrarysError: boo")
+        store.halt_batch(CLICKS.name, 3, "MALFORMED_RECORD: a.csv, line 3: x")
+        store.skip_batch(CLICKS.spec, 3, "me", "it cannot be mended")
+        _begin(store, 4)
+        store.fail_attempt(_begin(store, 4), "SPARK_FAILED: it broke")
+        store.fail_attempt(_begin(store, 5), "MALFORMED_RECORD: a.csv, line 3: x", is_poison=True)
+        store.halt_batch(CLICKS.name, 5, "MALFORMED_RECORD: a.csv, line 3: x")
+        store.fail_attempt(_begin(store, 6), "SomeLibrarysError: boo")
         for _ in range(3):
             store.fail_plan("orphan", store.begin_plan("orphan", "run"), "run", "SOURCE_UNREADABLE: The folder is gone.")
     with migrations.connected(server.settings) as connection:
         odd = {"pipeline": ODD, "source_kind": "opaque", "fingerprint": "x", "declaration": {}}
         connection.execute(sa.insert(tables.pipeline).values(odd))
+        late = {"number": 1, "reason": "late", "payload": "{}", "is_raw": False, "state": "clicks_per_hour"}
+        connection.execute(sa.insert(tables.quarantine).values(pipeline=CLICKS.name, txid=2, **late))
         connection.execute(sa.insert(tables.cursor).values(pipeline=ODD, txid=0, epoch="elsewhere"))
 
 
@@ -123,30 +128,27 @@ def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None
         "tidegate_up": value(found, "tidegate_up"),
         "committed": value(found, "tidegate_committed_txid", pipeline="clicks"),
         "lag": value(found, "tidegate_lag_txids", pipeline="clicks"),
-        "rows": value(found, "tidegate_source_rows_total", pipeline="clicks"),
-        "processed": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="processed"),
-        "failed": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="failed"),
-        "fenced": value(found, "tidegate_attempts_total", pipeline="clicks", outcome="fenced"),
+        "tries": value(found, "tidegate_tries", pipeline="clicks"),
+        "quarantine": value(found, "tidegate_quarantine_records", pipeline="clicks"),
         "planned": value(found, "tidegate_batches", pipeline="clicks", phase="planned"),
         "staged": value(found, "tidegate_staged_bytes", pipeline="clicks"),
-        "commits": value(found, "tidegate_commit_latency_seconds_count", pipeline="clicks"),
         "hole": value(found, "tidegate_hole", pipeline="clicks"),
         "hole elsewhere": value(found, "tidegate_hole", pipeline=ODD),
     }
     assert shown == {
         "tidegate_up": 1,
-        "committed": 2,
+        "committed": 3,
         "lag": 4,
-        "rows": 30,
-        "processed": 2,
-        "failed": 3,
-        "fenced": 1,
+        "tries": 2,
+        "quarantine": 0,
         "planned": 1,
         "staged": 14,
-        "commits": 2,
         "hole": 0,
         "hole elsewhere": 1,
     }
+    for name in ("tidegate_last_skip_timestamp_seconds", "tidegate_last_set_aside_timestamp_seconds"):
+        assert value(found, name, pipeline="clicks") > 1_700_000_000
+        assert (name, frozenset({("pipeline", "orphan")})) not in samples(found)
     errors = {
         tuple(dict(labels)[label] for label in ("phase", "code", "fault")): count
         for (name, labels), count in samples(found).items()
@@ -192,9 +194,9 @@ def test_every_metric_is_described_and_every_described_one_exists(busy: None, se
     assert found.headers["Content-Type"].startswith("text/plain; version=")
     assert newer.headers["Content-Type"].startswith("application/openmetrics-text")
     for families in (list(parse(found.text)), list(openmetrics(newer.text))):
-        assert {(f.name, f.type, f.documentation) for f in families} == {(m.name, m.kind, m.help) for m in METRICS.values()}
+        assert {(f.name, f.type, f.documentation) for f in families} == {(m.name, "gauge", m.help) for m in METRICS.values()}
         for family in families:
-            labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+            labels = {frozenset(sample.labels) for sample in family.samples}
             assert labels == {frozenset(METRICS[family.name].labels)}
 
 
@@ -207,7 +209,7 @@ def test_prometheus_own_checker_finds_nothing(busy: None, scrape: Scrape) -> Non
 
 def test_if_postgres_is_away_the_scrape_says_so(busy: None, server: Server, scrape: Scrape) -> None:
     """The alert is then about the ledger, not about the api-server; afterwards the numbers are what they were."""
-    before = value(scrape(), "tidegate_source_rows_total", pipeline="clicks")
+    before = value(scrape(), "tidegate_committed_txid", pipeline="clicks")
     server.stop("postgres")
     try:
         away = samples(scrape())
@@ -215,4 +217,4 @@ def test_if_postgres_is_away_the_scrape_says_so(busy: None, server: Server, scra
         server.start_postgres()
     assert {name for name, _ in away} == {"tidegate_up", "tidegate_scrape_duration_seconds", "tidegate_build"}
     assert away["tidegate_up", frozenset()] == 0
-    assert value(scrape(), "tidegate_source_rows_total", pipeline="clicks") == before
+    assert value(scrape(), "tidegate_committed_txid", pipeline="clicks") == before

@@ -201,18 +201,6 @@ def test_a_long_transaction_makes_no_partition_look_new(parted: Shop, source: Po
     assert "orders_2024 was attached" in refused(parted, source, SourceChanged, first)
 
 
-def test_batches_of_an_earlier_version_do_not_list_partitions(parted: Shop) -> None:
-    """Partitions that were committed before their snapshot are known, though a transaction was open meanwhile."""
-    parted.session().execute("BEGIN; CREATE TABLE other (n integer)")
-    load(parted)
-    parted.execute(ATTACH)
-    first = parted.planned(ORDERS)
-    assert first.pop("attached")
-    assert parted.plan(ORDERS, first) is None
-    run(parted, ["ALTER TABLE orders DETACH PARTITION orders_2024", ATTACH])
-    assert "orders_2024 was attached" in refused(parted, ORDERS, SourceChanged, first)
-
-
 def test_a_snapshot_lists_so_many_open_transactions_and_no_more(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """If more are open, the snapshot ends before the first that it does not list, so that none is taken for ended."""
     writer = shop.session()

@@ -389,8 +389,6 @@ def test_a_promoted_standby_is_refused_unless_it_has_all_rows(
             assert goes_on.coordinator(settings).initialize_transaction(2, before, None)["rows"] == 3
         trusting = replace(settings, pg_failover="go-on")
         assert source.coordinator(trusting).initialize_transaction(2, before, None)["rows"] == 3
-        without = {name: value for name, value in before["origin"].items() if name != "timeline"}  # as older code has planned
-        assert source.coordinator(settings).initialize_transaction(2, {**before, "origin": without}, None)["rows"] == 3
 
 
 # ------------------------------------------------------------------------------------------------------- conditions

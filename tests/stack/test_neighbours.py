@@ -368,21 +368,18 @@ sys.stdin.read()
 
 
 def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -> None:
-    """A neighbour with the lock of an earlier version, which all could read, does not block `down`, and gets no new lock."""
+    """The lock, which `down` takes, is private: nobody else can hold it."""
     folder = shared / "project" / ".tidegate"
     folder.mkdir(parents=True)
     folder.chmod(0o711)
-    (folder / "lock").touch(0o644)
-    settings = Settings(home=folder.parent)
-    holder = subprocess.Popen(
-        command_as(neighbour, LOCKS, folder / "lock"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    assert embedded.down(Settings(home=folder.parent)) == 0
+
+    assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
+    done = subprocess.run(
+        command_as(neighbour, LOCKS, folder / "lock"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    assert holder.stdout.readline() == "listens\n"
-    try:
-        assert embedded.down(settings) == 0
-        assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
-    finally:
-        holder.communicate()
+    assert done.returncode == 1
+    assert "PermissionError" in done.stderr
 
 
 def test_a_waiting_operator_sees_the_process_that_blocks(tmp_path: Path) -> None:

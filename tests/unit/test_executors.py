@@ -129,7 +129,6 @@ def test_the_modules_of_a_pipeline_are_those_of_its_functions() -> None:
     ("source", "packages"),
     [
         (Files("s3a://lake/in", format="text"), {"obstore"}),
-        (Files("hdfs://lake/in", format="text"), {"requests"}),
         (Files("s3a://lake/in", schema={"name": "string"}), set()),
         (Files("s3a://lake/in", schema={"name": "string"}, versions=True), {"obstore"}),
         (Files("in", format="text"), set()),

@@ -26,7 +26,9 @@ PLACE = ObjectPath("s3a://lake", "in")
     [
         ({"folder": "s3a://lake/in/*.parquet"}, r"there is a \* in the place. Write a pattern as glob="),
         ({"folder": "ftp://server/in"}, "ftp:// is not read: use one of s3a://"),
-        ({"folder": "hdfs:///in"}, "or hdfs://namenode:8020/folder"),
+        ({"folder": "hdfs://namenode:8020/in"}, "hdfs:// is not read. Copy the files into a bucket"),
+        ({"folder": "hdfs://lake/in", "versions": True}, "hdfs:// is not read. Copy the files into a bucket"),
+        ({"folder": "s3a://lake/in", "manifests": "hdfs://lake/lists"}, "hdfs:// is not read. Copy the files into a bucket"),
         ({"folder": "s3a://key:secret@lake/in"}, "must not have a password in it"),
         ({"folder": "s3a://"}, "is written s3a://bucket/prefix"),
         ({"folder": "s3a://lake//in"}, "is written s3a://bucket/prefix"),
@@ -42,7 +44,6 @@ PLACE = ObjectPath("s3a://lake", "in")
         ({"folder": "s3a://lake/in", "manifests": "ftp://lists"}, "ftp:// is not read"),
         ({"folder": "s3a://lake/in", "versions": True, "kind": "opaque"}, "cannot be opaque with versions"),
         ({"folder": "in", "versions": True}, "has no versions: they are kept by buckets"),
-        ({"folder": "hdfs://lake/in", "versions": True}, "has no versions: they are kept by buckets"),
     ],
 )
 def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[str, Any], why: str) -> None:
@@ -76,8 +77,6 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     assert objects.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
     assert objects.place_of(Path("/home"), "in") == Path("/home/in")
-    (found,) = Files("hdfs://lake/in", schema=COLUMNS).datasets({"files": [{"name": "a"}]}, Settings())
-    assert (found.namespace, found.name, list(found.locations)) == ("hdfs://lake", "/in", ["hdfs://lake/in/a"])
 
 
 def test_declaring_a_place_loads_no_client() -> None:
@@ -113,7 +112,7 @@ def found(name: str, etag: str | None = "1") -> ObjectInfo:
 
 def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[ObjectInfo]], ledger: Ledger, **source: Any) -> list[list[str]]:
     """Plan batches until there is nothing new; return their objects' names."""
-    monkeypatch.setattr(object_listing, "listed", lambda _place, _after=None, _enters=None: iter(pages))
+    monkeypatch.setattr(object_listing, "listed", lambda _place, _after=None: iter(pages))
     coordinator = Files("s3a://lake/in", format="csv", schema=COLUMNS, **source).coordinator(Settings())
     coordinator.look_back(ledger)
     batches, previous = [], None
@@ -151,13 +150,12 @@ def test_an_object_that_could_not_be_read_is_refused_when_it_is_planned(
         planned(monkeypatch, [[found(name)]], Ledger())
 
 
-@pytest.mark.parametrize(("folder", "package"), [("s3a://lake/in", "obstore"), ("hdfs://lake/in", "requests")])
-def test_executors_without_the_library_of_a_store_are_named(folder: str, package: str) -> None:
+def test_executors_without_the_library_of_a_store_are_named() -> None:
     """Where only a file of a batch shows that it is needed, as for Parquet that Spark would misread."""
-    emitter = Files(folder, schema=COLUMNS).emitter(None, Settings())  # type: ignore[arg-type] - it asks Spark nothing
-    found = emitter.explain(Exception(f"PythonException: ...\nModuleNotFoundError: No module named '{package}'\n"))
+    emitter = Files("s3a://lake/in", schema=COLUMNS).emitter(None, Settings())  # type: ignore[arg-type] - it asks Spark nothing
+    found = emitter.explain(Exception("PythonException: ...\nModuleNotFoundError: No module named 'obstore'\n"))
     assert isinstance(found, ExecutorsUnprepared)
-    assert f"python -m pip install '{package}==" in str(found)
+    assert "python -m pip install 'obstore==" in str(found)
 
 
 def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,11 @@
 The scrape token (setting `metrics_token_file`) opens all pipelines; a user of Airflow sees those whose Dags he may read. If
 Postgres is away, the answer is `tidegate_up 0` and not an error: a scrape that fails means that the api-server is away, which
 is another alert with another remedy.
-
-Each process of the api-server sums up the ledger for itself (`state_store.totals`), and all of them return the same sums.
 """
 
 import hmac
 import logging
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +23,6 @@ from prometheus_client.registry import Collector
 
 from state_store.errors import SettingsInvalid, TidegateError
 from state_store.measures import Measures, measures
-from state_store.totals import Settled
 from state_store.witness import Witness
 from tidegate.page import access, ledger
 from tidegate.page.metric_families import families
@@ -37,26 +33,6 @@ SHORTEST_TOKEN = 16
 router = APIRouter()
 
 
-class Scraper:
-    """Reads the ledger for scrapes, one at a time, and keeps the sums of what is settled between them."""
-
-    def __init__(self) -> None:
-        self._settled = Settled()
-        self._lock = threading.Lock()
-
-    def measure(self) -> tuple[Measures | None, float]:
-        """Return the measures, None if the ledger cannot be read, and the seconds that this took."""
-        with self._lock:
-            began = time.monotonic()
-            found: Measures | None = None
-            try:
-                with ledger.reader().snapshot("measuring") as connection:
-                    found = measures(connection, self._settled, Witness(ledger.settings()))
-            except TidegateError as error:
-                logger.warning("The ledger cannot be measured: %s: %s", error.code, error)
-            return found, time.monotonic() - began
-
-
 class _Families(Collector):
     """The metrics of one scrape, for Prometheus' encoders."""
 
@@ -65,9 +41,6 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._found
-
-
-_scraper = Scraper()
 
 
 async def user_unless_scraper(
@@ -88,11 +61,23 @@ async def user_unless_scraper(
 def scrape(request: Request, user: Annotated[Any, Depends(user_unless_scraper)]) -> Response:
     """Return the metrics in Prometheus' text format, or in that of OpenMetrics if it is asked for."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-    found, seconds = _scraper.measure()
+    found, seconds = _measure()
     if found is not None and user is not None:
         may_read = access.allowed(user, access.READ, [each.pipeline for each in found.pipelines])
         found = replace(found, pipelines=[each for each in found.pipelines if each.pipeline in may_read])
     return Response(encode(_Families(list(families(found, seconds)))), media_type=content_type)
+
+
+def _measure() -> tuple[Measures | None, float]:
+    """Return the measures, None if the ledger cannot be read, and the seconds that this took."""
+    began = time.monotonic()
+    found: Measures | None = None
+    try:
+        with ledger.reader().snapshot("measuring") as connection:
+            found = measures(connection, Witness(ledger.settings()))
+    except TidegateError as error:
+        logger.warning("The ledger cannot be measured: %s: %s", error.code, error)
+    return found, time.monotonic() - began
 
 
 def is_scrape_token(given: str) -> bool:

@@ -292,9 +292,6 @@ def _locked(folder: Path, tell: maven.Teller) -> Iterator[None]:
     """Hold the stack's lock, which `up` and `down` take, and name its holder if it is taken. It ends with the process."""
     file = folder / "lock"
     while True:
-        with contextlib.suppress(FileNotFoundError):
-            if file.lstat().st_mode & 0o077:  # an earlier version's, which other accounts may hold
-                file.unlink()
         with open(file, "a+", opener=private) as lock:
             if not components.wait_until(lambda: _is_taken(lock), LOCK_NOTICE_SECONDS):
                 lock.seek(0)

@@ -130,7 +130,7 @@ class RunFolder:
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = dict(json.loads((self._folder / f"{name}.json").read_text()))
             place = self._place()
-            if record.pop("folder", place) == place:  # an earlier version's record names no folder
+            if record.pop("folder", None) == place:
                 return Identity(**record)
         return None
 

@@ -25,7 +25,7 @@ from psycopg2 import sql
 
 from state_store.errors import PermanentError
 from state_store.project import account_name
-from tidegate.stack.component import Component, group_of, is_alive, listens, log_file, unfinished_name, write_whole
+from tidegate.stack.component import Component, group_of, is_alive, listens, unfinished_name, write_whole
 from tidegate.stack.private import private_folder
 
 ADMINISTRATOR = "postgres"
@@ -188,8 +188,7 @@ class EmbeddedPostgres:
                 "with empty ones: tidegate down --delete-data"
             )
         if not self._exists():
-            # A log, because versions before this one kept no record.
-            if known or log_file(self._stack_folder, "postgres").exists():
+            if known:
                 raise PermanentError(
                     f"The ledger and the states of this stack were in {self.data}, and are gone. Put that folder back, or "
                     "bring back a backup with `tidegate restore`; to begin with empty ones: tidegate down --delete-data"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, entry_of, why_unfinished, with_identity
+from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, entry_of, is_too_young, with_identity
 from jobs.sources.files.object_listing import EVERYTHING, matching_objects
 from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
 from jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
@@ -77,8 +77,9 @@ class ManifestsCoordinator(ObjectsCoordinator):
             yield self._read_manifest(last.name, last)
         for page in matching_objects(self._manifests, EVERYTHING, last.name if last else None):
             for name, listed in page.items():
-                if reason := why_unfinished(listed, self._manifest_age_seconds):
-                    logger.warning("%s/%s %s: not read yet.", self._manifests, name, reason)
+                if is_too_young(listed, self._manifest_age_seconds):
+                    age = self._manifest_age_seconds
+                    logger.warning("%s/%s changed less than %s s ago: not read yet.", self._manifests, name, age)
                     return  # later ones have their turn after it
                 yield self._read_manifest(name, None)
 
@@ -134,11 +135,6 @@ class ManifestsCoordinator(ObjectsCoordinator):
                 f"Manifest {self._manifests / progress.name} names {name!r}, which is no name of an object below "
                 f"{self._place}: {error}."
             ) from error
-        if info.is_open:
-            raise SourceUnavailable(
-                f"Manifest {self._manifests / progress.name} names {name}, and {self._place / name} is open for writing. "
-                "Nothing new is planned until it is closed."
-            )
         return with_identity(self._source, self._place / name, info) or info
 
     def _missing(self, name: str, progress: _Progress) -> SourceUnavailable:

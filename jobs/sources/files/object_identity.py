@@ -2,7 +2,7 @@
 
     entry = {"name", "size", "mtime_ns", "sha256", "etag"?, "version"?}
 
-`sha256` is the digest of the ETag or of HDFS' checksum, or of the content in a store that has neither.
+`sha256` is the digest of the ETag, or of the content in a store that has none.
 """
 
 import time
@@ -36,13 +36,9 @@ def with_identity(source: "Files", path: ObjectPath, listed: ObjectInfo) -> Obje
         return None
 
 
-def why_unfinished(info: ObjectInfo, min_age_seconds: int) -> str | None:
-    """Return why an object may still be written; None if it is whole."""
-    if info.is_open:
-        return "is open for writing"
-    if time.time() - info.mtime_ns / 10**9 < min_age_seconds:
-        return f"changed less than {min_age_seconds} s ago"
-    return None
+def is_too_young(info: ObjectInfo, min_age_seconds: int) -> bool:
+    """Return whether an object changed less than this age ago, so that it may still be written."""
+    return time.time() - info.mtime_ns / 10**9 < min_age_seconds
 
 
 def entry_of(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ MOST_REPORTED = 10_000  # names that a report on a store looks at, because each 
 def matching_objects(place: ObjectPath, pattern: str, after: str | None = None) -> Iterator[dict[str, ObjectInfo]]:
     """Yield the objects that a glob takes, by their names below the place, in pages and in order."""
     sieve = _Sieve(pattern)
-    for page in listed(place, after, sieve.enters):
+    for page in listed(place, after):
         names = {name_in(place, each): each for each in page}
         yield {name: each for name, each in names.items() if sieve.why_not(name) is None}
 
@@ -75,11 +75,6 @@ class _Sieve:
         self._folder = ""
         self._places = self._glob.start()
         self._why: str | None = None
-
-    def enters(self, folder: str) -> bool:
-        """Return whether the glob leads into a folder."""
-        self._enter(folder)
-        return self._why is None
 
     def why_not(self, name: str) -> str | None:
         """Return why the glob does not take a name; None if it does."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.sources import Coordinator, History
 from jobs.sources.files.markers import Markers
-from jobs.sources.files.object_identity import entry_of, why_unfinished, with_identity
+from jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
 from jobs.sources.files.object_listing import matching_objects, names_not_matching
 from jobs.sources.files.objects import ObjectPath, describe, pinned
 from jobs.sources.files.plan import planned_elsewhere
@@ -120,8 +120,8 @@ class ObjectsCoordinator(Coordinator):
         if self._waits_for_marker(name):
             return listed, True
         info = with_identity(self._source, self._place / name, listed)
-        if info and (reason := why_unfinished(info, self._min_age_seconds)):
-            logger.warning("%s/%s %s: not planned yet.", self._place, name, reason)
+        if info and is_too_young(info, self._min_age_seconds):
+            logger.warning("%s/%s changed less than %s s ago: not planned yet.", self._place, name, self._min_age_seconds)
             return info, True
         return info, False
 

@@ -2,16 +2,15 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from jobs.sources.files.stores import ObjectInfo, Pin, Store, buckets, gone, hdfs, overwritten
+from jobs.sources.files.stores import ObjectInfo, Pin, buckets, gone, overwritten
 
-SCHEMES = (*buckets.SCHEMES, *hdfs.SCHEMES)
 READ_BYTES = 4 * 1024 * 1024  # of one request
 
 
@@ -72,14 +71,19 @@ def check_url(folder: str) -> None:
     Raises: ValueError that says what is wrong with it.
     """
     parts = urlsplit(folder)
-    if parts.scheme not in SCHEMES:
+    if parts.scheme == "hdfs":
         raise ValueError(
-            f"{parts.scheme}:// is not read: use one of {', '.join(f'{each}://' for each in SCHEMES)}, or a folder"
+            "hdfs:// is not read. Copy the files into a bucket, as with hadoop distcp, and name that; or mount HDFS under one "
+            "path wherever batches are planned and read, and name the folder"
+        )
+    if parts.scheme not in buckets.SCHEMES:
+        raise ValueError(
+            f"{parts.scheme}:// is not read: use one of {', '.join(f'{each}://' for each in buckets.SCHEMES)}, or a folder"
         )
     if parts.password or (parts.username and not parts.scheme.startswith("abfs")):
         raise ValueError("a URL must not have a password in it: the ledger shows it. Credentials come from the environment")
     if not parts.netloc or parts.query or parts.fragment or "//" in parts.path or parts.path.startswith("/."):
-        raise ValueError("a place is written s3a://bucket/prefix or hdfs://namenode:8020/folder, without ?, # and //")
+        raise ValueError("a place is written s3a://bucket/prefix, without ?, # and //")
     if match := re.search(r"[*\[\]{}]", folder):
         raise ValueError(f"there is a {match[0]} in the place. Write a pattern as glob=..., such as glob='*.parquet'")
 
@@ -92,16 +96,12 @@ def place_of(home: Path, folder: str) -> Place:
     return ObjectPath(f"{parts.scheme}://{parts.netloc}", parts.path.strip("/"))
 
 
-def listed(
-    place: ObjectPath, after: str | None = None, enters: Callable[[str], bool] = lambda _folder: True
-) -> Iterator[list[ObjectInfo]]:
+def listed(place: ObjectPath, after: str | None = None) -> Iterator[list[ObjectInfo]]:
     """Yield the objects below a place in pages, in the order of their keys; those after the name `after`, if it is given.
-
-    Those in folders that `enters` does not want may be left out.
 
     Raises: SourceUnreadable, SourceUnavailable.
     """
-    return _store(place.store).pages(place.key, after, enters)
+    return _store(place.store).pages(place.key, after)
 
 
 def describe(path: ObjectPath) -> ObjectInfo:
@@ -118,7 +118,7 @@ def hadoop_options(place: ObjectPath) -> dict[str, str]:
 
 
 def for_spark(place: Place) -> str:
-    """Return a place as Spark calls it: Hadoop knows S3 as s3a, and may have HDFS for paths without a scheme."""
+    """Return a place as Spark calls it: Hadoop knows S3 as s3a, and may have a store for paths without a scheme."""
     return url_for_spark(str(place)) if isinstance(place, ObjectPath) else f"file:{place}"
 
 
@@ -134,21 +134,12 @@ def for_arrow(place: Place) -> Any:
 
 def dataset_of(place: ObjectPath) -> tuple[str, str]:
     """Return the namespace and the name of a place for OpenLineage."""
-    if place.store.startswith("hdfs:"):
-        return place.store, f"/{place.key}"
     return re.sub("^s3a://", "s3://", place.store), place.key or "/"
-
-
-def keeps_versions(folder: str) -> bool:
-    """Return whether the store of a place can keep versions of its objects."""
-    return urlsplit(folder).scheme in buckets.SCHEMES
 
 
 def libraries_of(folder: str) -> tuple[str, ...]:
     """Return the libraries by which our tasks read from the store of a place; none for a folder on a disk."""
-    if not is_url(folder):
-        return ()
-    return ("requests",) if urlsplit(folder).scheme in hdfs.SCHEMES else ("obstore",)
+    return ("obstore",) if is_url(folder) else ()
 
 
 def pinned(path: ObjectPath, file: Mapping[str, Any]) -> ObjectPath:
@@ -211,9 +202,9 @@ class _Content(io.RawIOBase):
 
 
 @cache
-def _store(url: str) -> Store:
+def _store(url: str) -> buckets.Bucket:
     """Return the client of a store, one per process.
 
     Raises: SettingsInvalid if the environment has settings that it cannot use.
     """
-    return hdfs.Hdfs(url) if urlsplit(url).scheme in hdfs.SCHEMES else buckets.Bucket(url)
+    return buckets.Bucket(url)

@@ -32,7 +32,6 @@ from jobs.sources.files.objects import (
     dataset_of,
     describe,
     is_url,
-    keeps_versions,
     libraries_of,
     place_of,
 )
@@ -98,9 +97,9 @@ class Files(Source):
     pipeline alone, and both folders must be writable. After the move, a file of the same name with other content is a new file.
     Only one pipeline can read a folder whose files are moved away.
 
-    `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss, hdfs; docs/storage.md): the names of
-    its objects are relative to it. An object is known by its name and ETag, and a file in HDFS by its checksum. Both are whole
-    once they are listed and closed, so `min_age_seconds` is 0 unless it is given. Nothing is moved, and there are no links.
+    `folder` may be a place in a store, such as ``s3a://bucket/prefix`` (also gs, abfss; docs/storage.md): the names of
+    its objects are relative to it. An object is known by its name and ETag. It is whole once it is
+    listed, so `min_age_seconds` is 0 unless it is given. Nothing is moved, and there are no links.
     `names_grow` says that each new object has a name after those of all earlier ones: then a plan lists only what comes after
     the last name taken, and an object that comes with an earlier name is never read. `versions` says that the bucket keeps
     versions: a batch names those that it was planned with, and reads them even if an object was overwritten or deleted since.
@@ -162,7 +161,7 @@ class Files(Source):
 
     def _check_place(self) -> None:
         """Refuse a place that cannot be read, and what only a disk or only a store has."""
-        if self.versions and not keeps_versions(self.folder):
+        if self.versions and not is_url(self.folder):
             raise ValueError(f"Files({self.folder!r}) has no versions: they are kept by buckets, such as s3a://.")
         if not is_url(self.folder):
             for what, is_given in {"names_grow": self.names_grow, "manifests": self.manifests is not None}.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.sources import Dataset, LeftAlone
 from jobs.sources.delta.source import Delta
 from jobs.sources.files.listing import list_files, young_files
-from jobs.sources.files.object_identity import entry_of, why_unfinished, with_identity
+from jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
 from jobs.sources.files.object_listing import matching_objects
 from jobs.sources.files.objects import ObjectPath, Place
 from jobs.sources.files.source import Files
@@ -163,7 +163,7 @@ class Reference:
         for name, info in listed.items():
             if (whole := with_identity(declared, place / name, info)) is None:
                 continue  # it stands for a folder; or it is gone, as the second listing shows
-            if why_unfinished(whole, min_age):
+            if is_too_young(whole, min_age):
                 return None
             files.append(entry_of(declared, place, name, whole))
         # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.

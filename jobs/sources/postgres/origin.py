@@ -215,7 +215,7 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
 
     Raises: SourceChanged.
     """
-    if before is None:  # planned by a version that did not record it
+    if before is None:  # no range with rows was planned yet
         return
     advice = START_AGAIN.format(generation=generation + 1)
     if before["server"] != now.server:
@@ -236,7 +236,7 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
                 f"{query.name}: key column {key} was {was} when rows were read, now it is {is_now}: they may be in another "
                 f"order. {advice}"
             )
-    for key, place, place_now in zip(query.key, before.get("keys", now.keys), now.keys, strict=True):
+    for key, place, place_now in zip(query.key, before["keys"], now.keys, strict=True):
         if place != place_now:
             raise SourceChanged(
                 f"{query.name}: what is called {key} is not the column any more from which keys were read: it was renamed, or "
@@ -249,7 +249,7 @@ def check_timeline(query: TableQuery, previous: SourceMetadata, now: str, genera
 
     Raises: SourceChanged.
     """
-    before = (previous.get("origin") or {}).get("timeline", HIDDEN)  # a version that did not record it has planned the batch
+    before = previous["origin"]["timeline"] if "origin" in previous else HIDDEN  # no range with rows was planned yet
     if HIDDEN not in (before, now) and before != now:
         raise SourceChanged(
             f"{query.name}: a standby was promoted in its server's place, or the server was restored to an earlier moment, "

@@ -107,14 +107,12 @@ def attached(partitions: PartitionTables, snapshot: str) -> list[list[int]]:
 
 def new_partitions(cursor: Any, table: int, previous: SourceMetadata) -> list[tuple[int, str, bool]]:
     """Return the oid and name of each partition that the plan of the previous range lacked, and whether it may be read."""
-    low, high, running = previous["snapshot"].split(":")
-    cut_with = {tuple(pair) for pair in previous["attached"]} if "attached" in previous else None
+    low = int(previous["snapshot"].partition(":")[0])
+    cut_with = {tuple(pair) for pair in previous["attached"]}
     partitions = partitions_of(cursor, table)
     old = {table}
     for oid, parent, x in partitions:
-        # Batches of an earlier version of Tidegate have no list.
-        is_old = (x < int(high) and str(x) not in running.split(",")) if cut_with is None else (oid, x) in cut_with
-        if parent in old and (x < int(low) or is_old):
+        if parent in old and (x < low or (oid, x) in cut_with):
             old.add(oid)
     new = []
     for oid in sorted({oid for oid, _, _ in partitions} - old):

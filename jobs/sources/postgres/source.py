@@ -8,7 +8,7 @@ half open and compared by the key's values alone, so that they are disjoint, and
 settled once no open transaction can add a row with a lower key (`jobs.sources.postgres.in_flight`); a range has only settled
 rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
 (`jobs.sources.postgres.late`, `jobs.sources.postgres.seen`), and whether it is the same table
-(`jobs.sources.postgres.origin`); batches that an earlier version of Tidegate planned lack these entries.
+(`jobs.sources.postgres.origin`). A first range that was planned again and has no rows lacks these entries.
 """
 
 import json

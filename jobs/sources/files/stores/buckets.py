@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
+from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, overwritten
 from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
@@ -26,17 +26,23 @@ _NO_NAME = "object with invalid path: "  # in obstore's error for a listing
 _QUERY = re.compile(r"\?[^\s\"')]*")  # of a URL: Azure's may be signed
 
 
-class Bucket(Store):
-    """A bucket, or a container, by its URL without a path."""
+class Bucket:
+    """A bucket, or a container, by its URL without a path.
+
+    Each method raises SourceUnreadable if the store refuses this process, and SourceUnavailable if it does not answer as it
+    should.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._client = _client(url)
 
-    def pages(self, folder: str, after: str | None, enters: Callable[[str], bool]) -> Iterator[list[ObjectInfo]]:  # noqa: ARG002
-        """Yield the objects below a prefix, as the store lists them.
+    def pages(self, folder: str, after: str | None) -> Iterator[list[ObjectInfo]]:
+        """Yield the objects below a folder ("" is the whole store) in pages of at most PAGE, in the order of their keys.
 
-        Raises: SourceUnreadable also if that is another order than that of their keys.
+        With `after`, a name below the folder, only the objects with names after it. A listing need not tell ETags.
+
+        Raises: SourceUnreadable also for a store that does not exist, or that lists in another order.
         """
         import obstore  # noqa: PLC0415 - declaring a pipeline must not load it
 
@@ -56,7 +62,10 @@ class Bucket(Store):
                 yield objects
 
     def describe(self, key: str, version: str | None = None) -> ObjectInfo:
-        """Ask for the head of an object, or of a version of it."""
+        """Return what an object is at present, or what a version of it is; with its ETag, if the store has ETags.
+
+        Raises: FileNotFoundError.
+        """
         import obstore  # noqa: PLC0415
 
         with self._explained(key, is_object=True):
@@ -65,7 +74,10 @@ class Bucket(Store):
             return _info_of(obstore.get(self._client, key, options={"head": True, "version": version}).meta)
 
     def read(self, key: str, start: int, end: int, pin: Pin) -> bytes:
-        """Return bytes of an object by one request, with If-Match if there is an ETag."""
+        """Return the bytes of an object from `start` to before `end`, by one request.
+
+        Raises: FileNotFoundError; SourceChanged if the object has another ETag than the given one.
+        """
         import obstore  # noqa: PLC0415
 
         options: Any = {"range": (start, end)}
