@@ -10,12 +10,12 @@ from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
-from psycopg2.errors import DuplicateTable, LockNotAvailable
+from psycopg2.errors import DuplicateTable
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
-from state_store import tables
+from state_store import lock_holders, tables
 from state_store.database import set_local
 from state_store.declaration import Ranges, StateSpec
 from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
@@ -187,10 +187,16 @@ def newest_txid(connection: Connection, partition: str) -> int:
     return connection.scalar(sa.select(sa.func.max(rows.c.txid)).with_hint(rows, "ONLY", "postgresql")) or 0
 
 
-def lock(connection: Connection, names: Sequence[str]) -> bool:
-    """Lock tables in schema state, without what inherits from them, against readers; False if some hold one for too long.
+class PartitionsHeld(Exception):
+    """Other transactions hold partitions that are to be removed; its text says which."""
+
+
+def lock(connection: Connection, names: Sequence[str]) -> None:
+    """Lock tables in schema state, without what inherits from them, against readers.
 
     The first one is that by which readers read the others: they lock it first, too.
+
+    Raises: PartitionsHeld if some hold one for too long.
     """
     listed = ", ".join(f"ONLY {_table(name)}" for name in names)
     try:
@@ -198,10 +204,9 @@ def lock(connection: Connection, names: Sequence[str]) -> bool:
             set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
             connection.execute(sa.DDL(f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
     except OperationalError as error:
-        if not isinstance(error.orig, LockNotAvailable):
+        if not lock_holders.is_lock_timeout(error.orig):
             raise
-        return False
-    return True
+        raise PartitionsHeld(lock_holders.of(error.orig, connection.connection.driver_connection)) from error
 
 
 def drop(connection: Connection, table: str, partition: str) -> None:

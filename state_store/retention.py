@@ -98,15 +98,16 @@ def _followed(state: StateSpec) -> str:
 
 def prune(
     connection: Connection, spec: PipelineSpec, state: StateSpec, so_far: Pruned, action: tuple[str, str], witness: Witness
-) -> Pruned | None:
+) -> Pruned:
     """Remove some of the recorded changes of txids up to one; return what was removed `so_far` and now.
 
-    First whole partitions, never the last one, which commits write into; then rows. None while readers hold the partitions.
+    First whole partitions, never the last one, which commits write into; then rows.
     `action` is the operator and the reason.
 
     No follower needs them, as the caller has checked: followers only move forward, and later ones refuse to start.
 
-    Raises: RangeRefused if the txid has not committed; what `cursors.lock_cursor` raises.
+    Raises: RangeRefused if the txid has not committed; PartitionsHeld while readers hold the partitions; what
+    `cursors.lock_cursor` raises.
     """
     up_to_txid = so_far.up_to_txid
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
@@ -118,8 +119,7 @@ def prune(
     old = [name for name, txid in last_txids.items() if txid <= up_to_txid and (txid or name != names[0])]
     old = old[: range_partitions.MOST_AT_ONCE]
     if old:
-        if not range_partitions.lock(connection, [names[0], *(name for name in old if name != names[0])]):
-            return None
+        range_partitions.lock(connection, [names[0], *(name for name in old if name != names[0])])
         _drop(connection, names[0], old)
         _note(connection, state, max(last_txids[name] for name in old))
         done = so_far._replace(partitions=(*so_far.partitions, *old))
@@ -172,15 +172,16 @@ def _cut(connection: Connection, names: Sequence[str], so_far: Pruned) -> Pruned
 
 def prune_ranges(
     connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
-) -> PrunedRanges | None:
+) -> PrunedRanges:
     """Remove range partitions that end by a value, the oldest first, up to one that a follower needs.
 
-    At most `range_partitions.MOST_AT_ONCE`; the result says whether there are more. None while readers hold them.
+    At most `range_partitions.MOST_AT_ONCE`; the result says whether there are more.
 
     A later row of such a range has it made again. A pipeline that begins to follow the state from its beginning is refused
     from then on. Of a partition that was detached or dropped by hand, the note goes: it is no longer missed.
 
-    Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
+    Raises: UsageError if the value is none of the column's type; PartitionsHeld while readers hold the partitions; what
+    `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     attached = partitions.attached(connection, state_tables.STATE, state)
@@ -196,8 +197,7 @@ def prune_ranges(
         pruned.partitions.append(partition)
     if not pruned.partitions or not removal.is_confirmed:
         return pruned
-    if not range_partitions.lock(connection, [state.table_name, *(name for name in pruned.partitions if name in attached)]):
-        return None
+    range_partitions.lock(connection, [state.table_name, *(name for name in pruned.partitions if name in attached)])
     for partition in pruned.partitions:
         if partition not in attached:
             range_partitions.forget(connection, state.name, partition)
