@@ -50,7 +50,7 @@ The modules, by what they are about:
     reading states   state_rows, lookup, queries, state_queries, executor_reads
     reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput
     metrics          measures
-    connections      database, executor_connections, session_times, held_tables, driver_errors
+    connections      database, executor_connections, session_times, held_tables, lock_holders, driver_errors
     surroundings     settings, project, witness, errors
 """
 

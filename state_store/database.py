@@ -1,5 +1,6 @@
 """Connections to the database of ledger and states, and transactions on them. A process has one pool per role and settings."""
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -11,20 +12,25 @@ from typing import Any, Self
 import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from state_store import lock_holders
 from state_store.driver_errors import translate
 from state_store.errors import StoreUnavailable
 from state_store.held_tables import hold
 from state_store.session_times import prepare_times
 from state_store.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
 # How often the server checks that a silent client is still connected: it releases the locks of a killed process this soon.
 CONNECTION_CHECK_INTERVAL = "500ms"
 # How long a transaction that changes tables of states waits for their readers. Meanwhile, later readers and commits wait, too.
 DDL_LOCK_TIMEOUT_SECONDS = 5
+# How long what can be done later waits for a lock.
+PATIENCE_OF_WHAT_CAN_WAIT = "1s"
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 
@@ -71,7 +77,18 @@ class Database:
         except PoolTimeout as error:
             raise StoreUnavailable(f"All {self._pool_limits} while {doing}. Try again later.") from error
         except (DBAPIError, psycopg2.Error) as error:
-            raise translate(error.orig if isinstance(error, DBAPIError) else error, doing) from error
+            driver_error = error.orig if isinstance(error, DBAPIError) else error
+            raise translate(driver_error, doing, self._holder(driver_error)) from error
+
+    def _holder(self, error: BaseException | None) -> str:
+        """Return who holds the lock that an error is about, asked on another connection; "" for any other error."""
+        if not lock_holders.waited(error):
+            return ""
+        try:
+            with self.engine.connect() as connection:
+                return lock_holders.of(error, connection.connection.driver_connection)
+        except (PoolTimeout, DBAPIError) as failed:
+            return lock_holders.unknown(failed)
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[Connection]:
@@ -123,6 +140,26 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
         "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
     }
     connection.execute(sa.select(*_local(limits), _without_time_limit()))
+
+
+@contextmanager
+def left_for_later(connection: Connection, what: str) -> Iterator[None]:
+    """Do what can be done later, in a savepoint; if a lock is not to be had soon, log what is left and who holds it.
+
+    The block is then taken back, and the transaction goes on after it.
+
+    Raises: the block's other errors.
+    """
+    patience = sa.func.current_setting("lock_timeout"), *_local({"lock_timeout": PATIENCE_OF_WHAT_CAN_WAIT})
+    try:
+        with connection.begin_nested():
+            usual, _ = connection.execute(sa.select(*patience)).one()
+            yield
+            set_local(connection, {"lock_timeout": usual})
+    except OperationalError as error:
+        if not lock_holders.is_lock_timeout(error.orig):
+            raise
+        logger.warning("%s is left for later. %s", what, lock_holders.of(error.orig, connection.connection.driver_connection))
 
 
 def hold_open(connection: Connection) -> None:

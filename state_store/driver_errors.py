@@ -5,6 +5,7 @@ import re
 from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
 
 from state_store import errors
+from state_store.lock_holders import LOCK_NOT_AVAILABLE
 
 _RETRYABLE_STATES = {
     "40001": "a serialization failure",
@@ -13,7 +14,7 @@ _RETRYABLE_STATES = {
     "53100": "a full disk",
     "53200": "too little memory",
     "53300": "too many connections",
-    "55P03": "a lock timeout",
+    LOCK_NOT_AVAILABLE: "a lock timeout",
     "57014": "a statement timeout",
     "25P03": "an idle transaction that was ended",
     "25P04": "a transaction timeout",
@@ -65,8 +66,8 @@ def dependents(error: BaseException | None) -> str | None:
     return "; ".join(error.diag.message_detail.removesuffix(".").splitlines())
 
 
-def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
-    """Return the error that a psycopg2 error means to the caller."""
+def translate(error: BaseException | None, doing: str, holder: str = "") -> errors.TidegateError:
+    """Return the error that a psycopg2 error means to the caller; `holder` is what `lock_holders.of` says of it."""
     message = message_of(error)
     state = getattr(error, "pgcode", None) or _state_of_refusal(error)
     if refusal := _of_the_server(error, state, message, doing):
@@ -87,12 +88,19 @@ def translate(error: BaseException | None, doing: str) -> errors.TidegateError:
     if state in _BAD_KEY_STATES:
         return errors.BadKey(f"Postgres cannot store a value while {doing}: {message}.")
     if state in _RETRYABLE_STATES:
-        return errors.StoreUnavailable(f"Postgres gave up while {doing}: {_RETRYABLE_STATES[state]} ({message}).")
+        return _given_up(state, f"Postgres gave up while {doing}: {_RETRYABLE_STATES[state]} ({message}).", holder)
     if state is None or state.startswith("08"):
         return errors.StoreUnavailable(
             f"Postgres did not answer while {doing}: {message}. Start it (tidegate up) or check PGHOST and PGPORT."
         )
     return errors.PermanentError(f"Postgres failed while {doing}: {message} (SQLSTATE {state}).")
+
+
+def _given_up(state: str, story: str, holder: str) -> errors.StoreUnavailable:
+    """Return the error for a step that Postgres has ended, and that may pass when it is tried again."""
+    if state == LOCK_NOT_AVAILABLE:
+        return errors.LockHeld(f"{story} {holder or 'Another session holds it: look at pg_locks.'}")
+    return errors.StoreUnavailable(story)
 
 
 def is_too_large_row(error: BaseException | None) -> bool:

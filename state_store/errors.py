@@ -5,7 +5,8 @@
         CommitOutOfOrder          an earlier txid has not committed yet
         AttemptNotSealed          the newest attempt at the batch is still processing, somewhere else
         StagingLost               no staging that may be committed: process the batch again
-        StoreUnavailable          no connection, a lock or statement timeout, a deadlock
+        StoreUnavailable          no connection, a statement timeout, a deadlock
+          LockHeld                another session keeps a lock that the step needs
         SparkUnavailable          the Spark server is away
         SparkFailed               Spark gave up on the batch, for a reason that may pass
         SourceUnavailable         the source does not answer
@@ -155,7 +156,11 @@ class StagingLost(RetryableError, fault=Fault.ORDER):
 
 
 class StoreUnavailable(RetryableError, fault=Fault.SERVER):
-    """Postgres did not answer, or gave up on a lock or a statement."""
+    """Postgres did not answer, or gave up on a statement."""
+
+
+class LockHeld(StoreUnavailable):
+    """Another session of Postgres, the ledger's or a source's, keeps a lock that the step needs."""
 
 
 class SparkUnavailable(RetryableError, fault=Fault.SERVER):

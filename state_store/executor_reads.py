@@ -9,6 +9,7 @@ import psycopg2
 from psycopg2 import errors as driver
 from psycopg2 import sql
 
+from state_store import lock_holders
 from state_store.driver_errors import translate
 from state_store.errors import GuardMismatch, StoreUnavailable
 from state_store.executor_connections import connect
@@ -96,7 +97,8 @@ def connected(conninfo: dict[str, Any], of: str) -> Iterator[Any]:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
         yield connection
     except psycopg2.Error as error:
-        raise translate(error, f"reading {of}") from error
+        holder = "" if connection is None else lock_holders.of(error, connection)
+        raise translate(error, f"reading {of}", holder) from error
     finally:
         if connection is not None:
             connection.close()

@@ -12,12 +12,12 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from psycopg2.errors import DuplicateTable, LockNotAvailable
+from psycopg2.errors import DuplicateTable
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
-from state_store import tables
+from state_store import lock_holders, tables
 from state_store.columns import TXID
 from state_store.database import set_local
 from state_store.declaration import Ranges, StateSpec
@@ -229,10 +229,16 @@ def remove_rows(connection: Connection, partition: str, txids: tuple[int, int], 
     return count, last or 0
 
 
-def lock(connection: Connection, names: Sequence[str]) -> bool:
-    """Lock a table in schema state, and some of its partitions, against readers; False if some hold one for too long.
+class PartitionsHeld(Exception):
+    """Other transactions hold partitions that are to be removed; its text says which."""
+
+
+def lock(connection: Connection, names: Sequence[str]) -> None:
+    """Lock a table in schema state, and some of its partitions, against readers.
 
     The table is the first: readers lock it first, too.
+
+    Raises: PartitionsHeld if some hold one for too long.
     """
     listed = ", ".join(f"ONLY {_table(name)}" for name in names)
     try:
@@ -240,10 +246,9 @@ def lock(connection: Connection, names: Sequence[str]) -> bool:
             set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
             connection.execute(sa.DDL(f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
     except OperationalError as error:
-        if not isinstance(error.orig, LockNotAvailable):
+        if not lock_holders.is_lock_timeout(error.orig):
             raise
-        return False
-    return True
+        raise PartitionsHeld(lock_holders.of(error.orig, connection.connection.driver_connection)) from error
 
 
 def drop(connection: Connection, table: str, partition: str) -> None:

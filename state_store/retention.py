@@ -98,15 +98,16 @@ def _followed(state: StateSpec) -> str:
 
 def prune(
     connection: Connection, spec: PipelineSpec, state: StateSpec, so_far: Pruned, action: tuple[str, str], witness: Witness
-) -> Pruned | None:
+) -> Pruned:
     """Remove some of the recorded changes of txids up to one; return what was removed `so_far` and now.
 
-    First the partitions that have no later txids, as a whole; then rows of the one that also has later ones. None while readers
-    hold the partitions. `action` is the operator and the reason.
+    First the partitions that have no later txids, as a whole; then rows of the one that also has later ones. `action` is the
+    operator and the reason.
 
     No follower needs them, as the caller has checked: followers only move forward, and later ones refuse to start.
 
-    Raises: RangeRefused if the txid has not committed; what `cursors.lock_cursor` raises.
+    Raises: RangeRefused if the txid has not committed; PartitionsHeld while readers hold the partitions; what
+    `cursors.lock_cursor` raises.
     """
     up_to_txid = so_far.up_to_txid
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
@@ -117,8 +118,7 @@ def prune(
     end = up_to_txid + 1 if up_to_txid < committed else MAX_TXID  # without later txids, the last range has as good as ended
     ended = range_partitions.ended(connection, changes, str(end))[: range_partitions.MOST_AT_ONCE]
     if ended:
-        if _remove(connection, changes.table, ended, attached) is None:
-            return None
+        _remove(connection, changes.table, ended, attached)
         done = so_far._replace(partitions=(*so_far.partitions, *(name for name in ended if name in attached)))
     else:
         merges.open_tables(connection, spec)
@@ -132,10 +132,12 @@ def prune(
 
 def _remove(
     connection: Connection, table: str, names: Sequence[str], attached: Collection[str], *, detaches: bool = False
-) -> list[str] | None:
-    """Drop or detach partitions, and forget those that are gone; return the kept tables, None if readers hold them."""
-    if not range_partitions.lock(connection, [table, *(name for name in names if name in attached)]):
-        return None
+) -> list[str]:
+    """Drop or detach partitions, and forget those that are gone; return the kept tables.
+
+    Raises: PartitionsHeld while readers hold them.
+    """
+    range_partitions.lock(connection, [table, *(name for name in names if name in attached)])
     kept = []
     for name in names:
         if name not in attached:
@@ -158,15 +160,16 @@ def _cut(connection: Connection, partition: str, attached: Collection[str], so_f
 
 def prune_ranges(
     connection: Connection, spec: PipelineSpec, state: StateSpec, removal: Removal, action: tuple[str, str], witness: Witness
-) -> PrunedRanges | None:
+) -> PrunedRanges:
     """Remove range partitions that end by a value, the oldest first, up to one that a follower needs.
 
-    At most `range_partitions.MOST_AT_ONCE`; the result says whether there are more. None while readers hold them.
+    At most `range_partitions.MOST_AT_ONCE`; the result says whether there are more.
 
     A later row of such a range has it made again. A pipeline that begins to follow the state from its beginning is refused
     from then on. Of a partition that was detached or dropped by hand, the note goes: it is no longer missed.
 
-    Raises: UsageError if the value is none of the column's type; what `cursors.lock_cursor` raises.
+    Raises: UsageError if the value is none of the column's type; PartitionsHeld while readers hold the partitions; what
+    `cursors.lock_cursor` raises.
     """
     committed = cursors.lock_cursor(connection, spec.name, witness).txid
     attached = partitions.attached(connection, state.name)
@@ -183,8 +186,6 @@ def prune_ranges(
     if not pruned.partitions or not removal.is_confirmed:
         return pruned
     kept = _remove(connection, state.name, pruned.partitions, attached, detaches=removal.detaches)
-    if kept is None:
-        return None
     _note(connection, state, last_txid)
     owner, reason = action
     what = f"partitions of {state.name} before {removal.before}"

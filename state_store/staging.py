@@ -14,17 +14,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import psycopg2
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from state_store import state_tables, tables
 from state_store.copy_in import STAGING, CsvReader, copy_rows
+from state_store.database import left_for_later
 from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
 from state_store.errors import StagingLost
 
 logger = logging.getLogger(__name__)
 
-LOCK_NOT_AVAILABLE = "55P03"
 NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
 # Executors write the tables; the owner of the state tables reads them for a redo.
 STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
@@ -186,17 +185,13 @@ def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) ->
     a = tables.attempt.c
     # The bad records too: an earlier declaration may have set some aside.
     everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
-    try:
-        with connection.begin_nested():
-            for staged in everything:
-                connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
-            connection.execute(
-                sa.update(tables.attempt)
-                .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
-                .values(dropped_at=sa.func.now())
-            )
-    except OperationalError as held:
-        if getattr(held.orig, "pgcode", None) != LOCK_NOT_AVAILABLE:
-            raise
-        return False
-    return True
+    with left_for_later(connection, f"The staging of {spec.name} {txid}:{number}"):
+        for staged in everything:
+            connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
+        connection.execute(
+            sa.update(tables.attempt)
+            .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
+            .values(dropped_at=sa.func.now())
+        )
+        return True
+    return False

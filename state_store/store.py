@@ -28,6 +28,7 @@ from state_store import (
     overview,
     plans,
     quarantine,
+    range_partitions,
     rebuilds,
     retention,
     retirement,
@@ -46,9 +47,9 @@ from state_store.batches import BatchInput
 from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
 from state_store.commits import Commit
 from state_store.copy_in import CsvReader
-from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open
+from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
 from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from state_store.errors import StoreUnavailable, storable
+from state_store.errors import LockHeld, StoreUnavailable, storable
 from state_store.held_tables import hold
 from state_store.history import BatchHistory, BatchStatus, Lag
 from state_store.mending import Mend, Original
@@ -155,8 +156,14 @@ class StateStore(Database):
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
     def note_times(self, pipeline: str, files: Sequence[TakenFile]) -> None:
-        """Record the new modification times (`mtime_ns`) of counted files with unchanged content."""
-        with self._write_transaction("noting when files were touched") as connection:
+        """Record the new modification times (`mtime_ns`) of counted files with unchanged content.
+
+        If another session has locked one, none is recorded, and a later plan reads the files once more.
+        """
+        with (
+            self._write_transaction("noting when files were touched") as connection,
+            left_for_later(connection, f"The noting of when files of {pipeline} were touched"),
+        ):
             source_files.note_times(connection, pipeline, files)
 
     def run_txids(self, pipeline: str, run_id: str) -> list[int]:
@@ -193,7 +200,8 @@ class StateStore(Database):
             cursors.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered
                 commits.check_declaration(connection, spec)
-            batches.note_window(connection, spec)
+            with left_for_later(connection, f"The window of {spec.name}"):
+                batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it
             if new and not (
@@ -207,7 +215,8 @@ class StateStore(Database):
                 connection.rollback()
                 return None
             if metadata is not None:
-                plans.note_success(connection, spec.name, only_that=not txids)
+                with left_for_later(connection, f"The note that a plan of {spec.name} has succeeded"):
+                    plans.note_success(connection, spec.name, only_that=not txids)
             return txids
 
     def batches_to_rebuild(self, spec: PipelineSpec, after: int, most: int) -> list[SourceMetadata]:
@@ -234,11 +243,16 @@ class StateStore(Database):
     def drop_old_staging(self, spec: PipelineSpec) -> int:
         """Drop some staging of attempts whose batches committed before the retention; return their number.
 
-        That of a rebuild is dropped as soon as its batch has committed: its batches are not redone.
+        That of a rebuild is dropped as soon as its batch has committed: its batches are not redone. What another session has
+        locked is left for the next call.
         """
         hours = 0 if spec.rebuilds else self.settings.staging_retention_hours
-        with self._write_transaction("dropping old staging", lock_timeout_seconds=1) as connection:
+        with (
+            self._write_transaction("dropping old staging") as connection,
+            left_for_later(connection, f"Old staging of {spec.name}"),
+        ):
             return staging.drop_old(connection, spec, hours, STAGING_DROPS_PER_PLAN)
+        return 0
 
     # process
 
@@ -335,8 +349,11 @@ class StateStore(Database):
             return attempts.keep_alive(connection, attempt)
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
-        """Record the Spark application in which the attempt computes, and the tag of its operations."""
-        with self._write_transaction(f"noting where {attempt} computes") as connection:
+        """Record in which Spark application the attempt computes, and the tag of its operations, unless its row is locked."""
+        with (
+            self._write_transaction(f"noting where {attempt} computes") as connection,
+            left_for_later(connection, f"The note where {attempt} computes"),
+        ):
             attempts.write_spark(connection, attempt, application, tag)
 
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
@@ -402,9 +419,13 @@ class StateStore(Database):
     def note_ack(self, pipeline: str, txid: int, attempt: int) -> None:
         """Record that the source has learned of the batch's commit, so that no task is needed for it any more.
 
-        Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due.
+        Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due. Nor is it if another
+        session has locked the batch: then the next plan gives the ack again.
         """
-        with self._write_transaction("noting an ack") as connection:
+        with (
+            self._write_transaction("noting an ack") as connection,
+            left_for_later(connection, f"The note that the source has had the ack of {pipeline} {txid}"),
+        ):
             batches.note_ack(connection, pipeline, txid, attempt)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
@@ -490,7 +511,7 @@ class StateStore(Database):
 
         As the owner of the tables only. No follower needs them, as the caller has checked (`jobs.sources.changes.removable`).
 
-        Raises: RangeRefused if the txid has not committed; what `commit_batch` raises, StoreUnavailable also if readers hold
+        Raises: RangeRefused if the txid has not committed; what `commit_batch` raises, LockHeld also if readers hold
         the tables for long.
         """
         if so_far.changes or so_far.partitions:
@@ -504,29 +525,29 @@ class StateStore(Database):
     ) -> retention.PrunedRanges:
         """Remove range partitions of appended rows, as the owner of the tables (`retention.prune_ranges`).
 
-        Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, StoreUnavailable also if
+        Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, LockHeld also if
         readers hold the tables for long.
         """
         action = (owner, storable(reason))
         step = partial(retention.prune_ranges, spec=spec, state=state, removal=removal, action=action, witness=self.witness)
         return self._removed(spec, state, step)
 
-    def _removed(self, spec: PipelineSpec, state: StateSpec, remove: Callable[[Connection], _Removed | None]) -> _Removed:
+    def _removed(self, spec: PipelineSpec, state: StateSpec, remove: Callable[[Connection], _Removed]) -> _Removed:
         """Run a transaction that removes something; again while readers hold the tables, so that commits come in between.
 
-        Raises: StoreUnavailable if they hold them for long.
+        Raises: LockHeld if they hold them for long.
         """
         doing, deadline = f"removing what is old of state {state.name}", time.monotonic() + DDL_LOCK_TIMEOUT_SECONDS
         while True:
-            with self._commit_transaction(spec.name, doing) as connection:
-                done = remove(connection)
-            if done is not None:
-                return done
-            if time.monotonic() >= deadline:
-                raise StoreUnavailable(
-                    f"Partitions of state {state.name} are not removed: transactions that read it have held them for "
-                    f"{DDL_LOCK_TIMEOUT_SECONDS} s (pg_locks shows which). Try again when these have ended."
-                )
+            try:
+                with self._commit_transaction(spec.name, doing) as connection:
+                    return remove(connection)
+            except range_partitions.PartitionsHeld as held:
+                if time.monotonic() >= deadline:
+                    raise LockHeld(
+                        f"Partitions of state {state.name} are not removed: transactions that read it have held them for "
+                        f"{DDL_LOCK_TIMEOUT_SECONDS} s. {held}"
+                    ) from held
             time.sleep(SECONDS_BETWEEN_REMOVALS)
 
     def skip_batch(self, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
@@ -582,9 +603,16 @@ class StateStore(Database):
             return retirement.retired_pipelines(connection)
 
     def drop_staging_of_retired(self, pipeline: str) -> int:
-        """Drop some staging of a retired pipeline; return the number of its attempts. Call it until there is none."""
-        with self._write_transaction(f"dropping the staging of {pipeline}", lock_timeout_seconds=1) as connection:
+        """Drop some staging of a retired pipeline; return the number of its attempts. Call it until there is none.
+
+        What another session has locked is left.
+        """
+        with (
+            self._write_transaction(f"dropping the staging of {pipeline}") as connection,
+            left_for_later(connection, f"Staging of the retired pipeline {pipeline}"),
+        ):
             return retirement.drop_staging(connection, pipeline, STAGING_DROPS_PER_PLAN)
+        return 0
 
     def check_not_paused(self, pipeline: str) -> None:
         """Refuse to go on if the pipeline is paused.

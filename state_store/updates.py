@@ -24,7 +24,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import tables
+from state_store import lock_holders, tables
 from state_store.declaration import StateSpec
 from state_store.driver_errors import translate
 from state_store.errors import DeclarationInvalid, TidegateError
@@ -78,7 +78,10 @@ def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows
     except (TidegateError, MemoryError):
         raise
     except (DBAPIError, psycopg2.Error) as error:
-        cause = translate(error.orig if isinstance(error, DBAPIError) else error, f"running the update {state.name}")
+        driver_error = error.orig if isinstance(error, DBAPIError) else error
+        if lock_holders.waited(driver_error):
+            raise  # who holds the lock is asked on another connection, as this transaction has failed
+        cause = translate(driver_error, f"running the update {state.name}")
         raise type(cause)(str(cause), pipeline=pipeline, txid=txid) from error
     except (Exception, SystemExit) as error:
         raise DeclarationInvalid(f"{name} failed: {type(error).__name__}: {error}", pipeline=pipeline, txid=txid) from error

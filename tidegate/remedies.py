@@ -23,6 +23,7 @@ _FIXES = {
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
+    "LOCK_HELD": "Wait until the session that the error names has ended, or end it (tidegate error LOCK_HELD).",
     "MALFORMED_RECORD": f"Correct the schema and raise the pipeline's version{_OR_SKIP}.",
     "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
     "OVERFLOW": f"Correct the value by the transform{_OR_SKIP}.",

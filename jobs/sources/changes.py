@@ -19,6 +19,7 @@ from psycopg2 import sql
 from jobs.sources import Coordinator, Dataset, Emitter, Source
 from jobs.sources.column_types import parse_type
 from jobs.sources.postgres.query import TableQuery
+from state_store import lock_holders
 from state_store.columns import ColumnType
 from state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 from state_store.driver_errors import translate
@@ -360,6 +361,10 @@ def _connected(settings: Settings, user: str, source: Changes) -> Iterator[Any]:
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL row_security = off")  # a policy that hides rows is an error
-            yield connection
+            try:
+                yield connection
+            except psycopg2.Error as error:
+                connection.rollback()
+                raise translate(error, f"following {source.of}", lock_holders.of(error, connection)) from error
     except psycopg2.Error as error:
         raise translate(error, f"following {source.of}") from error

@@ -8,15 +8,17 @@ import os
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
 
 import httpx
+import psycopg2
 import pytest
 
 from state_store import StateStore
 from state_store.attempts import AirflowTry, Tracked
 from state_store.retirement import Request
+from tests import steps
 from tests.conftest import COMMAND
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
@@ -124,6 +126,18 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor,
 
     assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
     assert shown()["why"]["code"] == "IDLE"
+
+
+def test_a_plan_that_meets_a_lock_hides_no_batch_that_needs_a_person(server: Server, admin: Visitor, clicks: Batches) -> None:
+    """Its housekeeping is left for later, so the page does not say that planning has failed, or to start Postgres."""
+    failed = admin.json("/pipelines/clicks")["committed"] + 1
+    (server.home / "clicks").mkdir()
+    with closing(psycopg2.connect(**server.settings.conninfo(user="postgres"))) as holder, holder.cursor() as cursor:
+        cursor.execute("LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE")
+        assert failed in steps.plan(server.settings, CLICKS, run_id="manual__beside_a_lock")
+    clicks.fail(failed)
+    causes = admin.json("/pipelines/clicks/why")["causes"]
+    assert [(cause["code"], cause["txid"]) for cause in causes] == [("HALTED", failed)]
 
 
 def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, admin: Visitor, clicks: Batches) -> None:

@@ -25,6 +25,7 @@ from state_store.attempts import Attempt
 from state_store.batches import encode_metadata
 from state_store.errors import (
     AccessRefused,
+    LockHeld,
     MalformedRecord,
     SourceChanged,
     SourceUnavailable,
@@ -506,6 +507,16 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_por
     assert isinstance(explained, SourceUnavailable)
     assert "Table orders cannot be read now" in str(explained)
     assert reported_in(ValueError("something else")) is None
+
+
+def test_a_lock_on_the_table_is_named_with_its_session(shop: Shop) -> None:
+    """The server answers, so the advice is not to bring it back; the plan is tried again."""
+    shop.sell()
+    with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres"), application_name="psql")) as holder:
+        holder.cursor().execute("LOCK TABLE orders")
+        with pytest.raises(LockHeld, match=rf"held by session {holder.info.backend_pid} \(user postgres, application psql"):
+            shop.planned(ORDERS)
+    assert shop.planned(ORDERS)
 
 
 def test_another_server_is_read_by_a_password_file(

@@ -8,9 +8,10 @@ import psycopg2
 from psycopg2 import extensions, sql
 
 from jobs.sources.postgres.query import TableQuery
-from state_store import driver_errors
+from state_store import driver_errors, lock_holders
 from state_store.errors import (
     AccessRefused,
+    LockHeld,
     SchemaOutOfDate,
     SourceUnavailable,
     SourceUnreadable,
@@ -64,7 +65,10 @@ def connected(conninfo: Mapping[str, Any], query: TableQuery, missing: type[Tide
         with closing(connect({**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
             # Each statement must see all earlier commits: planning looks at rows, then at locks, and relies on this order.
             connection.set_session(isolation_level="READ COMMITTED", readonly=True)
-            yield connection
+            try:
+                yield connection
+            except psycopg2.Error as error:
+                raise _meaning(error, query, missing, lock_holders.of(error, connection)) from error
     except psycopg2.Error as error:
         raise _meaning(error, query, missing) from error
 
@@ -90,9 +94,11 @@ def check_primary(cursor: Any, query: TableQuery) -> None:
         )
 
 
-def _meaning(error: psycopg2.Error, query: TableQuery, missing: type[TidegateError]) -> TidegateError:
-    """Return our error for a driver error, by its SQLSTATE."""
-    family = driver_errors.translate(error, "reading")
+def _meaning(error: psycopg2.Error, query: TableQuery, missing: type[TidegateError], holder: str = "") -> TidegateError:
+    """Return our error for a driver error, by its SQLSTATE; `holder` is what `lock_holders.of` says of it."""
+    family = driver_errors.translate(error, f"reading {query.name}", holder)
+    if isinstance(family, LockHeld):
+        return family
     message = driver_errors.message_of(error)
     # A source's transaction is read-only on any server, so a refused write is the query's, not that of a failover.
     if isinstance(family, StoreUnavailable) and not isinstance(error, psycopg2.errors.ReadOnlySqlTransaction):

@@ -1,0 +1,109 @@
+"""Names the sessions that hold a lock for which a statement has waited in vain.
+
+Postgres says who holds a lock only while somebody waits for it, so this looks afterwards. A lock of a row is told by the
+transaction that the row names, any other by the tables of the statement; who has let it go meanwhile is not named. A role sees
+the state and the transaction's start of its own sessions only, unless it may read all statistics. No statement's text is shown:
+it may hold data. Runs on executors too, so it imports nothing but psycopg2.
+"""
+
+import re
+from typing import Any
+
+import psycopg2
+from psycopg2 import sql
+
+LOCK_NOT_AVAILABLE = "55P03"
+_OF_TIMEOUTS = "ProcessInterrupts"  # the function of Postgres' code that ends a wait; NOWAIT does not wait
+_LONGEST_TEXT = 10_000  # of a statement; its tables are named early
+_ROW = re.compile(r"\((\d+,\d+)\).*?(\w+)\W*$")  # such as: while locking tuple (0,1) in relation "cursor"
+_STRONG = re.compile(r"\s*(DROP|ALTER|TRUNCATE)\b|.*\bEXCLUSIVE MODE", re.IGNORECASE | re.DOTALL)
+_STRONG_MODES = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
+_ROW_MODES = ["RowShareLock", "RowExclusiveLock", *_STRONG_MODES]
+_ALL_MODES = ["AccessShareLock", "ShareUpdateExclusiveLock", *_ROW_MODES]
+_TABLES_OF_ROW = """
+SELECT DISTINCT n.nspname, c.relname
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = %s AND c.relkind IN ('r', 'p')
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+"""
+_WRITER_OF_ROW = "SELECT l.pid FROM {} r JOIN pg_locks l ON l.transactionid = r.xmax AND l.granted WHERE r.ctid = %s::tid"
+# Of partitions, the statement names the table that they belong to.
+_OF_TABLES = """
+SELECT DISTINCT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+WHERE l.pid <> pg_backend_pid() AND l.mode = ANY(%s) AND c.relnamespace <> 'pg_catalog'::regnamespace
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND strpos(%s, split_part(c.relname, '$', 1)) > 0
+"""
+# Who waits in front of others is named with those whom it waits for.
+_SESSIONS = """
+SELECT a.pid, a.usename, a.application_name, a.state, to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+FROM pg_stat_activity a
+WHERE a.pid = ANY(%(pids)s) OR a.pid IN (SELECT unnest(pg_blocking_pids(p)) FROM unnest(%(pids)s) p)
+ORDER BY a.xact_start NULLS FIRST, a.pid LIMIT 3
+"""
+
+
+def is_lock_timeout(error: BaseException | None) -> bool:
+    """Return whether a driver's error ends a wait for a lock, or refuses to wait."""
+    return getattr(error, "pgcode", None) == LOCK_NOT_AVAILABLE
+
+
+def waited(error: BaseException | None) -> bool:
+    """Return whether a driver's error ends a wait for a lock: only then is it worth looking who holds it."""
+    return is_lock_timeout(error) and error.diag.source_function == _OF_TIMEOUTS  # type: ignore[union-attr]
+
+
+def of(error: Any, connection: Any) -> str:
+    """Return a sentence about who holds the lock that a driver's error is about, and what to do; "" if nobody has waited.
+
+    The connection is psycopg2's, to the same database, with no failed transaction: the failed one has to be rolled back first.
+    If it cannot be asked either, that is what the sentence says.
+    """
+    if not waited(error):
+        return ""
+    statement = bytes(getattr(error.cursor, "query", None) or b"").decode(errors="replace")[:_LONGEST_TEXT]
+    try:
+        with connection.cursor() as cursor:
+            found = _sessions(cursor, statement, error.diag.context or "")
+    except psycopg2.Error as failed:
+        return unknown(failed)
+    if not found:
+        return "Whoever held the lock has let it go, or is not seen here: look at pg_locks and pg_prepared_xacts."
+    each = "; ".join(map(_described, found))
+    if len(found) == 1:
+        return f"The lock is held by {each}. Wait until that ends, or end it: SELECT pg_terminate_backend({found[0][0]})"
+    return f"The lock is held by one of: {each}. Wait until that ends, or end it: SELECT pg_terminate_backend(PID)"
+
+
+def unknown(failed: BaseException) -> str:
+    """Return the sentence for a lock whose holder could not be asked for."""
+    return f"Who holds the lock could not be read ({str(failed).strip()}): look at pg_locks."
+
+
+def _sessions(cursor: Any, statement: str, context: str) -> list[Any]:
+    """Return process id, user, application, state and start of the transaction of each session in the way."""
+    pids = _of_row(cursor, row) if (row := _ROW.search(context.partition("\n")[0])) else []
+    if not pids:
+        modes = _ROW_MODES if row else _ALL_MODES if _STRONG.match(statement) else _STRONG_MODES
+        cursor.execute(_OF_TABLES, [modes, row[2] if row else statement])
+        pids = [pid for (pid,) in cursor]
+    cursor.execute(_SESSIONS, {"pids": pids})
+    found: list[Any] = cursor.fetchall()
+    return found
+
+
+def _of_row(cursor: Any, row: re.Match[str]) -> list[int]:
+    """Return the process whose transaction a row names as the last that has changed or locked it, if that is still open."""
+    cursor.execute(_TABLES_OF_ROW, [row[2]])
+    pids: list[int] = []
+    for table in cursor.fetchall():
+        cursor.execute(sql.SQL(_WRITER_OF_ROW).format(sql.Identifier(*table)), [f"({row[1]})"])
+        pids += [pid for (pid,) in cursor]
+    return pids
+
+
+def _described(session: Any) -> str:
+    pid, user, application, state, since = session
+    known = [f"user {user}", f"application {application or 'without a name'}", state, since and f"since {since} UTC"]
+    return f"session {pid} ({', '.join(filter(None, known))})"
