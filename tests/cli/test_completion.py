@@ -33,6 +33,7 @@ def bash(words: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.promise("verb:completion")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "offered"),
@@ -113,6 +114,7 @@ def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
         assert done.stdout.splitlines() == [offered, "[]"]
 
 
+@pytest.mark.promise("json:completion")
 def test_the_help_says_how_to_install_it(tidegate: CommandLine) -> None:
     """A line for each shell; programs get the script too."""
     shown = tidegate("completion", "--help").stdout

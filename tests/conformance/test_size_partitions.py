@@ -173,6 +173,7 @@ BATCHES: list[Sums] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"a": -4, "b": 5, "
 # the commit
 
 
+@pytest.mark.promise("limit:Settings.changes_partition_mib", "decision:0048")
 def test_a_partition_begins_when_the_last_one_has_become_large(totals: Callable[..., Totals]) -> None:
     """By its size: not after so many txids, as some have many changes and some have few."""
     flow = totals(SMALL)
@@ -210,6 +211,7 @@ def test_a_size_that_no_table_reaches_makes_no_partition(totals: Callable[..., T
     assert list(flow.parts()) == [""]
 
 
+@pytest.mark.promise("limit:MANY")
 def test_partitions_become_larger_where_there_are_many(totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch) -> None:
     """So that readers, who open all of them, never open thousands."""
     monkeypatch.setattr(size_partitions, "MANY", 1)
@@ -557,6 +559,7 @@ def test_a_detached_table_is_in_the_way_of_one_of_its_name(totals: Callable[...,
 # what is old
 
 
+@pytest.mark.promise("limit:ROWS_AT_ONCE", "decision:0048")
 def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callable[..., Totals]) -> None:
     """Up to each txid; the partition that commits write into stays."""
     before = totals(NONE)
@@ -585,6 +588,7 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert actions == [(2,), (4,), (4,), (3,), (6,)]
 
 
+@pytest.mark.promise("limit:ROWS_AT_ONCE")
 def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
     totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,6 +307,7 @@ def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Setti
     assert revision(empty) is None
 
 
+@pytest.mark.promise("decision:0020")
 def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings) -> None:
     """As when a stack starts: the others are registered, and a message for each that is not says why."""
     daily, counts = SPECS
@@ -366,6 +367,7 @@ def test_a_database_of_newer_code_is_left_alone(settings: Settings, as_role: Exe
         migrations.upgrade(settings, SPECS)
 
 
+@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
 def test_a_table_in_use_delays_a_migration_by_seconds_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
@@ -466,6 +468,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise("verb:migrate")
 def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_role: Execute) -> None:
     """Declare, `migrate --new`, `migrate`: typed, guarded tables, downwards too; nothing is written elsewhere."""
     tree = _digest(REPOSITORY / "migrations")
@@ -534,6 +537,7 @@ ROWS = """
 """
 
 
+@pytest.mark.promise("decision:0038")
 def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings, clone: Path, as_role: Execute) -> None:
     """Up and down, with every row, view, trigger and grant; a partition has the table's only writer, too."""
 

@@ -114,6 +114,7 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         assert [tuple(row) for row in connection.execute(sa.text("SELECT * FROM mail.outbox"))] == [("CS-TUA", 1)]
 
 
+@pytest.mark.promise("decision:0038")
 def test_a_state_in_hash_partitions_is_counted_and_read_as_one_table(settings: Settings, register: Callable[..., None]) -> None:
     """Two batches of visitors; every partition has some of the rows, and together they are what was counted."""
     pipeline, _ = examples(SIZE_PAGE)

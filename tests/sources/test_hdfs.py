@@ -63,6 +63,7 @@ def inbox(folder: HdfsFolder, format: str = "csv", **source: Any) -> Pipeline:
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
 
+@pytest.mark.promise("decision:0039")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_files_in_hdfs_keep_the_promises_of_files(
@@ -156,6 +157,7 @@ def test_a_file_that_is_not_as_planned_is_never_read(
         steps.plan(settings, pipeline, run_id="later")
 
 
+@pytest.mark.promise("decision:0039")
 def test_a_file_that_is_written_waits_until_it_is_closed(
     settings: Settings, register: Callable[..., None], folder: HdfsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:

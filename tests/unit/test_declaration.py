@@ -84,6 +84,7 @@ def test_a_column_name_that_is_used_twice_is_refused() -> None:
         declare_state(aggregates={"name": Count()})
 
 
+@pytest.mark.promise("limit:MOST_PARTITIONS")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -145,6 +146,7 @@ def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
             declare_state(aggregates={"x": aggregate("amount", kind)})
 
 
+@pytest.mark.promise("decision:0008")
 @pytest.mark.parametrize("kind", ["text", "boolean", "date", "timestamptz", "timestamp", "uuid", "bytea"])
 def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
     """Sums are whole numbers or decimals."""
@@ -216,6 +218,7 @@ def test_ranges_that_cannot_be_are_refused(every: Any) -> None:
         Ranges("at", every)
 
 
+@pytest.mark.promise("I16")
 @pytest.mark.parametrize(
     "changed",
     [
