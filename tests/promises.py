@@ -263,9 +263,11 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     if arguments[:1] == ["--rename"]:
         rename(root, *arguments[1:])
     before = (root / REGISTER).read_text()
+    registered: dict[str, bool] = {}
+    for line in LINE.finditer(before):  # twice in a merge's conflict: what was held on either side stays so
+        registered[line["id"]] = registered.get(line["id"], False) or line["held"] != NO_TEST
     found = promises(root)
-    wrong = hold(found, list(marks(root)))
-    wrong += compare(found, {line["id"]: line["held"] != NO_TEST for line in LINE.finditer(before)}, gone(root))
+    wrong = [*hold(found, list(marks(root))), *compare(found, registered, gone(root))]
     after = written(found)
     if not wrong and after != before:
         if "--check" in arguments:

@@ -96,6 +96,7 @@ def test_other_shells_take_the_script(tmp_path: Path, shell: str, script: str) -
     assert ("flights" if shell == "fish" else "_tidegate_completion") in done.stdout
 
 
+@pytest.mark.promise("performance:each-verb-loads-its-own-module-parsed")
 def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
     """Or each tabulator would take as long as a verb."""
     program = (

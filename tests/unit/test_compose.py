@@ -174,6 +174,7 @@ def test_every_service_has_the_addresses_of_the_others(service: str, embedded: L
     assert settings.airflow_user == embedded.settings()["airflow_user"]
 
 
+@pytest.mark.promise("performance:spark-planner-is-compiled-late")
 def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
     """The Connect server's properties differ in folders, memory, and the token, which is not in a file of the project."""
 

@@ -191,10 +191,15 @@ def test_a_decision_that_is_superseded_says_so_itself(project: Project) -> None:
     assert project.line("decision:0005") is None
 
 
-def test_a_merge_may_leave_both_sides_lines(project: Project) -> None:
-    """What a conflict leaves in the register is written anew; lines of both sides count as registered."""
+def test_a_merge_may_leave_both_sides_lines(project: Project, refused: Run) -> None:
+    """What a conflict leaves in the register is written anew; a line that had a test on either side keeps one."""
     right = project.read()
-    project.change(promises.REGISTER, r"^(\| `I4` .*)$", "<<<<<<< HEAD\n\\1\n=======\n\\1\n>>>>>>> other")
+    without = f"| `I4` | Fence | {promises.NO_TEST} |"
+    project.change(promises.REGISTER, r"^(\| `I4` .*)$", f"<<<<<<< HEAD\n\\1\n=======\n{without}\n>>>>>>> other")
+    assert "is out of date" in refused()
+    project.change(MADE_UP, '"I4", ', "")
+    assert "I4 has lost its last test" in refused()
+    project.write(MADE_UP, A_TEST)
     assert accepted(project)
     assert project.read() == right
 
