@@ -94,7 +94,6 @@ def test_a_piped_watch_prints_a_line_per_change(tidegate: CommandLine, store: St
         assert interrupt(process) == (INTERRUPTED, "")
 
 
-@pytest.mark.promise("json:status")
 def test_a_watch_for_programs_prints_a_document_a_line(tidegate: CommandLine, store: StateStore) -> None:
     """Each as `status --json` has it; one whenever something has changed."""
     with watching(tidegate, "--json") as (process, lines):
