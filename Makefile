@@ -5,7 +5,7 @@ BIN := .venv/bin
 BUDGET ?= 75
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak cluster-test bench bench-smoke check down lock page pictures
+.PHONY: help setup demo test soak cluster-test bench bench-smoke check promises down lock page pictures
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,14 @@ bench: setup ## Measure everything beside its peer, keep the figures, draw the p
 bench-smoke: setup ## The same in minutes with small sizes: checks that the benchmarks work, not how fast anything is
 	@$(BIN)/python -m benchmarks --smoke
 
-check: setup ## Lint, types, formatting
+check: setup ## Lint, types, formatting, and whether each promise has its test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.promises --check
+
+promises: setup ## Write docs/promises.md, the register of promises and their tests, and list those without a test
+	@$(BIN)/python -m tests.promises
 
 down: ## Stop the demo's stack; its data stays in examples/.tidegate
 	@if [ -x $(BIN)/tidegate ]; then cd examples && ../$(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi

@@ -1,11 +1,19 @@
 """After a crash at any statement of plan, process and commit, the state equals a clean run's."""
 
+import pytest
+
 from state_store import Settings, StateStore
 from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
 
 
+@pytest.mark.promise(
+    "I1",
+    "fault:process-dies-at-any-statement:processing",
+    "fault:process-dies-at-any-statement:commit",
+    "fault:process-dies-at-any-statement:after",
+)
 def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: object
 ) -> None:

@@ -34,6 +34,7 @@ def bash(words: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.promise("verb:completion")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "offered"),
@@ -96,6 +97,7 @@ def test_other_shells_take_the_script(tmp_path: Path, shell: str, script: str) -
     assert ("flights" if shell == "fish" else "_tidegate_completion") in done.stdout
 
 
+@pytest.mark.promise("performance:each-verb-loads-its-own-module-parsed")
 def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
     """Or each tabulator would take as long as a verb."""
     program = (
@@ -114,6 +116,7 @@ def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
         assert done.stdout.splitlines() == [offered, "[]"]
 
 
+@pytest.mark.promise("json:completion")
 def test_the_help_says_how_to_install_it(tidegate: CommandLine) -> None:
     """A line for each shell; programs get the script too."""
     shown = tidegate("completion", "--help").stdout

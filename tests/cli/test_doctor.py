@@ -5,6 +5,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import CommandLine, check_schema
 from tidegate.needs import COMPONENTS
 from tidegate.stack.airflow import PROJECT
@@ -32,6 +34,7 @@ def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> No
     assert "Ledger" in found["checked"]
 
 
+@pytest.mark.promise("verb:doctor")
 def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp_path: Path) -> None:
     """The source's folder does not exist yet, and there is no Airflow; Postgres and Spark are there."""
     done = tidegate("doctor", "--component", "command-line")
@@ -43,6 +46,7 @@ def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp
     assert done.stderr == f"command-line: {len(lines)} missing.\n"
 
 
+@pytest.mark.promise("json:doctor")
 def test_the_answer_for_programs_is_as_its_schema_says(tidegate: CommandLine) -> None:
     """For every component, whatever is missing."""
     for component in COMPONENTS:

@@ -108,6 +108,7 @@ def test_a_range_that_leaves_a_gap_is_refused_by_naming_the_gap(tidegate: Comman
     _fails(done, USAGE, "txids 1 to 6 would be left out", "Start at 1")
 
 
+@pytest.mark.promise("error:STORE_UNAVAILABLE")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", VERBS)
 def test_without_a_database_every_verb_names_the_address_that_it_tried(tidegate: CommandLine, verb: str) -> None:
@@ -174,6 +175,7 @@ def test_a_folder_that_does_not_exist_is_named(tidegate: CommandLine) -> None:
     assert tidegate.json("inspect", "flights") == []
 
 
+@pytest.mark.promise("error:MALFORMED_RECORD")
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -205,6 +207,7 @@ def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLin
     assert tidegate.json("inspect", "flights") == []
 
 
+@pytest.mark.promise("limit:MAX_BATCHES_PER_RUN")
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [

@@ -3,6 +3,8 @@
 import json
 from datetime import datetime
 
+import pytest
+
 from state_store import StateStore
 from tests import command_lines
 from tests.cli.conftest import CommandLine
@@ -13,6 +15,7 @@ def causes(tidegate: CommandLine) -> list[dict]:
     return tidegate.json("why", "flights")["causes"]
 
 
+@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
 def test_every_verb_shows_that_plans_fail_until_one_succeeds(tidegate: CommandLine) -> None:
     """By a folder that is missing: status, its JSON and lines, inspect and why; then by nothing any more."""
     for _ in range(2):

@@ -31,6 +31,7 @@ def ledger(tidegate: CommandLine, store: StateStore) -> CommandLine:
     return tidegate
 
 
+@pytest.mark.promise("verb:inspect", "json:inspect")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "txids"),

@@ -46,6 +46,7 @@ def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
 # pause and resume
 
 
+@pytest.mark.promise("verb:pause")
 def test_a_paused_pipeline_starts_no_run_and_names_the_operator_who_paused_it(tidegate: CommandLine) -> None:
     """Every verb that starts runs says so, with the way out; its exit code means: try again."""
     done = tidegate("pause", "flights", "--reason", "the warehouse is moved.")
@@ -70,6 +71,7 @@ def test_a_paused_pipeline_starts_no_run_and_names_the_operator_who_paused_it(ti
     assert f"paused by {ME}, tidegate pause: the warehouse is moved" in shown
 
 
+@pytest.mark.promise("verb:pause", "verb:resume", "json:pause", "json:resume")
 def test_pausing_and_resuming_again_change_nothing(tidegate: CommandLine) -> None:
     """The first reason stays; a pipeline that runs cannot be resumed."""
     assert tidegate.json("resume", "flights") == {"pipeline": "flights", "paused": False, "already": True}
@@ -106,6 +108,7 @@ def test_an_empty_reason_is_refused(tidegate: CommandLine, arguments: tuple[str,
 # retry
 
 
+@pytest.mark.promise("json:retry")
 def test_a_retry_without_waiting_batches_says_so(tidegate: CommandLine, store: StateStore) -> None:
     """It names the batches that wait for a run instead, and those that have committed."""
     assert "Nothing to retry" in tidegate("retry", "flights").stderr
@@ -123,6 +126,7 @@ def test_a_retry_without_waiting_batches_says_so(tidegate: CommandLine, store: S
     assert "flights 1 has committed on" in committed.stderr
 
 
+@pytest.mark.promise("error:AIRFLOW_UNAVAILABLE")
 def test_a_retry_without_airflow_names_the_lifted_batches_and_the_next_step(tidegate: CommandLine, store: StateStore) -> None:
     """The lift stays, with its mark in the ledger, so the run alone is missing."""
     _plan(store, 3)
@@ -141,6 +145,7 @@ def test_a_retry_without_airflow_names_the_lifted_batches_and_the_next_step(tide
     assert (action["action"], action["owner"], action["reason"]) == ("retry", f"{ME}, tidegate retry", "a.csv is back")
 
 
+@pytest.mark.promise("verb:retry", "json:retry")
 def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: CommandLine) -> None:
     """A file that was missing is back, and its batch commits; new files are left to the next run."""
     write_flights(tidegate.settings.home, 1, GOOD)
@@ -205,6 +210,7 @@ def test_a_run_names_the_batches_that_its_pipeline_gave_up(shops: CommandLine) -
 # redo
 
 
+@pytest.mark.promise("decision:0017")
 @pytest.mark.parametrize(
     ("pipeline", "txid", "fragment"),
     [
@@ -227,6 +233,7 @@ def test_an_impossible_redo_is_refused_with_or_without_yes(
         assert fragment in done.stderr
 
 
+@pytest.mark.promise("verb:redo", "json:redo", "decision:0017")
 def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLine) -> None:
     """The state equals that of one clean run, and the ledger keeps both attempts, operator and reason."""
     write_file(shops.settings.home, "orders/1.csv", *ORDERS)
@@ -261,6 +268,7 @@ def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLi
 # prune
 
 
+@pytest.mark.promise("verb:changes", "verb:prune", "json:changes", "json:prune")
 def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLine) -> None:
     """It says first what it would do; the ledger keeps operator and reason, and later ones are still shown."""
     for number, amount in enumerate((100, 200, 300), start=1):
@@ -318,6 +326,7 @@ def test_old_partitions_of_changes_are_removed_with_the_rest(
     assert "There is nothing to remove: changes of revenue are kept from txid 6 on." in again.stderr + again.stdout
 
 
+@pytest.mark.promise("verb:prune", "json:prune")
 def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: CommandLine) -> None:
     """Or they are detached; what is asked the wrong way changes nothing."""
     write_file(shops.settings.home, "orders/1.csv", "shop,cents", *(f"Lisbon,{amount}" for amount in (500, 1500, 1600, 3100)))
@@ -378,6 +387,7 @@ def test_a_prune_that_fails_midway_says_what_is_removed(
 # quarantine
 
 
+@pytest.mark.promise("verb:quarantine", "json:quarantine-list", "json:quarantine-replay")
 def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
     """Records that are still bad wait again, under the new txid; none is lost or counted twice."""
     home = shops.settings.home
@@ -411,6 +421,7 @@ def test_bad_records_are_listed_and_taken_up_again(shops: CommandLine) -> None:
     assert revenue == {"Lisbon": (2, 2240), "Porto": (1, 700)}
 
 
+@pytest.mark.promise("verb:quarantine", "json:quarantine-mend")
 def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
     """From the command line or a file; the list shows it, the ledger keeps the original and who mended it."""
     home = shops.settings.home

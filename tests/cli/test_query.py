@@ -24,6 +24,7 @@ def words(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
     return tidegate
 
 
+@pytest.mark.promise("verb:query", "json:query")
 def test_a_query_is_answered_with_its_txid(words: CommandLine) -> None:
     """For people and for programs; words that were not counted add nothing."""
     assert words.json("query", "words_total", "the", "new 1", "unknown") == {
@@ -37,6 +38,7 @@ def test_a_query_is_answered_with_its_txid(words: CommandLine) -> None:
     assert (shown.returncode, shown.stdout.split(), shown.stderr) == (0, ["total", "4"], "As of txid 2 of word_count.\n")
 
 
+@pytest.mark.promise("json:query")
 def test_queries_are_listed(words: CommandLine) -> None:
     """With their arguments, and what they read."""
     (found,) = words.json("query")

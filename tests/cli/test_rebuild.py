@@ -120,6 +120,7 @@ ALL = "SELECT day, shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHE
 BY_SHOP = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= 0 GROUP BY ALL"
 
 
+@pytest.mark.promise("verb:rebuild", "json:rebuild")
 def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine) -> None:
     """Readers have the former state until the rebuild takes its place; new batches go on from there."""
     for day in (1, 2, 3):

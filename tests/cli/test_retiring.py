@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from state_store import StateStore
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tidegate.commands.operations import operator
@@ -12,6 +14,7 @@ WHY = ("--reason", "replaced by orders_by_hour")
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 
 
+@pytest.mark.promise("verb:retire", "verb:reinstate", "json:reinstate", "json:retire")
 def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinstated(shops: CommandLine) -> None:
     """Its state in the end is that of a pipeline that was never retired."""
     home = shops.settings.home

@@ -63,6 +63,7 @@ def _trigger() -> None:
     runs.through_airflow("flights", {}, 10, as_json=False)
 
 
+@pytest.mark.promise("error:RUN_UNFINISHED", "verb:trigger")
 def test_a_run_that_was_marked_as_done_is_no_success(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
     """Airflow calls it one, and the ledger knows better: programs that wait for the run must not go on."""
     airflow.planned = 2

@@ -17,11 +17,13 @@ from tidegate import json_schemas
 VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter.opts for parameter in command.params)]
 
 
+@pytest.mark.promise("json:*")
 def test_every_verb_with_json_output_has_a_schema() -> None:
     """And no other."""
     assert json_schemas.verbs() == sorted(VERBS)
 
 
+@pytest.mark.promise("json:*")
 @pytest.mark.parametrize("verb", json_schemas.verbs())
 def test_a_schema_is_valid_and_says_its_version(verb: str) -> None:
     """Every described field is required, unless it is named in the prose of its verb."""
@@ -78,6 +80,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.promise("verb:schema", "json:schema")
 def test_the_command_line_prints_the_schemas() -> None:
     """One, or the addresses of all; a verb that does not exist is named with the nearest one."""
     assert json.loads(run("schema", "quarantine", "list").stdout) == json_schemas.schema("quarantine list")

@@ -45,6 +45,7 @@ COMMANDS = dict(_commands(app))
 VERBS = sorted(COMMANDS)
 
 
+@pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "json:inspect", "json:run", "json:status")
 def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
     """One small batch, seen from all sides."""
     write_flights(tidegate.settings.home, 1, *ROWS)
@@ -105,6 +106,7 @@ def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: Comma
     assert "6 name(s) are left alone, *.csv matches nothing there." in tidegate("status").stderr
 
 
+@pytest.mark.promise("verb:get", "json:get")
 def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: CommandLine) -> None:
     """From the command line, a file or standard input; in the requested order."""
     write_flights(tidegate.settings.home, 1, *ROWS)
@@ -123,6 +125,7 @@ def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: Com
     assert "UA" in done.stdout
 
 
+@pytest.mark.promise("verb:backfill", "json:backfill")
 def test_a_dry_run_of_a_backfill_changes_nothing(tidegate: CommandLine) -> None:
     """It shows its plan only."""
     write_flights(tidegate.settings.home, 1, *ROWS)
@@ -134,6 +137,7 @@ def test_a_dry_run_of_a_backfill_changes_nothing(tidegate: CommandLine) -> None:
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
+@pytest.mark.promise("limit:Pipeline.tries", "verb:pipelines", "json:pipelines")
 def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None:
     """With source, keys, values, guarantee and reason, checks, handling of bad records, and undetected losses."""
     found = {row["pipeline"]: row for row in shops.json("pipelines")}
@@ -171,6 +175,7 @@ def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None
     assert max(len(line) for line in shown.splitlines()) <= 110
 
 
+@pytest.mark.promise("verb:pipelines")
 def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds() -> None:
     """The whole matrix, as the store decides it, without a database."""
     shown = subprocess.run([COMMAND, "pipelines", "--matrix"], capture_output=True, text=True, check=True).stdout
@@ -185,6 +190,7 @@ def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds() -> None:
     assert len(matrix) == 9
 
 
+@pytest.mark.promise("verb:settings", "json:settings")
 def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) -> None:
     """The table can be shown to other people."""
     rows = {row["setting"]: row for row in tidegate.json("settings")}
@@ -197,6 +203,7 @@ def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) 
     assert not [secret for secret in secrets if secret in shown]
 
 
+@pytest.mark.promise("verb:explain", "json:explain")
 def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
     """By their size, and whether they are committed together."""
     found = tidegate.json("explain", "flights")
@@ -212,12 +219,14 @@ def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
     assert max(len(line) for line in shown.stdout.splitlines()) <= 110
 
 
+@pytest.mark.promise("verb:migrate", "json:migrate")
 def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
     """The second time changes nothing."""
     assert tidegate.json("migrate")["changed"] == ["word_count"]
     assert tidegate.json("migrate")["changed"] == []
 
 
+@pytest.mark.promise("verb:*")
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_option_has_help(verb: str) -> None:
     """A sentence for the verb, and help for each option and argument."""
@@ -227,12 +236,14 @@ def test_every_verb_and_option_has_help(verb: str) -> None:
     assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == []
 
 
+@pytest.mark.promise("verb:*")
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
 def test_every_verb_has_json_output(verb: str) -> None:
     """Programs need no tables."""
     assert "--json" in [name for p in COMMANDS[verb].params for name in p.opts]
 
 
+@pytest.mark.promise("verb:*")
 def test_help_lists_the_verbs() -> None:
     """Newcomers start there."""
     shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=False)
@@ -241,6 +252,7 @@ def test_help_lists_the_verbs() -> None:
     assert [verb for verb in VERBS if verb.split()[0] not in shown.stdout] == []
 
 
+@pytest.mark.promise("performance:get-uses-psycopg2-alone")
 def test_a_lookup_loads_nothing_slow() -> None:
     """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
     program = (
@@ -254,6 +266,7 @@ def test_a_lookup_loads_nothing_slow() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.promise("verb:skip", "json:skip", "decision:0017")
 def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
     """Then the next batch commits, and the ledger keeps operator and reason."""
     write_flights(tidegate.settings.home, 1, "2013,1,1,five,2,UA,1545,EWR,IAH,1400")

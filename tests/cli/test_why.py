@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import sqlalchemy as sa
 
 from state_store.revisions import VERSION_TABLE
@@ -21,6 +22,7 @@ def codes(tidegate: CommandLine, *arguments: str) -> list[str]:
     return [cause["code"] for cause in tidegate.json("why", *arguments)["causes"]]
 
 
+@pytest.mark.promise("verb:why", "json:why")
 def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandLine) -> None:
     """Nearest cause first; what the data says is shown with every character visible."""
     home = tidegate.settings.home
@@ -103,6 +105,7 @@ def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:
         assert message in done.stderr
 
 
+@pytest.mark.promise("verb:error", "json:error")
 def test_errors_are_listed_and_explained(tidegate: CommandLine) -> None:
     """As text for people, as JSON for programs."""
     listed = tidegate("error").stdout

@@ -359,6 +359,7 @@ def pair(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Any]:
         yield running
 
 
+@pytest.mark.promise("decision:0036", "I4")
 def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, tmp_path: Path) -> None:
     """Asynchronous: the standby lacks txids 3 to 5, of which one had been planned before. Nothing is lost silently."""
     commit_next(pair.settings, 2)
@@ -396,6 +397,7 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, t
         assert tally.state() == [("a", 6, 6, 1, 1, 6)]
 
 
+@pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:commit", "decision:0036")
 def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Any) -> None:
     """Commits wait for the standby, so none is lost; one that is on its way is found, or tried again, by its retry."""
     settings = replace(pair.settings, pg_failover="go-on")
@@ -472,6 +474,7 @@ def _execute_until_killed(postgres: AnyPostgres, statement: str) -> None:
         postgres.execute(statement, database=postgres.settings.pg_database)
 
 
+@pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:processing")
 @LONG
 @pytest.mark.parametrize("moment", [_while_spark_computes, _while_a_commit_waits])
 @pytest.mark.parametrize("failover", ["go-on", "halt"])

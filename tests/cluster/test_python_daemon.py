@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long fo
 SECONDS = 400
 
 
+@pytest.mark.promise("decision:0037")
 def test_a_session_goes_on_after_its_daemon_has_ended(settings: Settings) -> None:
     """Memory of an idle pipeline is given back, and its next query in the same session gets another daemon."""
     port = urlsplit(settings.spark_remote).port

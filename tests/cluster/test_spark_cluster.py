@@ -212,6 +212,7 @@ def assert_secret(cluster: SparkCluster, settings: Settings) -> None:
     assert any(path.read_text().strip().endswith(password) for path in travelled)
 
 
+@pytest.mark.promise("decision:0035")
 def test_code_and_password_travel(
     stack: Settings,
     database: str,
@@ -277,6 +278,7 @@ def cluster(whole_cluster: SparkCluster, gate: Gate, database: str) -> SparkClus
     return replace(whole_cluster, settings=replace(whole_cluster.settings, pg_database=database, home=home))
 
 
+@pytest.mark.promise("fault:spark-task-runs-twice-or-is-speculated:processing")
 @long
 def test_two_pipelines_run_on_two_workers(
     cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, caplog: pytest.LogCaptureFixture
@@ -300,6 +302,7 @@ def test_two_pipelines_run_on_two_workers(
     assert all(re.match(named, line) for line in fenced), "how many there are depends on which copy ends first"
 
 
+@pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
 @long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGPWR], ids=["killed", "decommissioned"])
 def test_an_executor_ends_in_mid_batch(
@@ -324,6 +327,7 @@ def test_an_executor_ends_in_mid_batch(
     assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
 
 
+@pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 @long
 def test_an_executor_is_cut_off_from_postgres(
     cluster: SparkCluster,
@@ -361,6 +365,7 @@ def test_an_executor_is_cut_off_from_postgres(
     assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
 
 
+@pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 @long
 def test_tasks_wait_for_a_connection(
     cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, server: Server
@@ -379,6 +384,7 @@ def test_tasks_wait_for_a_connection(
         assert [len(store.batch_history(pipeline.name, txid).attempts) for txid in (1, 2)] == [1, 1]
 
 
+@pytest.mark.promise("error:EXECUTORS_UNPREPARED")
 @long
 def test_executors_without_a_driver_of_postgres_are_refused(
     stack: Settings, database: str, author: Callable[..., Author], days: Path, free_port: Callable[[], int]

@@ -206,6 +206,7 @@ LINES: list[Line] = [
 # columns come and go
 
 
+@pytest.mark.promise("decision:0051")
 def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided: bool) -> None:
     """Later batches have it, a line that comes again gets it, and batches that the old code has sealed are computed again."""
     old, sealed = team.flow, team.prepare(LINES[3:5])
@@ -329,6 +330,7 @@ def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool
 # processes of both declarations at once
 
 
+@pytest.mark.promise("decision:0051")
 @pytest.mark.sampled(1)
 def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team, divided: bool) -> None:
     """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""

@@ -110,6 +110,7 @@ def test_the_ledger_refuses_an_unknown_kind_of_source(flow: Begin) -> None:
 # planned again
 
 
+@pytest.mark.promise("I6", "I12", "fault:source-changed:processing")
 def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) -> None:
     """An opaque batch may change until it commits, and never afterwards."""
     f = flow("opaque", "opaque", RECORDS)
@@ -126,6 +127,7 @@ def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) 
     assert f.metadata(2) == {"start": 4, "end": 6}
 
 
+@pytest.mark.promise("I6")
 @named([("transactional", "transactional"), ("transactional", "opaque")])
 def test_a_transactional_batch_is_never_planned_again(flow: Begin, source: SourceKind, state: StateKind) -> None:
     """Every attempt reads the same bytes, whatever happened to the previous attempt (I6)."""
@@ -141,6 +143,7 @@ def test_a_transactional_batch_is_never_planned_again(flow: Begin, source: Sourc
     f.check()
 
 
+@pytest.mark.promise("I12", "decision:0009")
 @pytest.mark.parametrize("size", [1, 5], ids=["shorter", "longer"])
 def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: int) -> None:
     """A 1-50 fails, A' is 1-40, then B' is 41-90: planned, processing and sealed batches after it are planned again."""
@@ -249,6 +252,7 @@ def test_two_attempts_that_plan_the_same_batch_again_fence_each_other(flow: Begi
     assert f.ranges() == [(0, 3, True)]
 
 
+@pytest.mark.promise("decision:0009")
 def test_a_plan_that_comes_too_late_is_requested_again(flow: Begin) -> None:
     """While a source plans batch 2, batch 1 is planned again: a plan that continues its old input is refused."""
     f = flow("opaque", "opaque", RECORDS)
@@ -319,6 +323,7 @@ def test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn(f
     f.check()
 
 
+@pytest.mark.promise("fault:metadata-is-damaged:commit")
 def test_a_transactional_chain_that_is_broken_is_corrupt(flow: Begin, settings: Settings) -> None:
     """No attempt can repair metadata that was edited by hand, so the batch neither commits nor is skipped."""
     f = flow("transactional", "transactional", RECORDS)

@@ -119,6 +119,7 @@ NOT_THERE = SourceUnreadable("The folder is not there.")
 # -- which errors ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
 def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -144,6 +145,7 @@ def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
     assert (found.pending, found.failed_plans) == (1, 1)
 
 
+@pytest.mark.promise("decision:0047")
 def test_the_first_of_a_row_of_failures_dates_it_and_the_newest_says_why(settings: Settings) -> None:
     """One row per pipeline, however often its plans fail."""
     fail(settings, raising(SourceUnavailable("It is away.")), "first", SourceUnavailable)
@@ -284,6 +286,7 @@ def held() -> Iterator[Held]:
     answer.goes_on.set()
 
 
+@pytest.mark.promise("decision:0047")
 @pytest.mark.parametrize("new", [0, 2])
 def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settings, held: Held, new: int) -> None:
     """Whether that opens batches or finds nothing new. Clocks play no part: the older one's transaction is the later one."""

@@ -41,6 +41,7 @@ def mixed(flow: Begin) -> Flow:
 # quarantine
 
 
+@pytest.mark.promise("decision:0012")
 def test_bad_records_are_set_aside_in_the_commit_of_their_batch(mixed: Flow) -> None:
     """Before the commit they are invisible; with it each record of the batch either counts or waits."""
     mixed.process(1)
@@ -66,6 +67,7 @@ def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: 
     mixed.check()
 
 
+@pytest.mark.promise("decision:0012")
 @pytest.mark.parametrize("loss", ["its table", "a row", "a byte"])
 def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, settings: Settings, loss: str) -> None:
     """Their recount is as strict as that of the partials: none is lost or altered on the way (I7)."""
@@ -210,6 +212,7 @@ def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flo
 # giving up
 
 
+@pytest.mark.promise("decision:0013")
 def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
     """Order is kept: its skip is a commit like any other, between those of its neighbours."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
@@ -262,6 +265,7 @@ def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
     f.check()
 
 
+@pytest.mark.promise("decision:0024")
 def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
     """A server that was away is no reason to give a batch up, nor is a fenced attempt."""
     f = flow("transactional", "transactional", [("a", 1)])
@@ -280,6 +284,7 @@ def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
 # pause
 
 
+@pytest.mark.promise("error:PIPELINE_PAUSED")
 def test_a_paused_pipeline_plans_nothing_new_and_finishes_its_planned_batches(flow: Begin) -> None:
     """The refusal names operator and reason; a run that planned before goes on, with the same plan."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
@@ -307,6 +312,7 @@ def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> Non
     f.seal(f.start(1, mode="restage"), tracked=tracked)
 
 
+@pytest.mark.promise("I11")
 @pytest.mark.parametrize("sums", [Tracked(3, 42), Tracked(2, 43)], ids=["another row count", "other rows"])
 def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings: Settings, sums: Tracked) -> None:
     """Whatever the metadata says, the source did not emit the identical rows: nothing of the attempt counts (I11)."""

@@ -92,6 +92,7 @@ STARTS: dict[str, Callable[[date], date]] = {
 }
 
 
+@pytest.mark.promise("decision:0044")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
 @pytest.mark.parametrize("every", STARTS)
@@ -189,6 +190,7 @@ def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     assert other.scalar_one() == 1
 
 
+@pytest.mark.promise("decision:0044")
 def test_a_reader_of_the_table_does_not_hold_up_a_commit_that_makes_a_partition(sales: Callable[..., Sales]) -> None:
     """However long it reads; its snapshot goes on to show what it did."""
     flow = sales("date", "day", batches=2)
@@ -200,6 +202,7 @@ def test_a_reader_of_the_table_does_not_hold_up_a_commit_that_makes_a_partition(
     assert len(flow.stored()) == 2
 
 
+@pytest.mark.promise("limit:MOST_AT_ONCE")
 def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[..., Sales], settings: Settings) -> None:
     """Nothing of the batch counts, and no partition is left."""
     flow = sales("date", "day", batches=2)
@@ -231,6 +234,7 @@ def test_a_redo_replaces_rows_in_every_range(sales: Callable[..., Sales]) -> Non
     assert flow.stored() == [*kept, *again]
 
 
+@pytest.mark.promise("decision:0044")
 def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner) -> None:
     """Reads, a commit into it and a redo are refused by name; all is well when it is attached again, or pruned."""
     flow = sales("date", "month", batches=4)
@@ -313,6 +317,7 @@ def test_a_partition_whose_detaching_was_broken_off_is_missing(
     assert flow.stored() == rows
 
 
+@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
 def test_readers_hold_up_a_removal_for_some_seconds(sales: Callable[..., Sales], monkeypatch: pytest.MonkeyPatch) -> None:
     """Which then gives up, having removed nothing; batches commit meanwhile."""
     monkeypatch.setattr(store, "DDL_LOCK_TIMEOUT_SECONDS", 1)
@@ -328,6 +333,7 @@ def test_readers_hold_up_a_removal_for_some_seconds(sales: Callable[..., Sales],
     assert flow.stored() == [(2, date(2026, 2, 5))]
 
 
+@pytest.mark.promise("limit:MOST_AT_ONCE")
 def test_many_partitions_are_removed_by_several_transactions(sales: Callable[..., Sales]) -> None:
     """Together, some thousands would fill Postgres' table of locks, which all sessions share."""
     flow = sales("integer", 1)

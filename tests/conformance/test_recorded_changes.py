@@ -172,6 +172,7 @@ BATCHES: list[Sums] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"a": -4, "b": 5, "
 # the commit
 
 
+@pytest.mark.promise("limit:TXIDS", "decision:0054")
 def test_a_txid_is_in_the_partition_of_its_range(totals: Callable[..., Totals]) -> None:
     """However many changes it has; what reads a range of txids opens the partitions of these alone."""
     flow = totals(FEW)
@@ -511,6 +512,7 @@ def test_a_detached_table_is_in_the_way_of_one_of_its_name(totals: Callable[...,
 # what is old
 
 
+@pytest.mark.promise("limit:ROWS_AT_ONCE", "decision:0054")
 def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callable[..., Totals]) -> None:
     """Up to each txid; the partition that has later ones stays, and none does if there are no later ones."""
     flow = totals(FEW)
@@ -540,6 +542,7 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert actions == [(1,), (2,), (4,), (4,), (3,), (6,)]
 
 
+@pytest.mark.promise("limit:ROWS_AT_ONCE")
 def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
     totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,6 +333,7 @@ def test_greater_txids_add_up_and_leave_other_keys_alone(counts: Callable[..., C
     assert [flow.of(word) for word in "abc"] == expected[kind]
 
 
+@pytest.mark.promise("I8")
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_an_equal_txid_is_done_already(counts: Callable[..., Counts], kind: StateKind) -> None:
     """A committed txid is final: none of its steps changes anything, nor does late staging."""
@@ -348,6 +349,7 @@ def test_an_equal_txid_is_done_already(counts: Callable[..., Counts], kind: Stat
     assert flow.rows("counts") == before
 
 
+@pytest.mark.promise("decision:0010")
 @pytest.mark.parametrize(("kind", "txid"), [("transactional", 2), ("transactional", 2**31 + 5), ("opaque", 2), ("opaque", 3)])
 def test_a_row_at_or_ahead_of_the_batchs_txid_is_an_error(
     counts: Callable[..., Counts], settings: Settings, kind: StateKind, txid: int
@@ -542,6 +544,7 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 }
 
 
+@pytest.mark.promise("I13", "decision:0010")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
@@ -657,6 +660,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
 # anything in any order
 
 
+@pytest.mark.promise("I1")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE, ids=[f"{source} into {state}" for source, state in EXACTLY_ONCE])

@@ -178,6 +178,7 @@ ORIGINS = {
 }
 
 
+@pytest.mark.promise("I22", "decision:0032")
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("name", WINDOWS)
@@ -212,6 +213,7 @@ def test_windows_after_each_batch_are_those_of_plain_python(
     f.close()
 
 
+@pytest.mark.promise("decision:0032")
 @pytest.mark.parametrize("name", ["sliding", "session"])
 def test_every_aggregate_joins_pieces_as_it_joins_batches(settings: Settings, register: Callable[..., None], name: str) -> None:
     """The pieces of one batch, too: arrays, bits, rows in order, means and sums give the values of one pass."""
@@ -292,6 +294,7 @@ def test_states_and_columns_may_have_any_name(settings: Settings, register: Call
     f.close()
 
 
+@pytest.mark.promise("I22")
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
 def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(
     settings: Settings, register: Callable[..., None], name: str
@@ -409,6 +412,7 @@ def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
         f.close()
 
 
+@pytest.mark.promise("limit:REMOVED_AT_ONCE", "decision:0041")
 @BOTH_POSTGRES
 def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
     return instance
 
 
+@pytest.mark.promise("performance:so-do-process-tasks-except-first-ones")
 def test_as_many_are_scheduled_as_the_run_may_have_workers_for() -> None:
     """In their first try, as Airflow schedules any task; the others are left to the triggerer."""
     tasks = [created(PROCESS, map_index) for map_index in range(10)]

@@ -96,6 +96,7 @@ def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
         batch_dag.batch_dag("flights", concurrency=0)
 
 
+@pytest.mark.promise("decision:0026")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
     """The Dag shows the design: per txid a task that processes, then a sensor that commits when its turn has come."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
@@ -166,6 +167,7 @@ def test_a_turn_that_will_not_come_fails_its_task_permanently(kind: str) -> None
         task.resume_execution(method, {"event": "txid 3 is halted"}, {})
 
 
+@pytest.mark.promise("decision:0025")
 def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
     """Batches that wait for their turn must not keep others from being processed: a limit of the task would count them."""
     dag = batch_dag.batch_dag("flights", concurrency=7)
@@ -408,6 +410,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
 @pytest.mark.parametrize(("module", "error"), BROKEN.values(), ids=BROKEN)
 def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path, module: str | None, error: str) -> None:
     """Whatever ends it, up to the pipeline's code that this worker cannot load, and Airflow's own time limit."""
@@ -564,6 +567,7 @@ def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: i
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == attempts
 
 
+@pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in", "decision:0026")
 def test_the_commit_task_starts_in_the_triggerer() -> None:
     """Its arguments are the same for all batches of a pipeline: the trigger's task instance says which batch it is."""
     start = _commit(2).start_trigger_args
@@ -573,6 +577,7 @@ def test_the_commit_task_starts_in_the_triggerer() -> None:
     assert callable(getattr(CommitSensor, start.next_method))
 
 
+@pytest.mark.promise("decision:0027")
 def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_lasts() -> None:
     """A run may have more work than the time after which a wait for a turn is taken for stuck."""
     start = _process(2).start_trigger_args
@@ -603,6 +608,7 @@ def test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there(clicks:
         _commit(3).poke({})
 
 
+@pytest.mark.promise("limit:WINDOW")
 @pytest.mark.parametrize("limit", [None, timedelta(minutes=5)])
 @pytest.mark.usefixtures("without_spark")
 def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(

@@ -73,6 +73,7 @@ def _run(body: Callable[[], Any]) -> Any:
     return asyncio.run(bounded())
 
 
+@pytest.mark.promise("performance:so-do-process-tasks-except-first-ones", "decision:0027")
 def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:

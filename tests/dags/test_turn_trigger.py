@@ -334,6 +334,7 @@ def _silence(settings: Settings) -> None:
         connection.commit()
 
 
+@pytest.mark.promise("limit:SECONDS_UNTIL_ABANDONED")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
     batches: Batches, settings: Settings, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
@@ -541,6 +542,7 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
     assert not _run(body)
 
 
+@pytest.mark.promise("performance:tasks-that-end-in-triggerer-end-together")
 def test_triggers_record_the_waits_and_commits_of_many_batches(
     batches: Batches, settings: Settings, poller: TurnPoller, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ FINISHED = ("success", "failed")
 CONCURRENCY = 4  # of pipeline flights
 
 
+@pytest.mark.promise("verb:trigger", "performance:commit-task-starts-and-mostly-ends-in")
 def test_a_run_commits_every_batch_and_equals_an_independent_computation(project: Project) -> None:
     """60 files, 15 to a batch: four txids, in order, and the state that DuckDB computes from the same files."""
     outcome = project.json("trigger", "flights", "--wait")
@@ -87,6 +88,7 @@ def test_only_added_files_are_read(project: Project) -> None:
     assert project.flights() == project.flights_from_raw_files()
 
 
+@pytest.mark.promise("verb:backfill")
 def test_backfill_takes_a_range_reports_its_work_and_refuses_a_gap(project: Project) -> None:
     """Three batches wait at the source, after the committed ones."""
     first, second, third = project.next_flights(3)
@@ -104,6 +106,9 @@ def test_backfill_takes_a_range_reports_its_work_and_refuses_a_gap(project: Proj
     assert project.flights() == project.flights_from_raw_files()
 
 
+@pytest.mark.promise(
+    "fault:airflow-loses-repeats-or-reorders-tasks:processing", "fault:airflow-loses-repeats-or-reorders-tasks:commit"
+)
 def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> None:
     """Both are active at once over the same files; one plans them, and a batch that both process counts once."""
     *_, last = project.next_flights(2)
@@ -120,6 +125,7 @@ def test_two_runs_at_the_same_moment_count_nothing_twice(project: Project) -> No
     assert project.flights() == project.flights_from_raw_files()
 
 
+@pytest.mark.promise("fault:airflow-loses-repeats-or-reorders-tasks:processing")
 @SEES_CONNECTIONS_OF_TASKS
 @pytest.mark.soak
 def test_a_task_that_is_killed_while_processing_is_tried_again(project: Project) -> None:

@@ -26,6 +26,7 @@ GRAMMARS = [
 ]
 
 
+@pytest.mark.promise("decision:0018")
 def test_both_ways_of_reading_csv_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever blocks end, a value does not depend on its neighbours."""
     draw = random.Random(SEED)

@@ -72,6 +72,7 @@ def test_a_planner_whose_view_is_stale_writes_nothing(tally: Tally, settings: Se
     assert tally.store.open_batches(tally.spec, "second", [], *_look(tally)) == [2]
 
 
+@pytest.mark.promise("I6")
 def test_concurrent_planners_share_no_batch(tally: Tally, settings: Settings) -> None:
     """The losers plan again after the winner; each txid is opened by one run, with one metadata (I6)."""
     start = threading.Barrier(4)
@@ -100,6 +101,7 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
     assert tally.store.open_batches(tally.spec, "run", [1], seen_batch(1), []) == [1]
 
 
+@pytest.mark.promise("fault:process-dies-at-any-statement:processing")
 def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
     """The planner that waited for it takes its place."""
     with closing(psycopg2.connect(**settings.conninfo())) as dying, dying.cursor() as cursor, ThreadPoolExecutor(1) as thread:
@@ -124,6 +126,7 @@ def test_txids_end_before_they_would_overflow(tally: Tally, settings: Settings) 
     assert contents(settings) == before
 
 
+@pytest.mark.promise("limit:MAX_METADATA_BYTES")
 def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: Tally, settings: Settings) -> None:
     """A batch that is too large rolls back the whole plan, and the message says by how much."""
     before = contents(settings)
@@ -135,6 +138,7 @@ def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: T
 # metadata
 
 
+@pytest.mark.promise("I6")
 def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
     """A retry processes exactly the slice of the first attempt, byte for byte (I6)."""
     content = {"files": [{"path": 'a "b".csv', "size": 2**53 + 1, "note": "S\u00e3o \U0001f6a2 \u0000"}]}
@@ -162,6 +166,9 @@ CORRUPTIONS = {
 }
 
 
+@pytest.mark.promise(
+    "I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit", "error:METADATA_CORRUPT"
+)
 @pytest.mark.parametrize(("content", "digest_of"), CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
 def test_altered_metadata_halts_every_step_of_its_batch(
     tally: Tally, settings: Settings, as_role: Execute, content: bytes, digest_of: bytes | None
@@ -190,6 +197,7 @@ def test_altered_metadata_halts_every_step_of_its_batch(
 # attempts and fences
 
 
+@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")
 def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
     """The older attempt may finish staging; its seal names the owner of the batch, and changes nothing (I4, I5)."""
     tally.plan(1)
@@ -206,6 +214,7 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
     assert contents(settings) == before
 
 
+@pytest.mark.promise("I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002")
 @pytest.mark.parametrize("zombie_stages", ["before the newer seal", "after the newer seal", "after the commit"])
 def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) -> None:
     """Whenever a paused writer wakes up, it writes into a table that is never merged."""
@@ -229,6 +238,7 @@ def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) 
     assert tally.commit(1).attempt == 2
 
 
+@pytest.mark.promise("I5")
 def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally) -> None:
     """Its row records that it was fenced, it gets the error, and the batch goes on."""
     tally.plan(1)
@@ -244,6 +254,7 @@ def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally
     assert tally.commit(1).attempt == 2
 
 
+@pytest.mark.promise("I4", "fault:airflow-loses-repeats-or-reorders-tasks:processing")
 def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settings) -> None:
     """Several executions of one task work separately; only the newest can seal (rows 13, 14)."""
     tally.plan(1)
@@ -319,6 +330,7 @@ def test_an_attempt_of_an_unregistered_pipeline_names_the_command(store: StateSt
         store.committed("tally")
 
 
+@pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:processing")
 @pytest.mark.parametrize("step", ["keep_alive", "fail_attempt", "note_spark"])
 def test_a_process_that_is_stopped_in_a_small_step_holds_the_next_attempt_up_for_seconds(
     tally: Tally, settings: Settings, step: str
@@ -353,6 +365,7 @@ def test_a_process_that_is_stopped_in_a_small_step_holds_the_next_attempt_up_for
             step_of_the_stopped.result(30)
 
 
+@pytest.mark.promise("fault:process-dies-at-any-statement:processing")
 def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: Tally, settings: Settings) -> None:
     """COPY is one transaction: rows of a broken stream are gone, and the next attempt starts with an empty table."""
     tally.plan(1)
@@ -384,6 +397,12 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
     assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
 
+@pytest.mark.promise(
+    "I16",
+    "fault:declaration-changed-in-between:processing",
+    "fault:declaration-changed-in-between:commit",
+    "error:DECLARATION_CHANGED",
+)
 def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, settings: Settings) -> None:
     """A worker that was not restarted gets an error that says so, and changes nothing."""
     tally.plan(2)
@@ -420,6 +439,7 @@ STAGING_TABLES = (
 )
 
 
+@pytest.mark.promise("I18", "decision:0002")
 def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     dated: Tally, settings: Settings, as_role: Execute
 ) -> None:
@@ -486,6 +506,9 @@ def test_a_batch_without_an_attempt_is_not_given_up(tally: Tally) -> None:
 # another incarnation of the database
 
 
+@pytest.mark.promise(
+    "fault:database-is-restored-copied-or-promoted:processing", "fault:database-is-restored-copied-or-promoted:commit"
+)
 @pytest.mark.parametrize("step", ["plan", "process", "commit"])
 def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Settings, as_role: Execute, step: str) -> None:
     """Commits may be missing there: nothing is planned, processed or committed until a person accepts it (I9, row 30)."""

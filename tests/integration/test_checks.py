@@ -76,6 +76,7 @@ FINDINGS: dict[str, tuple[Finds, list[Word], str]] = {
 }
 
 
+@pytest.mark.promise("fault:check-finds-something-update-fails:commit", "error:CHECK_FAILED")
 @pytest.mark.parametrize(("finds", "batch", "found"), FINDINGS.values(), ids=FINDINGS.keys())
 def test_what_a_check_finds_blocks_the_batch_or_is_kept(
     words: Callable[..., Words], settings: Settings, finds: Finds, batch: list[Word], found: str

@@ -16,6 +16,7 @@ from tests.integration.conftest import TALLY, Execute, Tally, until
 CLAIMANTS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"
 
 
+@pytest.mark.promise("performance:task-that-is-finished-claims-other-batches")
 def test_batches_that_no_task_has_begun_are_claimed_in_order(tally: Tally) -> None:
     """Not those that have an attempt, in whichever state, those given up, and those of another run."""
     tally.plan(6)
@@ -31,6 +32,7 @@ def test_batches_that_no_task_has_begun_are_claimed_in_order(tally: Tally) -> No
     assert list(tally.store.claims("tally", "no such run")) == []
 
 
+@pytest.mark.promise("performance:task-that-is-finished-claims-other-batches")
 def test_no_batch_is_claimed_by_two_tasks_at_once(tally: Tally) -> None:
     """A claim lasts until its task requests the next; meanwhile the batch's own task sees it."""
     tally.plan(4)

@@ -108,6 +108,7 @@ def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Ta
     assert [tally.commit(txid).already_committed for txid in (1, 2, 3, 4)] == [True] * 4
 
 
+@pytest.mark.promise("performance:ready-batches-are-merged-together")
 @pytest.mark.sampled(4)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(5))
@@ -198,6 +199,7 @@ VERSIONS = Pipeline(
 )
 
 
+@pytest.mark.promise("performance:newest-rows-of-several-batches-are-found")
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("processes", [1, 3])
 def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(
@@ -247,6 +249,7 @@ def _as_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+@pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
 def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     """Two sums, a min and a max: none is converted in a separate step, and bigint sums do not go through numeric."""
     tally.plan(2)
@@ -269,6 +272,7 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     ]
 
 
+@pytest.mark.promise("performance:from-million-rows-on-several-processes-add")
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_every_key_is_in_one_part(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
@@ -296,6 +300,7 @@ def test_every_key_is_in_one_part(
     assert len([step for step in steps if step["Node Type"] == "Aggregate"]) == processes
 
 
+@pytest.mark.promise("performance:rows-staged-in-order-of-only-key")
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("are_in_order", [True, False])
 def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
@@ -346,6 +351,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     assert hashed[0]["Settings"]["work_mem"] == "256MB"
 
 
+@pytest.mark.promise("performance:from-million-rows-on-several-processes-add")
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process adds up all of its keys, whatever the aggregate; their table is gone after the commit."""
     shops = 200_000
@@ -470,6 +476,7 @@ def test_sums_far_from_the_limit_are_merged_together(settings: Settings, registe
         assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
 
 
+@pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
 @pytest.mark.usefixtures("either_way")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
     """Each batch fits into the state, but both together exceed a bigint: nothing is committed, and nothing is lost."""
@@ -496,6 +503,7 @@ SWALLOW = (
 )
 
 
+@pytest.mark.promise("I14")
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
 def test_a_row_that_a_trigger_swallows_stops_all_batches(
@@ -617,6 +625,7 @@ def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
     assert tally.commit(4).key_count == 1
 
 
+@pytest.mark.promise("I14")
 def test_a_foreign_row_stops_all_batches_and_is_found_one_by_one(tally: Tally, as_role: Execute) -> None:
     """A row that carries a later txid is never overwritten, nor is its update dropped (I14)."""
     tally.plan(3)
@@ -663,6 +672,7 @@ def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Ca
         assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [2]
 
 
+@pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
     """The backend is killed while it merges: no batch counts, and the next commit goes on."""
     tally.plan(3)
@@ -736,6 +746,7 @@ def _comparable(rows: Sequence[tuple]) -> list[str]:
     return sorted(str([float(v) if type(v).__name__ == "Decimal" else v for v in row]) for row in rows)
 
 
+@pytest.mark.promise("limit:MERGE_PATIENCE_FACTOR", "performance:ready-batch-waits-for-others-up-to", "decision:0005")
 def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as_role: Execute) -> None:
     """It waits for batches in progress, up to three times the last merge; not for halted or idle ones."""
 
@@ -783,6 +794,7 @@ def test_a_ready_batch_does_not_wait_for_company_that_may_not_begin(tally: Tally
     assert tally.store.turn("tally", 2).opens
 
 
+@pytest.mark.promise("fault:clocks-step-by-any-amount:commit", "limit:LONGEST_MERGE_WAIT_SECONDS")
 def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
     """Set back since the seal, or forward during the last merge: the turn opens at once, or within the limit."""
 

@@ -26,6 +26,7 @@ def has_connections(server: Server, settings: Settings) -> bool:
     return bool(server.execute(statement, [settings.pg_database]))
 
 
+@pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
 def test_the_last_store_closes_all_connections(server: Server, settings: Settings) -> None:
     """A store that closes during another's work leaves its connection open, and the other closes it in the end."""
     first, second = StateStore.connect(settings), StateStore.connect(settings)
@@ -41,6 +42,7 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
         gc.enable()
 
 
+@pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
 def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings: Settings) -> None:
     """Connections that were open at once are used again by any store, instead of opening new ones."""
 
@@ -90,6 +92,7 @@ def test_a_forked_process_opens_its_own_connections(settings: Settings) -> None:
             assert connection.scalar(backend) == parent_backend
 
 
+@pytest.mark.promise("I9")
 def test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires(settings: Settings) -> None:
     """Whatever the session's setting; a server whose standbys must apply a commit keeps that setting."""
     with StateStore.connect(settings) as store, store.engine.connect() as connection:

@@ -11,9 +11,9 @@ import psycopg2
 import pytest
 
 from state_store import Settings, StateStore
-from state_store.errors import LockHeld
+from state_store.errors import LockHeld, StoreUnavailable
 from tests import steps
-from tests.integration.conftest import TALLY, Execute, Tally, until
+from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate import remedies, why
 
 PLAN = "UPDATE tidegate.plan SET failed = 1, failing_since = now(), failed_at = now(), failed_run = 'a run', error = 'gone'"
@@ -64,6 +64,7 @@ def old(tally: Tally, impatient: Settings, as_role: Execute) -> Tally:
     return tally
 
 
+@pytest.mark.promise("fault:another-session-keeps-lock:processing")
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
     old: Tally, impatient: Settings, as_role: Execute, caplog: pytest.LogCaptureFixture, lock: str
@@ -87,6 +88,7 @@ def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
     assert "left for later" not in caplog.text
 
 
+@pytest.mark.promise("fault:another-session-keeps-lock:after")
 def test_a_commit_is_not_failed_by_an_ack_that_cannot_be_noted(old: Tally, impatient: Settings, as_role: Execute) -> None:
     """The ack is still due afterwards, so that the next plan gives it again."""
     with (
@@ -97,6 +99,7 @@ def test_a_commit_is_not_failed_by_an_ack_that_cannot_be_noted(old: Tally, impat
     assert as_role("postgres", ACKS) == [(1,)]
 
 
+@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:LOCK_HELD")
 @pytest.mark.parametrize(
     "statement",
     [
@@ -159,3 +162,25 @@ def test_a_commit_behind_another_waiter_names_whom_both_wait_for(
             with pytest.raises(LockHeld, match=rf"The lock is held by one of: .*\bsession {reader} "):
                 store.commit_batch(tally.spec, 1, "test")
         migrating.result()
+
+
+@pytest.mark.promise("fault:deadlock-statement-timeout:commit")
+def test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
+    tally: Tally, settings: Settings, waiting: Callable[[], int]
+) -> None:
+    """A person has a state's table and asks for the cursor that the commit has; Postgres ends the commit."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    before = contents(settings)
+    with ThreadPoolExecutor(1) as pool, closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as person:
+        with person.cursor() as cursor:
+            cursor.execute("SET deadlock_timeout = '1h'")  # the commit looks for the deadlock, and so is the one that ends
+            cursor.execute("LOCK TABLE state.per_shop IN SHARE MODE")
+            commit = pool.submit(tally.commit, 1)
+            until(waiting)
+            cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
+        with pytest.raises(StoreUnavailable, match="a deadlock"):
+            commit.result()
+        person.rollback()
+    assert contents(settings) == before
+    assert tally.commit(1).txid == 1

@@ -101,6 +101,7 @@ BAD_PAYLOADS = {
 }
 
 
+@pytest.mark.promise("limit:MAX_BYTES")
 @pytest.mark.parametrize(("key", "payload", "message"), BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
 def test_a_payload_that_cannot_be_right_is_refused(
     waiting: Tally, settings: Settings, key: tuple[int, int], payload: str, message: str
@@ -132,6 +133,7 @@ def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally, payload: str)
     assert record(waiting, COLUMNS)["mended_payload"] == payload
 
 
+@pytest.mark.promise("limit:MAX_BYTES")
 def test_a_raw_record_takes_any_text(waiting: Tally) -> None:
     """The source's parser reads it in the replay; up to the longest that is kept at all."""
     for payload in ('"a\nb",5', "x" * MAX_BYTES):

@@ -194,6 +194,7 @@ def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Setti
     assert shape(empty)["relations"] == []
 
 
+@pytest.mark.promise("decision:0020")
 def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings, home: Path) -> None:
     """As when a stack starts: the others are registered, and a message for each that is not says why."""
     daily, counts = SPECS
@@ -272,6 +273,7 @@ def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execu
     assert shape(settings) == before
 
 
+@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
 def test_a_table_in_use_delays_a_migration_by_seconds_only(
     settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +366,7 @@ def author(tmp_path: Path) -> Path:
     return tmp_path / "author"
 
 
+@pytest.mark.promise("verb:migrate")
 def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as_role: Execute) -> None:
     """Declare, `migrate --new`, `migrate`: typed, guarded tables, downwards too; nothing is written elsewhere."""
     tree = _digest(REPOSITORY / "migrations")

@@ -56,6 +56,7 @@ def test_batches_add_up_in_txid_order(tally: Tally) -> None:
     assert tally.store.committed("tally") == 2
 
 
+@pytest.mark.promise("performance:nothing-is-checked-per-row-that-is")
 def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
     """A txid that Postgres took for an int4 would be converted row by row, in a separate and costly step."""
     tally.plan(1)
@@ -66,6 +67,7 @@ def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
     assert [step["Node Type"] for step in steps] == ["ModifyTable", "Sort", "Seq Scan"]
 
 
+@pytest.mark.promise("I3", "error:COMMIT_OUT_OF_ORDER")
 def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) -> None:
     """A batch that is ready early is refused with the txids and a command, and nothing of it is visible (I3)."""
     tally.plan(3)
@@ -141,6 +143,7 @@ def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, regi
         assert contents(settings) == before
 
 
+@pytest.mark.promise("I7", "error:ATTEMPT_NOT_SEALED")
 def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
     """Rows that are staged but not sealed never count; the refusal names the owner of the attempt (I7)."""
     tally.plan(1)
@@ -163,6 +166,7 @@ def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) ->
         tally.commit(1)
 
 
+@pytest.mark.promise("I20", "limit:LONGEST_SILENCE_SECONDS")
 def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) -> None:
     """Its process sends heartbeats; killed or stopped, it delays others by the longest silence at most (I20)."""
     tally.plan(1)
@@ -191,6 +195,7 @@ def test_a_batch_that_failed_or_was_never_processed_is_processed_again(tally: Ta
         tally.commit(1)
 
 
+@pytest.mark.promise("error:UNKNOWN_BATCH")
 def test_unknown_batches_and_pipelines_are_refused(tally: Tally) -> None:
     """A txid that was never opened, and a pipeline that was never registered, have nothing to commit."""
     with pytest.raises(UnknownBatch, match="tally has no txid 1"):
@@ -199,6 +204,7 @@ def test_unknown_batches_and_pipelines_are_refused(tally: Tally) -> None:
         tally.store.commit_batch(replace(tally.spec, name="other"), 1, "test")
 
 
+@pytest.mark.promise("I8", "fault:process-dies-at-any-statement:after")
 def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> None:
     """Every committed txid, the last or an older one, always answers with its first commit (I8)."""
     tally.plan(2)
@@ -214,6 +220,7 @@ def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> 
     assert contents(settings) == before
 
 
+@pytest.mark.promise("I2", "fault:airflow-loses-repeats-or-reorders-tasks:commit", "decision:0001")
 def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """One of them commits, all others see that it has, and every row counts once (I2, I3)."""
     tally.plan(1)
@@ -233,6 +240,7 @@ def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Set
     assert {row[1:] for row in tally.state()} == {(1, 1, 1, 1, 1)}
 
 
+@pytest.mark.promise("I3")
 def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """A committer that is too early is refused and retries; in the end every txid counted once, in order."""
     txids = tally.plan(6)
@@ -281,6 +289,12 @@ DAMAGE = {
 }
 
 
+@pytest.mark.promise(
+    "I7",
+    "fault:staging-is-lost-or-damaged:processing",
+    "error:STAGING_LOST",
+    "performance:digests-of-staging-are-chained-hashes-of",
+)
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_staging_that_differs_from_its_seal_never_counts(
     tally: Tally, settings: Settings, as_role: Execute, damage: str
@@ -301,6 +315,9 @@ def test_staging_that_differs_from_its_seal_never_counts(
     assert tally.state() == [(*row, 1) for row in shops]
 
 
+@pytest.mark.promise(
+    "I7", "fault:spark-task-runs-twice-or-is-speculated:processing", "fault:spark-task-runs-twice-or-is-speculated:commit"
+)
 def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCaptureFixture) -> None:
     """A Spark task that ran twice staged twice; the merge reads only what the seal names (I7), and the log names the others."""
     tally.plan(1)
@@ -332,6 +349,13 @@ def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) ->
     assert contents(settings) == before
 
 
+@pytest.mark.promise(
+    "I14",
+    "fault:another-program-writes-state-table:commit",
+    "fault:another-program-writes-state-table:after",
+    "error:GUARD_MISMATCH",
+    "decision:0001",
+)
 @pytest.mark.parametrize("txid", [2, 3, BIGINT_MAX])
 def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings, as_role: Execute, txid: int) -> None:
     """The guard is an alarm: another writer's row is not skipped silently, and no other row is written (I14)."""
@@ -406,6 +430,7 @@ def test_a_missing_key_is_a_group_like_any_other(merges: Callable[..., list[tupl
     assert sorted(rows, key=str) == [("", "1", "5.00", None, None), (None, "3", "3.00", None, None)]
 
 
+@pytest.mark.promise("security:author-of-data")
 def test_any_text_is_a_separate_key(merges: Callable[..., list[tuple]]) -> None:
     """No text is mistaken for another one, for a NULL or for SQL, on its way through staging into state."""
     folds = ["a", "a ", "A", "i", "\u0130", "\u0131", "e\u0301", "\u00e9", "\U0001f6a2"]
@@ -424,6 +449,7 @@ def test_a_sum_beyond_its_column_is_an_overflow(merges: Callable[..., list[tuple
         merges([("k", *kept, None, None)], [("k", *partial, None, None)])
 
 
+@pytest.mark.promise("I2", "error:OVERFLOW")
 def test_an_overflow_in_the_last_state_rolls_back_the_whole_batch(tally: Tally, settings: Settings) -> None:
     """All states of a batch, its commit record and the cursor change together or not at all; no retry can help (I2)."""
     tally.plan(2)
@@ -442,6 +468,7 @@ CURSOR_BACK, CURSOR_AT_START = "UPDATE tidegate.cursor SET txid = 1", "UPDATE ti
 COMMIT_GONE = "DELETE FROM tidegate.commit WHERE txid = 2"
 
 
+@pytest.mark.promise("I9", "error:HOLE_DETECTED")
 @pytest.mark.parametrize(
     ("tampering", "txid", "message"),
     [
@@ -587,6 +614,7 @@ def ready(tally: Tally) -> Tally:
 AFTER_BOTH = [("a", 2, 6, 1, 5, 2), ("b", 1, 2, 2, 2, 2)]
 
 
+@pytest.mark.promise("I10", "fault:connection-breaks-before-commit-arrives:commit")
 @pytest.mark.parametrize("by", ["network", "administrator"])
 def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
     ready: Tally, settings: Settings, wire: Wire, end_session: Callable[[Link], None], by: str
@@ -610,6 +638,7 @@ def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
     assert ready.state() == AFTER_BOTH
 
 
+@pytest.mark.promise("I10", "fault:connection-breaks-before-answer-arrives:commit")
 @pytest.mark.parametrize("by", ["network", "administrator"])
 def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
     ready: Tally,
@@ -639,6 +668,7 @@ def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
     assert as_role("tidegate_owner", "SELECT owner FROM tidegate.commit WHERE txid = 2") == [("first",)]
 
 
+@pytest.mark.promise("I10")
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_commit_in_a_half_open_connection_is_waited_for(
     ready: Tally, settings: Settings, wire: Wire, waiting: Callable[[], int], *, arrives: bool
@@ -665,6 +695,7 @@ def test_a_commit_in_a_half_open_connection_is_waited_for(
     assert ready.state() == AFTER_BOTH
 
 
+@pytest.mark.promise("fault:process-is-stopped-and-goes-on-later:commit")
 def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings: Settings, wire: Wire) -> None:
     """It delays others by a configured time, and still succeeds when it wakes up (I20, row 11)."""
     awake = threading.Event()
@@ -702,6 +733,7 @@ with StateStore.connect(Settings(pg_host=sys.argv[1], pg_port=int(sys.argv[2]), 
 """
 
 
+@pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:commit")
 def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready: Tally, settings: Settings) -> None:
     """It is stopped between two statements, however long those may take. Resumed, it finds the batch committed."""
     known = [settings.pg_host, settings.pg_port, settings.pg_database, settings.pg_require_auth]
@@ -739,6 +771,7 @@ def test_a_limit_on_whole_transactions_does_not_stop_a_commit(ready: Tally, sett
     assert ready.state() == AFTER_BOTH
 
 
+@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:STORE_UNAVAILABLE")
 def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally, settings: Settings) -> None:
     """The refusal is retryable, and leaves nothing when the lock is free again (row 27)."""
     before = contents(settings)
@@ -757,6 +790,7 @@ def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally
         assert store.commit_batch(ready.spec, 2, "test").already_committed is False
 
 
+@pytest.mark.promise("I19")
 def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, register: Callable[..., None]) -> None:
     """Each pipeline has its own lock, and its own halt (I19)."""
     register(MERGES)

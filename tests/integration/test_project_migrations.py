@@ -105,6 +105,7 @@ def columns(shop: Settings, table: str) -> list[str]:
     return [name for (name,) in asked(shop, statement)]
 
 
+@pytest.mark.promise("decision:0045")
 def test_a_project_has_a_line_of_its_own(shop: Settings) -> None:
     """Its numbers begin at 1; its states may have names of the examples' states; nothing is written elsewhere."""
     refused = tidegate(shop, "migrate")
@@ -177,6 +178,7 @@ def test_states_of_another_project_stay(shop: Settings) -> None:
     assert columns(shop, "daily") == before
 
 
+@pytest.mark.promise("decision:0020")
 def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
     """Both lines are one transaction with the registration."""
     declare(shop)

@@ -87,6 +87,7 @@ ARGUMENTS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.promise("security:user-who-asks-query")
 def test_an_argument_is_a_value_of_its_type(reader: LedgerReader) -> None:
     """Postgres converts its text, and nothing is rounded."""
     given: list[Any] = []
@@ -161,6 +162,7 @@ WRONG: dict[str, tuple[Callable[..., Any], type[TidegateError], str]] = {
 }
 
 
+@pytest.mark.promise("security:user-who-asks-query")
 def test_an_answer_that_is_more_than_reading_is_refused(reader: LedgerReader, tally: Tally) -> None:
     """And changes nothing: the role cannot, the transaction does not, and only a SELECT over what is named is executed."""
     before = tally.state()

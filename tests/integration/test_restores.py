@@ -141,6 +141,7 @@ def assert_halted(settings: Settings, message: str) -> None:
 # older copies in the place of the database
 
 
+@pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:after", "decision:0023")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("how", ["cold copy", "base backup"])
 def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path, how: str) -> None:
@@ -199,6 +200,7 @@ def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: 
     assert commit_next(other_machine) == 6
 
 
+@pytest.mark.promise("fault:database-is-restored-copied-or-promoted:processing")
 def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
     """Commits that had not reached it may be lost, so a person decides; the message has what the witness knows."""
     standby = tmp_path / "standby"
@@ -219,6 +221,7 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 # copies within the server
 
 
+@pytest.mark.promise("fault:database-is-restored-copied-or-promoted:processing", "decision:0023")
 @pytest.mark.parametrize("how", ["template", "dump"])
 def test_a_copy_within_the_server_is_noticed(
     tally: Tally, settings: Settings, server: Server, stack: Settings, tmp_path: Path, how: str

@@ -96,6 +96,7 @@ def staging_tables(as_role: Execute) -> list[tuple]:
 # what is refused afterwards
 
 
+@pytest.mark.promise("I23", "fault:pipeline-is-retired:processing", "error:PIPELINE_RETIRED", "decision:0046")
 def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, settings: Settings) -> None:
     """Plan, attempt, commit and every verb name who retired it, when and why; nothing is written."""
     done = retire(owner)
@@ -125,6 +126,7 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
     assert contents(settings) == before
 
 
+@pytest.mark.promise("I23", "fault:pipeline-is-retired:processing")
 def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore, as_role: Execute) -> None:
     """Its attempt has ended for the ledger, also after the pipeline was reinstated: nothing of it counts."""
     late = busy.start(3)
@@ -171,6 +173,7 @@ def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, ow
         retire(owner)
 
 
+@pytest.mark.promise("I23", "fault:pipeline-is-retired:commit")
 def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, settings: Settings) -> None:
     """The commit that has the cursor counts; the one that comes later is refused."""
     busy.process(3, ROW, DAY)
@@ -371,6 +374,7 @@ def test_readers_keep_the_states(busy: Tally, owner: StateStore, settings: Setti
         assert (reader.get_many([("a",)]).txid, reader.get_many([("a",)]).rows) == (1, [found])
 
 
+@pytest.mark.promise("I23", "decision:0046")
 def test_its_name_and_those_of_its_states_stay_taken(busy: Tally, owner: StateStore, settings: Settings) -> None:
     """A new pipeline of the same name, or with a state of the same name, would count on top of what is there."""
     retire(owner)
@@ -382,6 +386,7 @@ def test_its_name_and_those_of_its_states_stay_taken(busy: Tally, owner: StateSt
         register_spec(settings, replace(SPEC, name="other", states=SPEC.states[1:]))
 
 
+@pytest.mark.promise("I23")
 def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(
     busy: Tally, settings: Settings, as_role: Execute
 ) -> None:
@@ -418,6 +423,7 @@ def test_migrations_leave_retired_pipelines_out(settings: Settings, owner: State
 # reinstating
 
 
+@pytest.mark.promise("I23")
 def test_a_reinstated_pipeline_goes_on_where_it_stood(busy: Tally, owner: StateStore, as_role: Execute) -> None:
     """The state equals that of a pipeline that was never retired; staging that was dropped is made again."""
     assert not owner.reinstate("tally", "anna", "never retired")
@@ -475,6 +481,7 @@ def test_what_is_not_registered_is_not_retired(settings: Settings, owner: StateS
 STATE_RELATIONS = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p', 'v')"
 
 
+@pytest.mark.promise("decision:0046")
 @pytest.mark.parametrize("at_once", [400, 2])
 def test_states_are_dropped_with_all_their_parts(
     shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch, at_once: int
@@ -544,6 +551,7 @@ def test_a_table_of_the_teams_own_is_no_part_of_a_state(
     assert contents(settings) == before
 
 
+@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
 def test_a_reader_delays_the_drop_by_seconds_only(
     busy: Tally, owner: StateStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,6 +241,7 @@ WRITES = {
 DELETES = {"delete": "DELETE FROM state.per_shop", "truncate": "TRUNCATE state.per_shop"}
 
 
+@pytest.mark.promise("I15", "fault:another-program-writes-state-table:processing")
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
@@ -278,6 +279,7 @@ def test_the_owner_can_repair_a_state_table_deliberately(busy: Tally, as_role: E
         as_role("tidegate_owner", "UPDATE state.per_shop SET sold = 8")
 
 
+@pytest.mark.promise("I15")
 def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings) -> None:
     """The commit names its pipeline for its own transaction; a reused pooled connection is refused (I15)."""
     busy.plan(run_id="next")

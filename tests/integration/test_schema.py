@@ -36,6 +36,7 @@ def test_a_database_without_tables_names_the_command(settings: Settings, server:
         server.drop_database(name)
 
 
+@pytest.mark.promise("error:SCHEMA_OUT_OF_DATE")
 @pytest.mark.parametrize(
     ("found", "message"),
     [
@@ -53,6 +54,7 @@ def test_a_ledger_of_other_code_is_refused(settings: Settings, as_role: Execute,
         StateStore.connect(settings)
 
 
+@pytest.mark.promise("error:ACCESS_REFUSED")
 def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
     """A server that is away is worth a retry, a wrong name or user is not."""
     with pytest.raises(StoreUnavailable, match=r"Start it \(tidegate up\) or check PGHOST and PGPORT"):
@@ -119,6 +121,7 @@ def test_a_declaration_may_change_until_the_first_commit(
         tally.commit(1)
 
 
+@pytest.mark.promise("I16", "decision:0007")
 @pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES.keys())
 def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally: Tally, settings: Settings, register_spec: Register, changed: PipelineSpec
@@ -139,6 +142,7 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(
     tally.commit(2)
 
 
+@pytest.mark.promise("decision:0007")
 def test_the_source_may_change_if_the_version_is_raised(tally: Tally, settings: Settings, register_spec: Register) -> None:
     """Files may get a new column: committed batches stay, batches computed in between are computed again."""
     tally.plan(2)
@@ -169,6 +173,7 @@ def test_the_version_may_change_at_any_time(tally: Tally, register_spec: Registe
     assert tally.store.committed("tally") == 1
 
 
+@pytest.mark.promise("I15")
 def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec: Register) -> None:
     """A second pipeline on the same table is refused before it can write (I15)."""
     before = contents(settings)
@@ -257,6 +262,7 @@ def test_pipelines_that_exchange_states_are_refused(tally: Tally, settings: Sett
         register_spec(exchanged[0])
 
 
+@pytest.mark.promise("I19")
 def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Settings, register_spec: Register) -> None:
     """A declaration that changed without being registered halts its own pipeline only (I19)."""
     other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
@@ -294,6 +300,7 @@ def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Embed
         postgres.delete()
 
 
+@pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:commit")
 def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
     tally: Tally, settings: Settings, other_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:

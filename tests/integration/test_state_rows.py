@@ -63,6 +63,7 @@ def test_a_range_has_both_ends(tally: Tally, shops: StateReader, days: StateRead
         assert (txid, [row["shop"] for row in rows]) == (1, sorted(SHOPS, key=str.encode))
 
 
+@pytest.mark.promise("limit:PAGE_CHARACTERS")
 @pytest.mark.parametrize("characters", [1, 40, 10**6])
 def test_a_page_of_rows_ends_where_they_are_too_long(
     settings: Settings, tally: Tally, monkeypatch: pytest.MonkeyPatch, characters: int
@@ -83,6 +84,7 @@ def test_a_page_of_rows_ends_where_they_are_too_long(
     assert [len(page) for page in pages] == {1: [1] * 10, 40: [3, 3, 3, 1], 10**6: [7, 3]}[characters]
 
 
+@pytest.mark.promise("error:USAGE_ERROR")
 @pytest.mark.parametrize(
     ("key", "message"),
     [
@@ -187,6 +189,7 @@ def test_times_are_in_utc_whatever_zone_the_session_has(
             store.check_not_paused("clock")
 
 
+@pytest.mark.promise("I17")
 def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:
     """While another connection commits: all shops have sold as much as the txid says, and the txid only grows."""
     seen: list[int] = []
@@ -214,6 +217,7 @@ def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tall
     assert len(set(seen)) > 3, "the reader was too slow to see anything"
 
 
+@pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_a_read_changes_nothing_and_needs_no_right_to(settings: Settings, tally: Tally, shops: StateReader) -> None:
     """It logs in as the reader."""
     commit(tally)

@@ -58,6 +58,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.promise("I9", "decision:0052")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_nothing_goes_on_without_a_table(counted: Tally, as_role: Execute, loss: str, way: str) -> None:
@@ -71,6 +72,7 @@ def test_nothing_goes_on_without_a_table(counted: Tally, as_role: Execute, loss:
     assert contents(counted.store.settings) == before
 
 
+@pytest.mark.promise("I9", "decision:0052")
 @pytest.mark.parametrize("way", [way for way in WAYS if "migrate" not in way])
 def test_nothing_goes_on_with_a_table_that_was_put_back(counted: Tally, as_role: Execute, way: str) -> None:
     """It may lack rows; a migration has nothing to do about that."""
@@ -133,6 +135,7 @@ def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally,
     migrations.upgrade(counted.store.settings, [counted.spec])
 
 
+@pytest.mark.promise("decision:0052")
 def test_a_migration_does_not_accept_a_table_that_was_put_back(counted: Tally, as_role: Execute) -> None:
     """Whether its rows are right is for a person to say, also where the pipeline's declaration changes."""
     put_back(as_role, "false")
@@ -197,6 +200,7 @@ def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_r
     assert not there
 
 
+@pytest.mark.promise("I15")
 @pytest.mark.parametrize(
     ("statement", "back"),
     [

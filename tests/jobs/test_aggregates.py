@@ -209,6 +209,7 @@ def run_together(tables: Tables, pipeline: Pipeline) -> None:
         assert store.committed(pipeline.name) == txids[-1]
 
 
+@pytest.mark.promise("I16", "decision:0028")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
@@ -264,6 +265,7 @@ def newest(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
+@pytest.mark.promise("decision:0028")
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables, *, together: bool) -> None:
     """Five orders of three batches, with equal moments and NULLs: the same row wins. More would not fit into the window."""
@@ -356,6 +358,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@pytest.mark.promise("performance:first-column-of-order-is-compared-before")
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 def test_first_and_last_take_every_type(tables: Tables, *, together: bool) -> None:
     """As the value and as what orders it, in both ways to merge; Spark and Postgres agree on each order."""

@@ -203,6 +203,7 @@ def numbers(settings: Settings) -> Iterator[Any]:
         yield spark.createDataFrame(rows, "n bigint, label string, at timestamp, price decimal(10,2)")
 
 
+@pytest.mark.promise("testing:check_aggregate")
 @pytest.mark.parametrize(
     "aggregate",
     [
@@ -227,6 +228,7 @@ def test_the_check_accepts_a_sum_with_a_cap(numbers: Any, settings: Settings) ->
         check_aggregate(CappedSum("n", cap=500), numbers, settings, splits=10)
 
 
+@pytest.mark.promise("testing:check_aggregate")
 @pytest.mark.parametrize(
     ("aggregate", "error", "message"),
     [

@@ -120,6 +120,7 @@ IN_WORKERS: dict[str, tuple[str, bool]] = {
 }
 
 
+@pytest.mark.promise("error:SPARK_FAILED")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("code", "is_content"), IN_WORKERS.values(), ids=IN_WORKERS.keys())
 def test_only_errors_about_values_are_content_in_python_code_of_a_transform(
@@ -362,6 +363,7 @@ def wait_until_spark_answers(settings: Settings) -> None:
     wait_for(answers, "Spark")
 
 
+@pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
 def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
     """The kernel does so when memory runs out."""
     with held_in_spark(inbox) as (_, worker, processing):
@@ -400,6 +402,7 @@ def test_a_spark_server_that_dies_in_mid_batch_leaves_no_rows_out(inbox: Inbox, 
     assert counted(inbox, pipeline) == {"a": 1}
 
 
+@pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS")
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections without answering, as on a machine that swaps: it counts as away, and no row is left out."""
     monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)

@@ -290,6 +290,7 @@ def test_a_replay_that_is_skipped_gives_its_records_back(inbox: Inbox) -> None:
 # skip
 
 
+@pytest.mark.promise("limit:Pipeline.tries", "error:BATCH_RETRIED")
 def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) -> None:
     """The ledger has the reason; the batches around it count."""
     for number in (1, 3):
@@ -347,6 +348,7 @@ def test_a_failure_that_passes_is_tried_again(inbox: Inbox) -> None:
 # the acker
 
 
+@pytest.mark.promise("error:ROWS_LOST", "performance:with-several-states-rows-are-observed-on")
 def test_a_transform_with_varying_results_is_detected(inbox: Inbox) -> None:
     """Rows that differ each time would be lost for one state and counted for another: the sums do not agree.
 
@@ -363,6 +365,7 @@ def test_a_transform_with_varying_results_is_detected(inbox: Inbox) -> None:
         steps.process(inbox.settings, pipeline, 1, owner="test")
 
 
+@pytest.mark.promise("decision:0011")
 @pytest.mark.parametrize("route", ["chosen", "safe"])
 def test_rows_lost_and_doubled_in_pairs_are_noticed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
     """If a, a, a, a arrive for a, a, b, b, the number of rows and the XOR of their ids agree, but not the sum."""
@@ -380,6 +383,7 @@ def test_rows_lost_and_doubled_in_pairs_are_noticed(inbox: Inbox, monkeypatch: p
         steps.process(inbox.settings, pipeline, 1, owner="test", routing=steps.ROUTINGS[route])
 
 
+@pytest.mark.promise("decision:0011")
 def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
     """For any hashes: Spark's own sum would fail at the first number beyond 64 bits. Without rows the sum is NULL."""
     dice = random.Random(1)
@@ -460,6 +464,7 @@ def slow(rows: Any) -> Any:
     return rows.mapInPandas(crawl, rows.schema)
 
 
+@pytest.mark.promise("error:ATTEMPT_TIMED_OUT")
 def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(inbox: Inbox) -> None:
     """Its Spark job is interrupted, not left running."""
     inbox.write("1.csv", "name,amount\na,1\n")
@@ -472,6 +477,7 @@ def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(inbox: Inbox) -
     assert phases_of(inbox) == ["failed"]
 
 
+@pytest.mark.promise("decision:0014")
 def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings: Settings) -> None:
     """The newer attempt ends it; the older learns that it was fenced, and its work never counts."""
     inbox.write("1.csv", "name,amount\na,1\n")

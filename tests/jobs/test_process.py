@@ -143,6 +143,7 @@ def test_an_empty_batch_commits_and_touches_nothing(tables: Tables) -> None:
     ]
 
 
+@pytest.mark.promise("performance:small-files-are-grouped-by-one-task")
 @pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount >= 0")], ids=["as it is", "transformed"])
 @pytest.mark.parametrize("one_task", [True, False])
 def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: bool, transform: Any) -> None:
@@ -166,6 +167,7 @@ def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables, one_task: boo
     assert staged == [1, 1] if one_task else min(staged) > 1
 
 
+@pytest.mark.promise("performance:of-untouched-files-in-one-task-partials")
 @pytest.mark.parametrize("tracking", ["full", "off"])
 @pytest.mark.parametrize("is_followed", [True, False], ids=["all anchored", "one unanchored"])
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracking: Any, is_followed: bool) -> None:
@@ -188,6 +190,9 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables, tracki
     assert is_hashed == ([False] * 4 if tracking == "off" else [not is_followed, not is_followed, True, True])
 
 
+@pytest.mark.promise(
+    "performance:columns-that-no-state-uses-are-neither", "performance:with-transform-over-files-with-digests-source"
+)
 @pytest.mark.parametrize("how", ["as it is", "transformed", "without digests"])
 def test_unused_columns_are_not_hashed_if_a_digest_vouches_for_them(tables: Tables, how: str) -> None:
     """Spark then does not even read them. What a transform uses, Spark finds out; rows without a digest have only the hash."""
@@ -223,6 +228,7 @@ def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: 
         steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
+@pytest.mark.promise("performance:of-untouched-files-in-one-task-partials")
 @pytest.mark.parametrize("way", ["stage_on_executors", "stage_in_process"])
 @pytest.mark.parametrize(
     ("times", "message"), [(1, "of 2 rows 1 arrived"), (2, "of 2 rows 2 arrived .*sums of their hashes differ by 0x[1-9a-f]")]
@@ -246,6 +252,7 @@ def test_a_partial_that_is_lost_after_its_task_is_noticed(
         steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
+@pytest.mark.promise("limit:FEW_ROWS", "performance:up-to-10-000-partials-are-copied")
 def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
     """Their number is guessed from earlier batches; a wrong guess costs time, but neither rows nor sums."""
     overall = State(aggregates={"amount": Sum("amount")})
@@ -272,6 +279,7 @@ def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> 
     assert [history.attempts[-1]["source_rows"] for history in histories] == [10] * 4
 
 
+@pytest.mark.promise("performance:batch-asks-spark-four-times")
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question costs time on both sides: two about settings, one about the schema, one for the result; no more."""
     requests: Counter[str] = Counter()
@@ -298,6 +306,7 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
     assert tables.rows(pipeline) == clean(rows + rows)
 
 
+@pytest.mark.promise("performance:python-workers-keep-their-imports-out-of")
 def test_a_worker_keeps_its_imports_out_of_its_garbage_collections(tables: Tables) -> None:
     """Spark makes each Python worker collect garbage after every task; frozen objects are left out."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
@@ -310,6 +319,7 @@ def test_a_worker_keeps_its_imports_out_of_its_garbage_collections(tables: Table
     assert answer.frozen > 10_000
 
 
+@pytest.mark.promise("performance:arrow-batches-of-short-rows-are-limited")
 def test_rows_reach_python_in_limited_pieces_in_a_shared_session(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes, or, where rows are short, only in their number; a pipeline's next version may have longer ones."""
     monkeypatch.setattr(session, "LIMITED", "64b")
@@ -483,6 +493,7 @@ def test_null_keys_keeps_rows_without_a_key_as_a_group(tables: Tables) -> None:
     ]
 
 
+@pytest.mark.promise("limit:MAX_KEY_BYTES", "error:BAD_KEY")
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(
@@ -508,6 +519,7 @@ def test_a_text_that_postgres_cannot_index_is_refused_as_key(tables: Tables, key
     assert reason in message
 
 
+@pytest.mark.promise("limit:MAX_KEYS_BYTES")
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize(("length", "reason"), [(1200, None), (1197, None), (1201, "takes 2406 bytes")])
 def test_a_key_of_columns_that_are_too_long_together_is_refused(tables: Tables, length: int, reason: str | None) -> None:
@@ -669,6 +681,7 @@ def test_a_nul_in_a_value_is_refused(tables: Tables) -> None:
 # ------------------------------------------------------------------------------------ values that do not fit a column
 
 
+@pytest.mark.promise("error:DECLARATION_INVALID")
 @pytest.mark.parametrize(
     ("expression", "aggregates", "message"),
     [
@@ -714,6 +727,7 @@ def test_a_missing_key_column_is_refused(tables: Tables) -> None:
     assert "needs column nam, but the transform returns name" in refusal(tables, pipeline, DeclarationInvalid)
 
 
+@pytest.mark.promise("error:OVERFLOW")
 @pytest.mark.parametrize(
     ("kind", "aggregate", "values"),
     [
@@ -764,6 +778,7 @@ def test_a_sum_that_leaves_its_range_between_batches_halts_the_commit(
     assert "OVERFLOW" in (status.waits_for or "")
 
 
+@pytest.mark.promise("error:TRANSFORM_FAILED")
 def test_an_error_in_a_transform_is_reported_in_one_line(tables: Tables) -> None:
     """Spark's own refusals of data (here a bad cast) blame the content, and fit on a line."""
     pipeline = tables.declare_over(

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 
 import psutil
+import pytest
 
 from tidegate.stack.component import wait_until
 from tidegate.stack.spark import PYTHON_DAEMON, PYTHON_SETTINGS
@@ -14,6 +15,7 @@ from tidegate.stack.spark import PYTHON_DAEMON, PYTHON_SETTINGS
 QUICK = f"import {PYTHON_DAEMON} as it; it.SECONDS_BETWEEN_LOOKS = 0.05; it.main()"
 
 
+@pytest.mark.promise("decision:0037")
 def test_a_daemon_ends_after_its_last_worker_and_not_before() -> None:
     """A worker lives as long as its connection."""
     daemon = subprocess.Popen(

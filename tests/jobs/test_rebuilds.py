@@ -203,6 +203,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.promise("I24", "decision:0049")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
@@ -229,6 +230,7 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     assert asked(settings, NAMED_AS_REBUILDS) == []
 
 
+@pytest.mark.promise("I24")
 def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: Settings, register: Callable[..., None]) -> None:
     """A record that the changed check lets through counts in its own batch, and is not replayed there; others are."""
     strict, loose = {"priced": "cents >= 0"}, {"priced": "cents >= -1"}
@@ -290,6 +292,7 @@ def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
     assert asked(settings, "SELECT 1 FROM tidegate.quarantine") == []
 
 
+@pytest.mark.promise("I24")
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -588,6 +591,7 @@ def test_a_view_of_the_team_is_in_the_way_and_its_trigger_index_and_grants_are_k
     assert asked(settings, "SELECT has_table_privilege('tidegate_stager', 'state.by_shop', 'UPDATE')") == [(True,)]
 
 
+@pytest.mark.promise("I24", "decision:0049")
 def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -735,6 +739,7 @@ def counted(settings: Settings, register: Callable[..., None]) -> Pipeline:
     return sales(2, states=CHANGED)
 
 
+@pytest.mark.promise("decision:0049")
 def test_nothing_is_emptied_before_the_migration_is_there(settings: Settings, counted: Pipeline) -> None:
     """The rebuild is ready, and its migration was not written: neither `up` nor `migrate` changes what readers have."""
     before = content(settings, "by_shop")

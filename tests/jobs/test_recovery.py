@@ -36,6 +36,7 @@ def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
         return list(store.batch_history("inbox", txid).attempts)
 
 
+@pytest.mark.promise("fault:spark-server-dies-or-hangs:processing")
 def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings) -> None:
     """In mid-batch, under the policy that skips at once: no row is left out, and none counts twice."""
     held = Held(inbox.settings.home)
@@ -52,6 +53,11 @@ def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings)
     assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
 
 
+@pytest.mark.promise(
+    "fault:one-postgres-backend-or-server-dies:processing",
+    "fault:one-postgres-backend-or-server-dies:commit",
+    "fault:connection-breaks-before-commit-arrives:processing",
+)
 def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a different step of each batch: before it is staged, before its seal, before its query, at its merge."""
     pipeline = skipping(inbox, window=1)
@@ -81,6 +87,7 @@ def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settin
     assert counted(inbox, pipeline) == {"a": 10}
 
 
+@pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Postgres dies with the COMMIT: the run checks whether it took effect, and never guesses."""
     pipeline = skipping(inbox, window=1)
@@ -121,6 +128,7 @@ def silence(as_owner: Callable, seconds: int) -> None:
     as_owner(sa.update(tables.attempt).where(a.sealed_at.is_(None), a.failed_at.is_(None)).values(seen_at=ago))
 
 
+@pytest.mark.promise("limit:LONGEST_SILENCE_SECONDS")
 def test_a_run_takes_over_from_a_silent_one(inbox: Inbox, as_owner: Callable) -> None:
     """A process that was killed or stopped holds up others briefly, not until its attempt is overdue."""
     pipeline = skipping(inbox)

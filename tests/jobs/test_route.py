@@ -105,6 +105,7 @@ def test_the_ways_of_batches_are_shown(pipeline: Pipeline, ways: list[Any]) -> N
     assert found == ways
 
 
+@pytest.mark.promise("limit:FEW_ROWS")
 @pytest.mark.parametrize(("pipeline", "facts", "rows_before", "expected"), CHOICES.values(), ids=CHOICES.keys())
 def test_a_route_follows_from_the_known_facts(
     pipeline: Pipeline, facts: InputFacts, rows_before: dict[str, int], expected: Route
@@ -119,6 +120,7 @@ def test_records_from_quarantine_are_followed_one_by_one() -> None:
     assert choose(PLAIN, attempt, ONE_FILE).follows_partials is None
 
 
+@pytest.mark.promise("performance:up-to-10-000-partials-are-copied", "performance:small-files-are-grouped-by-one-task")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("route", steps.ROUTINGS)
 @pytest.mark.parametrize("how", ["as it is", "transformed", "checked", "several states"])

@@ -49,6 +49,7 @@ def declare(tables_: Tables, states: Any, **changes: Any) -> Pipeline:
     return tables_.declare(Files("inbox", schema=SCHEMA), states=states, **changes)
 
 
+@pytest.mark.promise("performance:rows-are-appended-by-plain-insert-in")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.parametrize("routing", list(steps.ROUTINGS))

@@ -76,6 +76,7 @@ def test_a_range_with_a_gap_is_refused(settings: Settings, sales: Pipeline) -> N
         run_pipeline(settings, SALES, run_id="run", from_txid=2)
 
 
+@pytest.mark.promise("I3", "decision:0025")
 def test_batches_outside_the_window_wait_unstaged(settings: Settings, sales: Pipeline) -> None:
     """The window bounds the batches in flight, even if threads are idle; then all commit, one window at a time."""
     write_sales(settings.home, "05", "06", "07", "08", "09", "10")

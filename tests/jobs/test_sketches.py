@@ -73,6 +73,7 @@ def check_quantiles(row: dict[str, Any], name: str, values: list[Decimal], *, mo
             assert abs(found - exact) <= abs(exact) * Decimal(error), (name, suffix, exact, found)
 
 
+@pytest.mark.promise("decision:0033")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("routing", "together"), [("chosen", True), ("safe", False)])
 def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables, routing: str, *, together: bool) -> None:
@@ -130,6 +131,7 @@ DRAWN: dict[str, Callable[[random.Random], float]] = {
 }
 
 
+@pytest.mark.promise("decision:0033")
 def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
     """20,000 values of each of five distributions, and numbers of different values from one to 100,000."""
     rng = random.Random(5)
@@ -161,6 +163,7 @@ def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
         assert abs(connection.scalar(of_all) / max(sizes) - 1) <= 3 * 0.03
 
 
+@pytest.mark.promise("limit:MOST_ELEMENTS")
 @pytest.mark.parametrize(
     ("declare", "message"),
     [

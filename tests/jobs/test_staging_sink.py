@@ -24,6 +24,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
     return iter(rows.to_batches(max_chunksize=rows_each))
 
 
+@pytest.mark.promise("performance:partials-are-staged-in-key-order-32")
 @pytest.mark.parametrize(
     ("declared", "kind", "keys"),
     [
@@ -52,6 +53,7 @@ def test_null_keys_come_last_as_postgres_sorts_them() -> None:
     assert sorted(row["events"] for row in rows[2:]) == [1, 3]
 
 
+@pytest.mark.promise("limit:SORTED_BYTES", "performance:partials-are-staged-in-key-order-32")
 def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later batches are not fetched before the first rows have been passed on."""
     monkeypatch.setattr(sink, "SORTED_BYTES", 2 * 16)

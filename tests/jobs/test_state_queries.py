@@ -118,6 +118,7 @@ def test_each_batch_reads_what_the_one_before_has_left(tables: Tables, routing: 
     assert log_of(tables, pipeline) == expected(BATCHES)
 
 
+@pytest.mark.promise("I21")
 def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables) -> None:
     """Also after a newer attempt has committed: an opaque state knows what it was before, and the fence ends it."""
     pipeline = declare(tables)
@@ -137,6 +138,7 @@ def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables)
     assert log_of(tables, pipeline) == expected([*BATCHES, [("a", 9), ("d", 1)]])
 
 
+@pytest.mark.promise("I21")
 def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
     """A transactional state does not know what it was before: whether overtaken, or another writer was there."""
     pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
@@ -151,6 +153,7 @@ def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
             stage_batch(store, pipeline, overtaken, spark)
 
 
+@pytest.mark.promise("I21")
 def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
     """With the values before the batch, and without the keys that it had made; unless the next batch has begun."""
     pipeline = declare(tables)
@@ -169,6 +172,7 @@ def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
     assert log_of(tables, pipeline) == expected([*BATCHES, BATCHES[0]])
 
 
+@pytest.mark.promise("I21", "decision:0031")
 def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
     """Whatever window an older plan has left in the ledger."""
     pipeline = declare(tables)
@@ -399,6 +403,7 @@ def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
     assert WRONG[0][1] in tables.refused(pipeline, DeclarationInvalid)
 
 
+@pytest.mark.promise("testing:GivenStates")
 def test_a_query_outside_of_a_transform_says_where_it_belongs(tables: Tables) -> None:
     """In a test of an author's, the states are given; they need not be in Postgres."""
     with spark_session(tables.settings, "inbox") as spark:
@@ -444,6 +449,7 @@ def latest(of: str) -> StateQuery:
     return StateQuery(of, as_of="latest", allow_not_repeatable=True)
 
 
+@pytest.mark.promise("decision:0031")
 def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
     tables: Tables, upstream: Callable[[int], None]
 ) -> None:

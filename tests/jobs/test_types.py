@@ -184,6 +184,7 @@ def test_keys_are_looked_up_and_printed_in_the_form_of_postgres(
 WEIGHTS = State(aggregates={"total": Sum("v", "numeric(12,4)"), "most": Max("v", "numeric(12,4)"), "lines": Count("v")})
 
 
+@pytest.mark.promise("decision:0008")
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
 def test_floats_are_kept_as_their_shortest_decimals(tables: Tables, kind: pa.DataType) -> None:
     """0.1 is 0.1000, ten times 0.1 is 1.0000 in any order; NULL adds nothing."""
@@ -227,6 +228,7 @@ def test_a_uuid_in_capitals_is_the_same_key(tables: Tables) -> None:
     assert [(str(row["owner"]), row["lines"]) for row in rows] == [(str(OWNERS[2]), 2)]
 
 
+@pytest.mark.promise("limit:MAX_KEY_BYTES")
 @pytest.mark.usefixtures("either_way")
 def test_bytes_that_are_too_long_for_a_key_are_refused(tables: Tables) -> None:
     """The limit is that of texts, and applies before bytes are written as digits."""

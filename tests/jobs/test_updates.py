@@ -138,6 +138,7 @@ def refused(shop: Tables, update: Callable[[UpdateBatch], None], error: type[Tid
     assert found(shop, TOTALS) == [(1, 2)]
 
 
+@pytest.mark.promise("fault:update-ends-transaction:commit")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("statement", "message"),
@@ -157,6 +158,7 @@ def test_an_update_cannot_end_the_transaction(shop: Tables, statement: str, mess
     refused(shop, lambda batch: batch.execute(sa.text(statement)) and None, DeclarationInvalid, message)
 
 
+@pytest.mark.promise("fault:update-ends-transaction:commit")
 def test_a_hidden_commit_is_refused_by_postgres(shop: Tables) -> None:
     """Even by way of the driver: the transaction cannot be ended before the batch is complete."""
 
@@ -166,6 +168,7 @@ def test_a_hidden_commit_is_refused_by_postgres(shop: Tables) -> None:
     refused(shop, sneak, PermanentError, "the commit of a batch of pipeline inbox has not ended")
 
 
+@pytest.mark.promise("error:DECLARATION_INVALID")
 def test_a_hidden_rollback_is_noticed(shop: Tables) -> None:
     """The transaction is not the same any more."""
 
@@ -175,6 +178,7 @@ def test_a_hidden_rollback_is_noticed(shop: Tables) -> None:
     refused(shop, sneak, DeclarationInvalid, "has ended the transaction of its batch")
 
 
+@pytest.mark.promise("fault:update-ends-transaction:commit")
 def test_a_procedure_that_commits_is_refused_by_postgres(shop: Tables) -> None:
     """Postgres itself does not let a procedure end a transaction that was begun outside of it."""
     with StateStore.connect(shop.settings, user=shop.settings.pg_owner) as store, store.engine.begin() as connection:
@@ -208,6 +212,7 @@ def test_an_update_cannot_open_connections(shop: Tables) -> None:
     refused(shop, reach_out, DeclarationInvalid, "The update own of pipeline inbox opens a connection")
 
 
+@pytest.mark.promise("fault:check-finds-something-update-fails:commit")
 def test_an_update_that_fails_leaves_nothing(shop: Tables) -> None:
     """Its error is named, as that of the author's code."""
 

@@ -97,6 +97,7 @@ def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[
     return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
 
 
+@pytest.mark.promise("I22")
 def test_final_windows_are_followed_each_once(tables: Tables, register: Callable[..., None]) -> None:
     """From end to end: what the second pipeline gets never changes again."""
     pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"hourly": State(**KEYED, window=WINDOWS["hourly"])})

@@ -103,6 +103,7 @@ def test_a_range_covers_its_uncommitted_txids(settings: Settings, sales: Pipelin
     assert steps.plan(settings, SALES, run_id="c", from_txid=1, to_txid=1) == []
 
 
+@pytest.mark.promise("error:RANGE_REFUSED")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -180,6 +181,7 @@ def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings
     assert [attempt["error"].startswith("MALFORMED_RECORD") for attempt in history.attempts] == [True, True]
 
 
+@pytest.mark.promise("error:SPARK_UNAVAILABLE")
 def test_an_unreachable_spark_is_tried_again_not_halted(settings: Settings, sales: Pipeline) -> None:
     """If Spark is away, the error is retryable, the batch is not halted, and the next try succeeds."""
     steps.plan(settings, SALES, run_id="run")
@@ -191,6 +193,7 @@ def test_an_unreachable_spark_is_tried_again_not_halted(settings: Settings, sale
     assert str(process(settings, 1)) == "sales 1:2 processed"
 
 
+@pytest.mark.promise("fault:declaration-changed-in-between:processing")
 def test_another_declaration_than_the_registered_one_computes_nothing(settings: Settings, sales: Pipeline) -> None:
     """Partials of a changed pipeline never meet the old state: it has to be registered first."""
     steps.plan(settings, SALES, run_id="run")
@@ -231,6 +234,7 @@ def test_a_new_version_processes_batches_of_an_old_one_again(
     assert stored_state(settings)["north"] == (2, 2 * (10 + 20), 20, 40)
 
 
+@pytest.mark.promise("error:UNKNOWN_PIPELINE")
 def test_a_missing_pipeline_or_batch_is_named(settings: Settings, sales: Pipeline) -> None:
     """A pipeline that is not declared or not registered, and a batch that is not planned."""
     with pytest.raises(UnknownPipeline, match="There is no pipeline sale"):
@@ -241,6 +245,7 @@ def test_a_missing_pipeline_or_batch_is_named(settings: Settings, sales: Pipelin
         process(settings, 7)
 
 
+@pytest.mark.promise("decision:0005")
 def test_the_task_that_seals_the_next_batch_commits_it(settings: Settings, sales: Pipeline) -> None:
     """Together with the sealed batches after it; batches after a gap wait. The batches' own commits then find it done."""
     assert steps.plan(settings, SALES, run_id="first") == [1, 2]
@@ -254,6 +259,7 @@ def test_the_task_that_seals_the_next_batch_commits_it(settings: Settings, sales
     assert stored_state(settings) == clean_state(settings.home)
 
 
+@pytest.mark.promise("decision:0005")
 def test_a_commit_by_another_process_does_not_stop_this_one(
     settings: Settings, sales: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +352,7 @@ def another_value(table: sa.Table) -> sa.Executable:
     return sa.update(table).where(table.c.shop == "north").values(cents=0)
 
 
+@pytest.mark.promise("fault:staging-is-lost-or-damaged:commit")
 @pytest.mark.parametrize(
     "damage", [DropTable, sa.delete, one_row_less, another_value], ids=["dropped", "emptied", "a row less", "a value"]
 )

@@ -90,6 +90,7 @@ def test_an_expired_token_is_refused_and_the_same_one_in_time_is_not(server: Ser
     assert statuses == [200, 200, 401, 401]
 
 
+@pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
     """With broken code, without code and without a Dag, too."""
     shown = {
@@ -101,6 +102,7 @@ def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
     assert [visit(name).json("/me")["read_only"] for name in ("admin", "viewer", "clerk")] == [False, True, False]
 
 
+@pytest.mark.promise("security:user-of-airflow-on-operator-page")
 @pytest.mark.parametrize(("method", "path"), [each for each in routes() if "/pipelines/clicks" in each[1]])
 def test_every_route_of_a_pipeline_asks_for_permission(visit: Visit, method: str, path: str) -> None:
     """A user who may not read the Dag learns nothing of its pipeline, not even whether it exists."""
@@ -111,6 +113,7 @@ def test_every_route_of_a_pipeline_asks_for_permission(visit: Visit, method: str
     assert answers[0].json()["message"].replace("clicks", "x") == answers[1].json()["message"].replace("no_such_pipeline", "x")
 
 
+@pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
     """A viewer of all Dags, and one who may act on another Dag."""
     actions = len(visit("admin").json("/pipelines/clicks")["actions"])
@@ -136,6 +139,7 @@ def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> N
     assert clerk.json("/pipelines/orphan/why")["causes"]
 
 
+@pytest.mark.promise("security:another-site-in-browser-of-logged-in")
 def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None:
     """A browser would send the cookie along; but no header of ours, and it says where the request comes from."""
     admin = visit("admin")
@@ -166,6 +170,7 @@ def test_answers_of_one_user_are_not_kept_for_another(visit: Visit) -> None:
     assert visit("nobody").http.get("/tidegate/api/pipelines", headers=known).status_code == 200
 
 
+@pytest.mark.promise("security:another-site-in-browser-of-logged-in")
 def test_browsers_are_told_what_the_page_may_do(visit: Visit) -> None:
     """No foreign scripts, no frames on other sites, no guessing of types; on answers of every kind."""
     for path in ("/", "/api/me", "/api/no_such_path", "/errors/NO_SUCH_CODE"):
@@ -218,6 +223,7 @@ def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Vi
     assert http.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
+@pytest.mark.promise("security:user-who-asks-query")
 def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> None:
     """Others learn nothing of them, not even that there are such queries."""
     listed = {name: [query["name"] for query in visit(name).json("/queries")] for name in ("viewer", "clerk", "nobody")}
@@ -274,6 +280,7 @@ def test_numbers_in_a_body_keep_all_their_digits() -> None:
     assert found == {"least": "12345678901234567890.123", "pages": ["1e400", "3", True, "x"]}
 
 
+@pytest.mark.promise("limit:SECONDS_PER_PART")
 def test_a_download_whose_reader_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its snapshot would hold up vacuum and migrations, and its place others' downloads, for as long as the reader likes."""
     monkeypatch.setattr(states, "SECONDS_PER_PART", 0.2)

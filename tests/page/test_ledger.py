@@ -197,6 +197,7 @@ def test_what_the_ledger_refuses_is_said(admin: Visitor, clicks: Batches) -> Non
     assert admin.act("none", "pause").status_code in (404, 503)
 
 
+@pytest.mark.promise("limit:MOST_BATCHES")
 @pytest.mark.parametrize(
     ("path", "status"),
     {
@@ -308,6 +309,7 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
         assert admin.get("/api/pipelines/clicks/states/per_page/rows", after=token).status_code == 422, token
 
 
+@pytest.mark.promise("limit:MOST_KEYS_OF_A_REQUEST")
 def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(server: Server, admin: Visitor) -> None:
     """In the order of the keys, with the txid; the ETag is that of the last commit."""
     path = "/tidegate/api/pipelines/clicks/states/per_page/rows"

@@ -87,6 +87,7 @@ def _begin(store: StateStore, txid: int) -> Attempt:
     return attempt
 
 
+@pytest.mark.promise("security:reader-of-metrics-endpoint")
 def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
     busy: None, server: Server, scrape: Scrape, visit: Callable[..., Visitor]
 ) -> None:
@@ -99,6 +100,7 @@ def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
         assert "tidegate_" not in refused.text
 
 
+@pytest.mark.promise("security:reader-of-metrics-endpoint")
 def test_a_token_that_others_could_read_opens_nothing(server: Server, scrape: Scrape) -> None:
     """Neither does an empty file, nor a missing one; the page and its login are not affected."""
     file = server.settings.metrics_token_file

@@ -36,6 +36,7 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
     assert {language for language, _ in blocks(README)} == {"console", "python", "text", "toml"}
 
 
+@pytest.mark.promise("verb:demo")
 def test_every_block_does_what_it_shows(clone: Path, tmp_path: Path) -> None:
     """Console blocks print the shown output (``...`` stands for anything), Python blocks are the files that they name."""
     environment = {**os.environ, "PYTHONPATH": str(clone)}  # the copy's own modules, not the installed project's

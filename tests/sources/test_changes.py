@@ -85,6 +85,7 @@ def divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(range_partitions, "TXIDS", request.param)
 
 
+@pytest.mark.promise("decision:0029")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("limits", [{}, {"max_txids": 1}, {"max_rows": 2}], ids=["one range", "txid by txid", "two rows"])
 @pytest.mark.usefixtures("divided")
@@ -102,6 +103,7 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, fol
     assert followed == {"a": (9, 1), "b": (6, 1), "c": (0, 1)}
 
 
+@pytest.mark.promise("decision:0029")
 def test_changes_have_the_values_after_and_before(inbox: Inbox, upstream: Pipeline) -> None:
     """By txid and key; a key's first values have none before them, and a mean is derived again."""
     for number, content in enumerate(FILES[:2]):
@@ -448,6 +450,7 @@ def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, foll
         steps.process(inbox.settings, follower, txid, owner="test")
 
 
+@pytest.mark.promise("limit:Changes.max_txids")
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
 def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:

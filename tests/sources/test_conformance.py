@@ -34,6 +34,19 @@ CASES = [
 ]
 
 
+@pytest.mark.promise(
+    "I11",
+    "I12",
+    "testing:Feed",
+    "testing:Bench",
+    "testing:nothing_new_is_no_batch",
+    "testing:a_batch_that_is_planned_again_leaves_no_gap",
+    "testing:a_changed_row_is_noticed",
+    "testing:what_is_hidden_stops_the_replay",
+    "testing:what_is_hidden_comes_in_a_later_batch",
+    "testing:callbacks_may_come_again",
+    "testing:records_are_the_rows",
+)
 @pytest.mark.parametrize(("feed", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
 def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, feed: str, promise: tuple) -> None:
     """Each source and each promise of its kind."""
@@ -125,6 +138,9 @@ class BrokenFeed(FixedFeed):
         return Broken(self._batches, SCHEMA, fault=self._fault)
 
 
+@pytest.mark.promise(
+    "testing:each_row_is_in_exactly_one_batch", "testing:a_replay_has_the_identical_rows", "testing:check_source"
+)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -141,12 +157,14 @@ def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, faul
         list(check_source(lambda: BrokenFeed(fault), spark, settings))
 
 
+@pytest.mark.promise("testing:NotPossible", "testing:check_source")
 def test_a_sound_source_is_reported_with_the_promises_checked(settings: Settings, spark: SparkSession) -> None:
     """All promises, except the one that the feed cannot test."""
     kept = set(check_source(FixedFeed, spark, settings))
     assert kept == set(PROMISES["transactional"]) - {"what_is_hidden_stops_the_replay"}
 
 
+@pytest.mark.promise("testing:partials")
 def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark: SparkSession) -> None:
     """Rows go in, and the partials that their batch would stage come out."""
     pipeline = Pipeline(

@@ -83,6 +83,7 @@ def table(settings: Settings, register: Callable[..., None]) -> Table:
     return Table(settings, register)
 
 
+@pytest.mark.promise("decision:0042")
 def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Table) -> None:
     """Also NULL and odd partition values, files that OPTIMIZE wrote again, a checkpoint, and two of a batch's files at once."""
 
@@ -133,6 +134,7 @@ def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Tabl
     assert table.run(table.declare(table.source)) == table.there() == [("b", 2), ("c", 30)]
 
 
+@pytest.mark.promise("limit:NAMES_AT_ONCE", "decision:0042")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_snapshot_is_read_on_while_the_table_goes_on(
     table: Table, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool

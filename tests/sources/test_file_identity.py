@@ -82,6 +82,7 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
     away.rename(inbox.folder / "site")
 
 
+@pytest.mark.promise("decision:0022")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
@@ -126,6 +127,7 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
     assert counts(inbox, pipeline) == {"a": (10, 10), "b": (10, 10)}
 
 
+@pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind: str) -> None:
     """Every file that has not counted is read: planning compares names, not their number."""
@@ -151,6 +153,7 @@ def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
     assert counts(inbox, pipeline) == {"a": (12, 12)}
 
 
+@pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
 def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, grows: bool) -> None:

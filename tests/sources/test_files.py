@@ -446,6 +446,7 @@ def test_a_large_file_is_read_in_pieces_at_its_records(inbox: Inbox, monkeypatch
     assert inbox.refused(pipeline, MalformedRecord).startswith(f"{file}, line 120002: {NO_FIT}column amount: 'x' is no int")
 
 
+@pytest.mark.promise("decision:0018")
 def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are also counted without Spark: an attempt that read fewer is not sealed."""
     for number in range(3):
@@ -748,6 +749,7 @@ def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:
     assert inbox.rows(pipeline) == [{"name": "a", "one": 4, "two": 4}]
 
 
+@pytest.mark.promise("error:MALFORMED_RECORD")
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -1116,6 +1118,7 @@ def test_an_empty_folder_has_no_batch(inbox: Inbox) -> None:
         assert store.last_opened("inbox") is None
 
 
+@pytest.mark.promise("error:SOURCE_UNREADABLE")
 def test_a_folder_that_does_not_exist_is_refused(inbox: Inbox) -> None:
     """A missing folder is not an empty one: its name may be wrong, or a disk is not mounted."""
     pipeline = inbox.declare(CSV)
@@ -1459,6 +1462,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.promise("I11", "fault:source-changed:processing", "error:SOURCE_CHANGED")
 @pytest.mark.parametrize("change", [change_a_byte, append_a_row, remove], ids=lambda change: change.__name__)
 def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inbox, change: Callable[[Path], None]) -> None:
     """A replay reads the planned bytes or none: the batch halts, names the file, and goes on when they are back."""

@@ -131,6 +131,7 @@ def names(metadata: Mapping[str, Any]) -> list[str]:
     return [file["name"] for file in metadata["data_files"]]
 
 
+@pytest.mark.promise("decision:0043")
 def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Settings, register: Callable[..., None]) -> None:
     """Also odd and NULL partition values, and a column that is added."""
     table = Table(settings, register, partitioned_by="name")
@@ -155,6 +156,7 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Se
     assert ("a", 1, None) in table.there()
 
 
+@pytest.mark.promise("decision:0043")
 @pytest.mark.parametrize(
     "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
 )

@@ -107,6 +107,7 @@ def seats_of(inputs: Any) -> Any:
 # merges
 
 
+@pytest.mark.promise("decision:0030")
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> None:
     """Files of the same name are different files in two inputs; touched, or come back, they do not count again."""
@@ -337,6 +338,7 @@ def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
 # references
 
 
+@pytest.mark.promise("decision:0030")
 def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
     """The version of its plan, which the ledger keeps; a new version alone makes no batch."""
     pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
@@ -356,6 +358,7 @@ def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
     assert versions[0][0]["sha256"] != versions[1][0]["sha256"]
 
 
+@pytest.mark.promise("I11", "fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
     """Changed, grown or gone, before the first attempt or before a replay; a new file is not part of the version."""
     pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
@@ -395,6 +398,7 @@ def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> 
     assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged)
 
 
+@pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_kept_versions_survive_their_files(folders: Folders) -> None:
     """The reference may be replaced, or vanish, between plan and commit: the batch has the version of its plan."""
     kept = replace(PLANES, keep_folder="kept")
@@ -414,6 +418,7 @@ def test_kept_versions_survive_their_files(folders: Folders) -> None:
     assert len(list((folders.settings.home / "kept").rglob("planes.csv"))) == 2
 
 
+@pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders) -> None:
     """Its inputs keep their rows; the ledger has the version of the attempt that counts. So does a redo."""
     per_name = replace(PER_NAME, kind="opaque")

@@ -94,6 +94,7 @@ def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
 # merges
 
 
+@pytest.mark.promise("decision:0050")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
@@ -240,6 +241,7 @@ def united(inputs: Any) -> Any:
 UNITED = Inputs({"a": files("a"), "b": files("b", {"name": "string", "miles": "int"}), "planes": PLANES})
 
 
+@pytest.mark.promise("decision:0050")
 def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folders) -> None:
     """Frozen with the replay: it is read in no other version, before the commit or in another attempt."""
     planes = folders.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
@@ -336,6 +338,7 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.promise("decision:0050")
 @pytest.mark.parametrize("how", MEETINGS)
 def test_inputs_that_are_joined_are_refused(folders: Folders, how: str) -> None:
     """Whether both have rows in the batch or not; the same transform is right where bad records block."""

@@ -424,6 +424,7 @@ def test_replay_of_an_opaque_batch_begins_where_it_began(topic: TestTopic) -> No
 # -------------------------------------------------------------------------------------------------------- expired
 
 
+@pytest.mark.promise("error:RANGE_EXPIRED", "decision:0016")
 @pytest.mark.parametrize("kind", KINDS)
 def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: str) -> None:
     """They are not missed silently: the batch names the expired records; the others come after it."""
@@ -442,6 +443,7 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: TestTopic, kind: 
     assert ranges(topic.plan(source, expired, txid=3)) == {"0": (6, 8), "1": (0, 2)}
 
 
+@pytest.mark.promise("decision:0016")
 def test_an_expired_batch_says_how_many_records_skipping_it_gives_up(topic: TestTopic) -> None:
     """A planned range is fixed, so skipping it gives up more than the expired records: the message says how much."""
     source = topic.source()
@@ -569,6 +571,7 @@ def test_records_that_expire_while_spark_reads_are_found_before_the_seal(topic: 
 # ------------------------------------------------------------------------------------------- not the planned records
 
 
+@pytest.mark.promise("I11")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: TestTopic, kind: str) -> None:
     """Its records are others, even if its offsets reach as far."""
@@ -950,6 +953,7 @@ def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subproce
             broker.kill()
 
 
+@pytest.mark.promise("error:PARTITION_UNAVAILABLE")
 def test_a_partition_without_a_leader_stops_a_transactional_source_only(
     topic: TestTopic, kafka_stack: Settings, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
@@ -986,6 +990,7 @@ def test_a_partition_without_a_leader_stops_a_transactional_source_only(
     assert ranges(topic.plan(opaque, None, first)) == {"0": (0, 3)}
 
 
+@pytest.mark.promise("error:SOURCE_UNAVAILABLE")
 def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: TestTopic, kafka_stack: Settings) -> None:
     """The broker hangs, then dies, at plan and at read. Afterwards the same batch goes through."""
     source = topic.source()
@@ -1053,6 +1058,7 @@ def test_a_properties_file_may_be_that_of_a_consumer(topic: TestTopic) -> None:
     assert topic.read(source, topic.plan(source)) == topic.produced
 
 
+@pytest.mark.promise("decision:0021")
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: TestTopic) -> None:
     """Spark learns the password's place, not the password."""
     password = kafka_client(topic.settings)["sasl.password"]

@@ -163,6 +163,7 @@ def test_the_state_is_what_duckdb_makes_of_the_same_objects(
     assert (left.read, left.count) == (14, 1)
 
 
+@pytest.mark.promise("decision:0034")
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_an_object_that_is_not_as_planned_is_never_read(
     settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
@@ -207,6 +208,7 @@ def test_an_object_that_is_not_as_planned_is_never_read(
         steps.plan(settings, pipeline, run_id="later")
 
 
+@pytest.mark.promise("decision:0034")
 def test_without_an_etag_the_content_identifies_an_object(
     settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -627,6 +629,7 @@ def test_the_key_is_nowhere_but_in_the_environment(
     assert "'etag': " in texts[-2]
 
 
+@pytest.mark.promise("decision:0034")
 def test_a_plan_lists_no_further_than_it_needs(tmp_path: Path) -> None:
     """Pages are counted by the server; what a plan holds does not grow with the bucket."""
     with many_objects(50_000) as endpoint:

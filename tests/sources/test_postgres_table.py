@@ -140,6 +140,7 @@ def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callabl
             one.result()
 
 
+@pytest.mark.promise("decision:0015")
 @pytest.mark.parametrize("source", [replace(ORDERS, wait_seconds=10), replace(DATED, kind="transactional", margin_seconds=0.2)])
 def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTable) -> None:
     """A range never gains rows after its plan; the ranges together hold every row once."""
@@ -160,6 +161,7 @@ def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTabl
     assert [row for _, ids in seen for row in ids] == [row for (row,) in shop.execute(f"SELECT id FROM orders ORDER BY {key}")]
 
 
+@pytest.mark.promise("decision:0015", "limit:PostgresTable.wait_seconds")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, caplog: pytest.LogCaptureFixture) -> None:
     """Key 2 is committed and key 1 is not: no batch is planned, and the log names the session waited for."""
@@ -189,6 +191,7 @@ def test_an_operator_sees_which_transactions_hold_rows_back(shop: Shop, source: 
     assert source.held_back(shop.settings) is None
 
 
+@pytest.mark.promise("limit:PostgresTable.wait_seconds")
 def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
     """Writers that begin after the look have higher keys, and may take any time."""
     found, later = shop.session(), shop.session()
@@ -260,6 +263,7 @@ def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> N
     assert shop.planned(replace(ORDERS, table="parent"))["to"] == ["1"]
 
 
+@pytest.mark.promise("decision:0015")
 def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop) -> None:
     """It writes after the look, with the time of its beginning; rows of later times wait for it, earlier ones do not."""
     shop.sell()

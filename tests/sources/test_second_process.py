@@ -43,6 +43,7 @@ def run_in_a_process(settings: Settings, run_id: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
 def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(
     settings: Settings, register: Callable[..., None]
 ) -> None:
@@ -83,6 +84,7 @@ def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
         steps.process(inbox.settings, pipeline, 1, owner="test")
 
 
+@pytest.mark.promise("performance:one-session-per-pipeline", "decision:0003")
 def test_spark_keeps_no_plans_and_so_no_listings(settings: Settings) -> None:
     """Spark's cache of plans would answer the next process with the files of the last one."""
     with spark_session(settings, "inbox") as session:

@@ -243,6 +243,7 @@ def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Setting
     assert stored(settings, pipeline) == [("a", 7)]
 
 
+@pytest.mark.promise("limit:MOST_FILES")
 @pytest.mark.parametrize("prices", [DeltaPrices, IcebergPrices], ids=["Delta", "Iceberg"], indirect=True)
 def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
     """Each batch would list them."""

@@ -68,6 +68,7 @@ def test_objects_with_versions_keep_the_promises_of_files(
     PROMISES["transactional"][promise](Bench(ObjectsFeed(bucket, versions=True), spark, settings))
 
 
+@pytest.mark.promise("decision:0040")
 @pytest.mark.parametrize("spoil", ["overwritten", "deleted"])
 @pytest.mark.parametrize("format", ["csv", "parquet", "own tasks"])
 def test_a_batch_reads_the_versions_that_it_was_planned_with(
@@ -111,6 +112,7 @@ def test_a_batch_is_joined_with_the_versions_of_a_reference(
         assert stored(settings, pipeline) == [("a", 2, 3)]
 
 
+@pytest.mark.promise("decision:0040")
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
     settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str

@@ -27,6 +27,7 @@ def commit(tally: Tally, *txids: int) -> None:
         tally.commit(txid)
 
 
+@pytest.mark.promise("verb:backup", "verb:restore")
 def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path: Path) -> None:
     """Three commits, a backup after two: the pipeline halts, names the third, goes on after the second once accepted."""
     register_pipelines(running.settings, TALLY)
@@ -61,6 +62,7 @@ def test_a_restored_backup_names_the_commits_lost_since(running: Stack, tmp_path
         psycopg2.connect(**running.settings.conninfo(user="airflow"))
 
 
+@pytest.mark.promise("verb:restore")
 def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> None:
     """It is read completely before the database is replaced, and the unfinished one is dropped."""
     file = tmp_path / "backup"

@@ -13,6 +13,7 @@ from tidegate.stack import class_archive, spark
 from tidegate.stack import component as components
 
 
+@pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
 def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> None:
     """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
@@ -25,6 +26,7 @@ def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> N
     assert archive in {Path(region.path) for region in server.memory_maps()}
 
 
+@pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
 def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> None:
     """After a change of Java, or with a broken file, the server starts all the same, without a line in its log."""
     archive = tmp_path / "not an archive.jsa"

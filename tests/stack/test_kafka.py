@@ -114,6 +114,7 @@ def test_a_topic_is_not_created_by_accident(running: Stack) -> None:
     assert "nmubers" not in AdminClient(kafka_client(running.settings)).list_topics(timeout=SECONDS).topics
 
 
+@pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 @pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}, {"sasl.username": "root"}])
 def test_a_client_without_the_password_is_refused(change: dict[str, str], running: Stack) -> None:
     """A client without login, with another password or another name is refused; the controller refuses every client."""
@@ -126,6 +127,7 @@ def test_a_client_without_the_password_is_refused(change: dict[str, str], runnin
             AdminClient({**right, **change, **address, "log_level": 0}).list_topics(timeout=3)
 
 
+@pytest.mark.promise("security:other-machines")
 def test_the_broker_listens_on_loopback_only(running: Stack) -> None:
     """Other machines reach neither the broker nor its controller."""
     listening = [
@@ -137,6 +139,7 @@ def test_the_broker_listens_on_loopback_only(running: Stack) -> None:
     assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
 
 
+@pytest.mark.promise("decision:0021")
 def test_kafkas_secrets_are_in_private_files_only(running: Stack) -> None:
     """Passwords are in files that only their owner reads, and in no argument, environment, log or setting."""
     folder = running.folder / "secrets"

@@ -60,6 +60,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
+@pytest.mark.promise("error:MACHINE_REFUSES")
 def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
     """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
@@ -90,6 +91,7 @@ def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
         remove(stack)
 
 
+@pytest.mark.promise("error:NOT_PERMITTED")
 def test_a_folder_that_cannot_be_written_is_named(small_disk: Path) -> None:
     """Every verb of the stack says so in a sentence."""
     home = small_disk / "home"

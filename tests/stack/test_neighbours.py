@@ -93,6 +93,7 @@ def end_spark(address: str) -> None:
 # -- Spark's token -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("security:another-account-that-takes-port-while-its", "decision:0019")
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_listener_on_the_other_loopback_address_sees_nothing(
     host: str, stack: Settings, neighbour: int, tmp_path: Path
@@ -113,6 +114,7 @@ def test_a_listener_on_the_other_loopback_address_sees_nothing(
     assert done.stdout == "3\n", done.stderr[-3000:]
 
 
+@pytest.mark.promise("error:LISTENER_NOT_TRUSTED", "security:another-account-that-takes-port-while-its", "decision:0019")
 def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: int, free_port: Callable[[], int]) -> None:
     """While Spark is away its port is free: an account that takes it is named, and receives nothing from any client."""
     port = free_port()
@@ -180,6 +182,7 @@ def run_check_as(user: int, port: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
+@pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> None:
     """Spark's ports besides its server's answer a client of Spark's own only if it knows the secret.
 
@@ -212,6 +215,7 @@ def refuses(answer: str) -> bool:
 # -- passwords ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("security:another-account-that-takes-port-while-its")
 @pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
 def test_an_impostor_of_postgres_does_not_get_the_password(
     verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
@@ -268,6 +272,7 @@ async def connect(address: str, connect_args: dict[str, Any]) -> None:
         pass
 
 
+@pytest.mark.promise("security:another-account-that-takes-port-while-its")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_an_impostor_of_airflow_does_not_get_the_password(
     host: str, neighbour: int, free_port: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -317,6 +322,7 @@ os.chmod(folder, int(sys.argv[5], 8))
 """
 
 
+@pytest.mark.promise("security:another-account-in-file-system")
 @pytest.mark.parametrize("mode", ["777", "700"])
 def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     mode: str, shared: Path, neighbour: int, free_port: Callable[[], int], tmp_path: Path

@@ -48,6 +48,7 @@ def can_query(stack: Stack) -> bool:
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("verb:up")
 def test_two_operators_start_one_stack(small: Stack) -> None:
     """Two simultaneous `up` both succeed, and there is one supervisor with one process per component."""
     assert {status.state for status in small.statuses().values()} == {"up"}
@@ -90,6 +91,7 @@ def test_a_copy_of_a_running_stack_leaves_it_alone(running: Stack, tmp_path: Pat
     assert {status.state for status in running.statuses().values()} == {"up"}
 
 
+@pytest.mark.promise("verb:up")
 def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
     """`up` on a healthy stack leaves every process running."""
     before = {process.pid for process in running.processes()}
@@ -102,6 +104,7 @@ def test_up_again_is_quick_and_changes_nothing(running: Stack) -> None:
     assert {process.pid for process in running.processes()} == before
 
 
+@pytest.mark.promise("verb:status")
 def test_status_shows_programs_the_state_of_each_component(running: Stack) -> None:
     """`status --json` names each component with state, address, process and log file."""
     done = running.tidegate("status", "--json")
@@ -120,6 +123,7 @@ def test_status_shows_programs_the_state_of_each_component(running: Stack) -> No
 NO_JAVA = {"nothing": None, "too old": 'openjdk version "11.0.2"', "too new": 'openjdk version "25" 2025-09-16'}
 
 
+@pytest.mark.promise("error:PERMANENT_ERROR")
 @pytest.mark.parametrize("version", NO_JAVA.values(), ids=NO_JAVA.keys())
 def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callable[[str], Stack]) -> None:
     """Without a suitable Java, the first line says so and what to install; nothing is started or written."""
@@ -293,6 +297,7 @@ def test_taken_ports_are_left_to_their_holders(full: Stack, occupied: set[int]) 
     assert can_query(full)
 
 
+@pytest.mark.promise("security:other-machines")
 def test_everything_listens_on_loopback_only(full: Stack) -> None:
     """Other machines reach no process of the stack, child processes included."""
     ours = {process.pid for process in full.processes()}
@@ -321,6 +326,7 @@ def secrets_of(stack: Stack) -> dict[str, str]:
     return found
 
 
+@pytest.mark.promise("security:another-account-in-file-system")
 def test_secrets_are_private_files(full: Stack) -> None:
     """Each secret is in a file that only its owner can read, in a folder that only its owner can enter."""
     folder = full.folder / "secrets"
@@ -345,6 +351,7 @@ def test_secrets_are_nowhere_else(full: Stack) -> None:
     assert [(name, place) for name, secret in secrets.items() for place, text in texts.items() if secret in text] == []
 
 
+@pytest.mark.promise("security:another-account-of-same-machine-at-ports", "security:another-account-in-file-system")
 def test_another_account_sees_nothing(full: Stack) -> None:
     """A scan by another account, of files, folders, processes and listeners, opens nothing and finds no secret anywhere."""
     user = account()
@@ -443,6 +450,7 @@ def test_airflows_history_is_kept_for_a_while_only(full: Stack, monkeypatch: pyt
     assert not history.is_due(airflow.folder)
 
 
+@pytest.mark.promise("verb:down")
 def test_down_leaves_no_process(full: Stack) -> None:
     """`down` ends Airflow's processes and their forks; a second `down` says that nothing was running."""
     assert_ends(full)

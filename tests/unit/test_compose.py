@@ -95,6 +95,7 @@ def test_commands_are_the_embedded_ones(embedded: Layout) -> None:
         assert by_place(SERVICES[component.name]["command"]) == by_place(list(component.command))
 
 
+@pytest.mark.promise("performance:settings-of-embedded-server")
 def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
     """The server has the embedded one's options, except those for where it listens and for a machine of two cores."""
 
@@ -123,6 +124,7 @@ def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) 
     assert str(history.marker(Path(given("airflow-history")["AIRFLOW_HOME"]))) in service["healthcheck"]["test"][1]
 
 
+@pytest.mark.promise("performance:limits-of-airflow-are-raised-its-scheduler")
 @pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate", "airflow-history"])
 def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
     """Every process has all shared settings with their values, and the same names of settings as the embedded one."""
@@ -174,6 +176,7 @@ def test_every_service_has_the_addresses_of_the_others(service: str, embedded: L
     assert settings.airflow_user == embedded.settings()["airflow_user"]
 
 
+@pytest.mark.promise("performance:spark-planner-is-compiled-late")
 def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
     """The Connect server's properties differ in folders, memory, and the token, which is not in a file of the project."""
 
@@ -274,6 +277,7 @@ def test_only_services_that_ack_may_move_source_files() -> None:
 # -- safe by default ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("security:other-machines")
 def test_ports_are_the_usual_ones_on_loopback_only() -> None:
     """Ports are published only on 127.0.0.1, with the embedded stack's usual numbers; Spark's is not published."""
     published = {name: [port.split(":") for port in service.get("ports", [])] for name, service in SERVICES.items()}

@@ -1,6 +1,6 @@
 """Declarations are checked at once, with clear messages, and the fingerprint changes with their meaning."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -142,6 +142,7 @@ def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
             declare_state(aggregates={"x": aggregate("amount", kind)})
 
 
+@pytest.mark.promise("decision:0008")
 @pytest.mark.parametrize("kind", ["text", "boolean", "date", "timestamptz", "timestamp", "uuid", "bytea"])
 def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
     """Sums are whole numbers or decimals."""
@@ -212,6 +213,7 @@ def test_ranges_that_cannot_be_are_refused(every: Any) -> None:
         Ranges("at", every)
 
 
+@pytest.mark.promise("I16")
 @pytest.mark.parametrize(
     "changed",
     [
@@ -252,3 +254,10 @@ def test_ranges_that_cannot_be_are_refused(every: Any) -> None:
 def test_every_change_of_a_values_meaning_changes_the_fingerprint(changed: Pipeline) -> None:
     """Partials of another declaration must never meet the state (I16)."""
     assert changed.spec.fingerprint != declare().spec.fingerprint
+
+
+@pytest.mark.promise("decision:0053")
+def test_a_state_by_key_is_one_table() -> None:
+    """Only rows and recorded changes are divided, by ranges."""
+    assert [field.name for field in fields(State) if "partition" in field.name] == []
+    assert [field.name for field in fields(Rows) if "partition" in field.name] == ["range_partitions"]

@@ -43,12 +43,14 @@ ERRORS = _errors()
 CODES = error_pages.codes()
 
 
+@pytest.mark.promise("error:*")
 def test_every_error_has_a_page_and_every_page_an_error() -> None:
     """Whatever package defines it."""
     assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(ERRORS)
     assert sorted(ERRORS) == list(CODES)
 
 
+@pytest.mark.promise("error:*")
 @pytest.mark.parametrize("code", CODES)
 def test_a_page_agrees_with_the_code(code: str) -> None:
     """Its fault and its exit code are those of the class; it has all sections, and is short."""

@@ -72,6 +72,7 @@ def test_rows_have_no_order_of_columns_and_updates_no_values() -> None:
     assert sentence == f"{begin} gets more from the next batch on. {begin} loses name from the next batch on."
 
 
+@pytest.mark.promise("decision:0051")
 def test_the_change_is_confirmed_by_the_version() -> None:
     """As a changed source is; the refusal says what would come and go."""
     with pytest.raises(DeclarationChanged, match=rf"^{re.escape(COMES)} If that is meant .* raise .* version above 1\.$"):

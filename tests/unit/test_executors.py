@@ -61,6 +61,7 @@ def test_another_word_is_refused() -> None:
         are_elsewhere(Settings(spark_executors="there"))
 
 
+@pytest.mark.promise("decision:0035")
 def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes for the same content; any change, also of a file that is no module, gives another name."""
     package = tmp_path / "author_of_test" / "inner"

@@ -157,6 +157,7 @@ def inbox(tmp_path: Path, write: Write) -> Path:
     return folder
 
 
+@pytest.mark.promise("security:author-of-data")
 @pytest.mark.parametrize("name", ["file.txt", "absolute.txt", "folder", "folder/password.txt", "twice.txt"])
 def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
     """An account that may put files into the folder must not choose other files of the machine for reading."""

@@ -312,6 +312,7 @@ class Away(FixedBatches):
         raise SourceUnavailable("The server of the lists is away.")
 
 
+@pytest.mark.promise("error:SOURCE_UNAVAILABLE")
 def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -> None:
     """A later batch has its rows. A transactional one is waited for, as a partition is."""
     rows, gone = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]

@@ -22,6 +22,7 @@ def test_every_row_is_read() -> None:
     assert len(rows) == len(ROWS)
 
 
+@pytest.mark.promise("limit:*")
 @pytest.mark.parametrize("row", ROWS, ids=[row["limit"] for row in ROWS])
 def test_a_limit_is_what_the_page_says(row: re.Match[str]) -> None:
     """The number of the page, in its unit, is that of the constant, or the default of the field."""

@@ -26,6 +26,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
     return sent
 
 
+@pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
 @pytest.mark.parametrize("packages", [kafka.PACKAGES, kafka.SPARK_PACKAGES], ids=["broker", "connector"])
 @pytest.mark.parametrize("change", ["another file under a known name", "one more file"])
 def test_a_library_of_the_stack_with_another_checksum_is_deleted(
@@ -41,6 +42,7 @@ def test_a_library_of_the_stack_with_another_checksum_is_deleted(
     assert not maven.folder(packages).exists()
 
 
+@pytest.mark.promise("security:another-account-in-file-system")
 def test_libraries_that_another_account_could_have_put_there_are_refused(fetched: dict[str, bytes]) -> None:
     """If the cache is in a shared folder, such files would run as part of Spark."""
     fetched["thing-1.0.jar"] = b"anything"

@@ -22,6 +22,7 @@ def unseen(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"} and c != "\n"}
 
 
+@pytest.mark.promise("security:author-of-data")
 def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
     """In title, column and cell: escapes, marks of direction, line ends; Rich makes no emoji or colour of them."""
     output.print_table(HOSTILE, [HOSTILE], [[HOSTILE], ["Straße 猫 👩‍👩‍👧"]])
@@ -68,6 +69,7 @@ def test_a_list_is_shown_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown == [["key", "values"], ["a", "one,"], ["two\\nthree"]]
 
 
+@pytest.mark.promise("security:author-of-data")
 def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
     """Messages quote data too; their own line ends are kept."""
     output.say(f"first\nquoted: {HOSTILE}")

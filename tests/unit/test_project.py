@@ -53,6 +53,7 @@ def shop(tmp_path: Path) -> Path:
     return shop
 
 
+@pytest.mark.promise("verb:init")
 def test_init_makes_what_is_missing(tmp_path: Path) -> None:
     """Under any umask no other account may write there; a second time changes nothing; files of the author stay."""
     before = os.umask(0)
@@ -92,6 +93,7 @@ def test_init_says_that_another_project_is_named(tmp_path: Path) -> None:
     assert "The project is still /srv/other, which TIDEGATE_HOME names: unset that" in done.stderr
 
 
+@pytest.mark.promise("decision:0045")
 @pytest.mark.parametrize("where", ["", "pipelines", "data/deep"])
 def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
     """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
@@ -109,6 +111,7 @@ def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
     assert json.loads(run(FOUND, where=shop.parent, TIDEGATE_HOME=str(shop)).stdout)[0] == str(shop / "pipelines")
 
 
+@pytest.mark.promise("security:another-account-that-can-write-into-project")
 @pytest.mark.parametrize("part", ["pipelines", "migrations", "dags"])
 def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.Part, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the folder and the remedy; who names the folder takes it as it is."""
@@ -138,6 +141,7 @@ def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
     assert json.loads(run(code, where=shop.parent).stdout) == names[:1]
 
 
+@pytest.mark.promise("verb:demo")
 @pytest.mark.parametrize("where", ["shop", "."])
 def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
     """Elsewhere it starts nothing."""

@@ -51,6 +51,7 @@ def foreign(folder: Path, *packages: str) -> Path:
     return folder
 
 
+@pytest.mark.promise("name:*")
 def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
     """From the image's files, outside any checkout."""
     done = run(f"{PUBLIC}; import json, jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))", tmp_path, shipped)

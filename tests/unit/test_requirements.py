@@ -9,6 +9,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt")
 
 
+@pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
     """Another file from a package index under the same version is refused."""

@@ -112,6 +112,7 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
     assert len(set(VARIABLES.values())) == len(VARIABLES)
 
 
+@pytest.mark.promise("error:SETTINGS_INVALID")
 @pytest.mark.parametrize("raw", ["abc", "", 0, -1, 1.5, True, [1]])
 def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
     """The message has the setting, the file and the value; nothing is rounded or guessed."""
@@ -290,6 +291,7 @@ def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings,
     return Settings.sources({})
 
 
+@pytest.mark.promise("security:another-account-that-leaves-tidegate-toml-or")
 @pytest.mark.parametrize("mode", [0o666, 0o646])
 def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -308,6 +310,7 @@ def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     assert Settings.load({"TIDEGATE_HOME": str(file.parent)}).pg_port == 2222
 
 
+@pytest.mark.promise("security:another-account-that-leaves-tidegate-toml-or")
 def test_a_foreign_settings_file_is_ignored_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,6 +73,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@pytest.mark.promise("limit:MOST_PER_ROW")
 @pytest.mark.parametrize(("declared", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_window_that_cannot_work_is_refused_at_once(declared: Callable[[], Any], message: str) -> None:
     """With what is wrong, and what is possible."""

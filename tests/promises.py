@@ -1,0 +1,285 @@
+"""The register of promises: what Tidegate says that it keeps, each line with the tests that hold it.
+
+    python -m tests.promises                    writes docs/promises.md again; names what is wrong instead, if anything is
+    python -m tests.promises --check            writes nothing: as part of `make check`
+    python -m tests.promises --rename OLD NEW   after a promise was worded anew: in the register and in all tests
+
+Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
+with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a
+kind. The register shows both, and remembers: a promise that is gone is said to be so in CHANGELOG.md, one that had a test
+keeps one, and a new one begins with one. Only lines that never had a test may be without.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REGISTER = "docs/promises.md"
+NO_TEST = "no test yet"
+# A record of a decision that does not bind any more.
+NOT_BINDING = re.compile(r"^\*Status:\* (superseded|withdrawn)", re.MULTILINE)
+LINE = re.compile(r"^\| `(?P<id>[\w:.-]+)` \| .* \| (?P<held>[^|]+) \|$", re.MULTILINE)
+Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of promise: where its lines stand, and how they are read."""
+
+    title: str
+    source: str
+    read: Callable[[Path], Found]
+    own: bool = True  # whether each line needs a test of its own, or those of all lines are enough
+
+
+@dataclass
+class Promise:
+    """One line of the register."""
+
+    says: str
+    tests: list[str] = field(default_factory=list)
+    of_all: list[str] = field(default_factory=list)
+    held: bool = False
+
+
+def _rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the cells of each row of the tables that begin with these columns."""
+    inside = False
+    for line in file.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            inside = False
+        elif cells[: len(columns)] == list(columns):
+            inside = True
+        elif inside and set(cells[0]) != {"-"}:
+            yield cells
+
+
+def _slug(text: str) -> str:
+    """Return the first words of a row, by which it is known."""
+    return "-".join(re.findall(r"[a-z0-9_]+", re.sub(r"'s\b|\b(a|an|the)\b ", "", text.lower()))[:7])
+
+
+def _docstring(node: ast.AST) -> str:
+    """Return the first line of a docstring."""
+    return (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
+
+
+def _invariants(file: Path) -> Found:
+    yield from re.findall(r"^- \*\*(I\d+) ([^.*]+)\.\*\*", file.read_text(), re.MULTILINE)
+
+
+def _faults(file: Path) -> Found:
+    """Each cell that says something is a promise."""
+    for fault, *effects in _rows(file, ["fault"]):
+        for phase, effect in zip(("processing", "commit", "after"), effects, strict=True):
+            if effect:
+                yield f"{_slug(fault)}:{phase}", f"{fault}: {effect}"
+
+
+def _limits(file: Path) -> Found:
+    for limit, value, place, _ in _rows(file, ["limit", "is", "where"]):
+        yield place.rpartition(" ")[2].strip("`"), f"{limit}: {value}"
+
+
+def _errors(file: Path) -> Found:
+    for code, meaning in _rows(file, ["code", "what it means"]):
+        yield code[1:].partition("]")[0], meaning
+
+
+def _verbs(file: Path) -> Found:
+    (table,) = (node.value for node in ast.parse(file.read_text()).body if _assigns(node, "VERBS"))
+    for verb, module in ast.literal_eval(table).items():
+        body = ast.parse((file.parent / f"commands/{module}.py").read_text()).body
+        yield verb, next(_docstring(node) for node in body if getattr(node, "name", "") == verb)
+
+
+def _schemas(folder: Path) -> Found:
+    for file in sorted(folder.glob("*.json")):
+        yield file.stem, f"`tidegate {file.stem.replace('-', ' ')} --json`"
+
+
+def _names(file: Path) -> Found:
+    (names,) = (node.value for node in ast.parse(file.read_text()).body if _assigns(node, "__all__"))
+    for name in ast.literal_eval(names):
+        yield name, f"`from tidegate import {name}`"
+
+
+def _testing(file: Path) -> Found:
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, _docstring(node)
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == [name]
+
+
+def _attackers(file: Path) -> Found:
+    for attacker, defence in _rows(file, ["Attacker", "Defence"]):
+        yield _slug(attacker), f"{attacker}: {defence}"
+
+
+def _shortcuts(file: Path) -> Found:
+    for shortcut, *_ in _rows(file, ["shortcut", "where"]):
+        yield _slug(shortcut), shortcut
+
+
+def _decisions(file: Path) -> Found:
+    """Those that bind."""
+    for number, name, decision in re.findall(r"^- \[(\d{4})\]\(([\w.-]+)\) (.*)$", file.read_text(), re.MULTILINE):
+        if not NOT_BINDING.search((file.parent / name).read_text()):
+            yield number, decision
+
+
+KINDS = {
+    "invariant": Kind("Invariants", "docs/protocol.md", _invariants),
+    "fault": Kind("Faults, by the phase that they meet", "docs/protocol.md", _faults),
+    "limit": Kind("Limits", "docs/limits.md", _limits),
+    "error": Kind("Errors, each raised", "docs/errors/README.md", _errors),
+    "verb": Kind("Verbs", "tidegate/cli.py", _verbs),
+    "json": Kind("Outputs for programs, each compared with its schema", "docs/json", _schemas),
+    "name": Kind("Names that authors import", "tidegate/__init__.py", _names, own=False),
+    "testing": Kind("Names for authors' tests", "jobs/testing.py", _testing),
+    "security": Kind("Attackers", "SECURITY.md", _attackers),
+    "performance": Kind("Shortcuts that change nothing", "docs/performance.md", _shortcuts),
+    "decision": Kind("Decisions", "docs/decisions/README.md", _decisions),
+}
+
+
+def kind_of(promise: str) -> str:
+    """Return the kind of a promise by its id; invariants are known by their numbers alone."""
+    return promise.partition(":")[0] if ":" in promise else "invariant"
+
+
+def promises(root: Path) -> dict[str, Promise]:
+    """Return all promises by their ids, as they stand in their sources.
+
+    Raises: SystemExit if two have one id, or a source has none, as when it was moved or its table looks otherwise.
+    """
+    found: dict[str, Promise] = {}
+    for name, kind in KINDS.items():
+        lines = list(kind.read(root / kind.source))
+        ids = [part if name == "invariant" else f"{name}:{part}" for part, _ in lines]
+        twice = [each for each, count in Counter(ids).items() if count > 1]
+        if twice or not lines:
+            raise SystemExit(f"{kind.source} has {'two promises ' + ', '.join(twice) if twice else 'no promise'} ({name}).")
+        found |= {each: Promise(says) for each, (_, says) in zip(ids, lines, strict=True)}
+    return found
+
+
+def marks(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield each test with each promise that it is marked with."""
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for mark in node.decorator_list:
+                    if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
+                        yield from ((f"{file.relative_to(root)}::{node.name}", ast.literal_eval(each)) for each in mark.args)
+
+
+def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[str]:
+    """Give each promise its tests; return what is wrong with marks."""
+    wrong = []
+    for test, pattern in marks:
+        matching = [each for each in found if fnmatchcase(each, pattern)]
+        for each in matching:
+            (found[each].of_all if "*" in pattern else found[each].tests).append(test)
+        if not matching:
+            wrong.append(f"{test} is marked with {pattern}, which is no promise.")
+    for each, promise in found.items():
+        promise.held = bool(promise.tests or (promise.of_all and not KINDS[kind_of(each)].own))
+    return wrong
+
+
+def gone(root: Path) -> set[str]:
+    """Return the promises that are said to be gone: in CHANGELOG.md, below ### Removed, or by a decision's record itself."""
+    parts = re.split(r"^(?=##+ )", (root / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    removed = {quoted for part in parts if part.startswith("### Removed") for quoted in re.findall(r"`([^`\n]+)`", part)}
+    records = (root / KINDS["decision"].source).parent.glob("[0-9]*.md")
+    return removed | {f"decision:{record.name[:4]}" for record in records if NOT_BINDING.search(record.read_text())}
+
+
+def compare(found: dict[str, Promise], registered: dict[str, bool], removed: set[str]) -> list[str]:
+    """Return what is wrong with promises, compared with what the register says was held, and what the changelog says."""
+    wrong = [
+        f"{each} is in the register and not in its source. If it went, CHANGELOG.md says so, with `{each}` below ### Removed; "
+        f"if it is worded otherwise: python -m tests.promises --rename {each} NEW"
+        for each in registered
+        if each not in found and each not in removed
+    ]
+    for each, promise in found.items():
+        if not promise.held and registered.get(each, True):
+            why = "has lost its last test" if each in registered else "is new"
+            wrong.append(f'{each} {why}: mark a test that holds it, @pytest.mark.promise("{each}").')
+    return wrong
+
+
+def written(found: dict[str, Promise]) -> str:
+    """Return the register."""
+    parts = [
+        "# Promises",
+        "What Tidegate promises, line by line, and the tests that hold it. `make promises` writes this page, from where the\n"
+        "promises stand and from the marks of tests (`@pytest.mark.promise`); `make check` compares.\n"
+        "[CONTRIBUTING.md](../CONTRIBUTING.md#how-to-add) says how lines come and go.",
+    ]
+    counts = ["| kind | lines | with a test of their own | by a test of all lines | no test yet |", "|---|---|---|---|---|"]
+    sections = []
+    for name, kind in KINDS.items():
+        lines = {each: promise for each, promise in found.items() if kind_of(each) == name}
+        own, held = sum(bool(each.tests) for each in lines.values()), sum(each.held for each in lines.values())
+        counts.append(f"| {name} | {len(lines)} | {own} | {held - own} | {len(lines) - held} |")
+        of_all = sorted({test for each in lines.values() for test in each.of_all})
+        sections.append(f"## {kind.title}\n\nFrom `{kind.source}`." + (f" All lines: {_quoted(of_all)}" if of_all else ""))
+        table = ["| promise | what | held by |", "|---|---|---|"]
+        for each, promise in lines.items():
+            says = promise.says.replace("](", "] (").replace("|", "/")
+            table.append(f"| `{each}` | {says} | {_quoted(promise.tests) or ('all lines' if promise.held else NO_TEST)} |")
+        sections.append("\n".join(table))
+    return "\n\n".join([*parts, "\n".join(counts), *sections]) + "\n"
+
+
+def _quoted(tests: Sequence[str]) -> str:
+    return ", ".join(f"`{test}`" for test in sorted(set(tests)))
+
+
+def rename(root: Path, old: str, new: str) -> None:
+    """Give a promise another id, in the register and in the marks of tests."""
+    for file in [root / REGISTER, *sorted((root / "tests").rglob("test_*.py"))]:
+        before = file.read_text()
+        after = before.replace(f"`{old}`", f"`{new}`") if file.suffix == ".md" else before.replace(f'"{old}"', f'"{new}"')
+        if after != before:
+            file.write_text(after)
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> int:
+    """Check or write the register, print its counts; return the exit code."""
+    if arguments[:1] == ["--rename"]:
+        rename(root, *arguments[1:])
+    before = (root / REGISTER).read_text()
+    registered: dict[str, bool] = {}
+    for line in LINE.finditer(before):  # twice in a merge's conflict: what was held on either side stays so
+        registered[line["id"]] = registered.get(line["id"], False) or line["held"] != NO_TEST
+    found = promises(root)
+    wrong = [*hold(found, list(marks(root))), *compare(found, registered, gone(root))]
+    after = written(found)
+    if not wrong and after != before:
+        if "--check" in arguments:
+            wrong.append(f"{REGISTER} is out of date: make promises")
+        else:
+            (root / REGISTER).write_text(after)
+    without = [each for each, promise in found.items() if not promise.held]
+    shown = [f"no test yet: {each}" for each in without if "--check" not in arguments]
+    counted = f"{len(found)} promises, {len(without)} of them without a test yet ({REGISTER})."
+    sys.stdout.write("\n".join([*shown, *wrong, counted]) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

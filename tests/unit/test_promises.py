@@ -1,0 +1,234 @@
+"""The register of promises: nothing leaves it, and nothing comes into it, unseen."""
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import promises
+
+MADE_UP = "tests/unit/test_made_up.py"
+A_TEST = '@pytest.mark.promise("I4", "limit:WINDOW", "error:*")\ndef test_one() -> None: ...\n'
+SOURCES = [
+    "docs",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "tidegate/__init__.py",
+    "tidegate/cli.py",
+    "tidegate/commands",
+    "jobs/testing.py",
+]
+Run = Callable[[], str]
+
+
+class Project:
+    """A copy of the places where promises stand, with a test of its own and the register of both."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for source in SOURCES:
+            (root / source).parent.mkdir(parents=True, exist_ok=True)
+            if (promises.ROOT / source).is_dir():
+                shutil.copytree(promises.ROOT / source, root / source, ignore=shutil.ignore_patterns("*.png", "__pycache__"))
+            else:
+                shutil.copyfile(promises.ROOT / source, root / source)
+        self.write(MADE_UP, A_TEST)
+        self.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n")
+        found = promises.promises(root)
+        assert promises.hold(found, list(promises.marks(root))) == []
+        self.write(promises.REGISTER, promises.written(found))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file."""
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def read(self, name: str = promises.REGISTER) -> str:
+        """Return a file's text; that of the register by default."""
+        return (self.root / name).read_text()
+
+    def change(self, name: str, before: str, after: str) -> None:
+        """Replace all that matches in a file, which has to have it."""
+        text, count = re.subn(before, after, self.read(name), flags=re.MULTILINE)
+        assert count
+        self.write(name, text)
+
+    def line(self, promise: str) -> str | None:
+        """Return who holds a promise, by the register."""
+        return {line["id"]: line["held"] for line in promises.LINE.finditer(self.read())}.get(promise)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project whose register is right."""
+    return Project(tmp_path)
+
+
+@pytest.fixture
+def refused(project: Project, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return what the check says, which has to fail; and writing, too, unless the register is only out of date."""
+
+    def run() -> str:
+        before = project.read()
+        assert promises.main(["--check"], project.root) == 1
+        said = capsys.readouterr().out
+        if "is out of date" not in said:
+            assert promises.main([], project.root) == 1
+        assert project.read() == before
+        return said
+
+    return run
+
+
+def accepted(project: Project) -> bool:
+    """Write the register; return whether all is well then."""
+    return promises.main([], project.root) == 0 == promises.main(["--check"], project.root)
+
+
+def test_the_register_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+    """That of this project, as `make check` looks at it."""
+    assert promises.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_register_that_is_right_passes_and_counts(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines without a test are listed, and counted; those of one kind may be held by the tests of all lines."""
+    before = project.read()
+    assert accepted(project)
+    said = capsys.readouterr().out
+    assert "\nno test yet: limit:MAX_VALUE_BYTES\n" in said
+    assert project.line("limit:MAX_VALUE_BYTES") == promises.NO_TEST
+    lines = list(promises.LINE.finditer(before))
+    without = sum(line["held"] == promises.NO_TEST for line in lines)
+    assert f"{len(lines)} promises, {without} of them without a test yet (docs/promises.md)." in said
+    assert len(lines) - without == 2
+    assert project.read() == before
+
+
+@pytest.mark.parametrize("promise", ["I4", "I5", "error:OVERFLOW"])
+def test_a_line_that_was_deleted_from_the_register_fails(project: Project, refused: Run, promise: str) -> None:
+    """Whether it has a test or none: without a line, none would be missed later."""
+    project.change(promises.REGISTER, rf"^\| `{promise}` .*\n", "")
+    assert ("is out of date" if promise == "I4" else f"{promise} is new") in refused()
+
+
+def test_a_test_that_moved_fails_until_the_register_is_written(project: Project, refused: Run) -> None:
+    """Or was renamed. Its mark stays with it."""
+    project.change(MADE_UP, "test_one", "test_another")
+    assert "is out of date" in refused()
+    assert accepted(project)
+    assert project.line("I4") == f"`{MADE_UP}::test_another`"
+    (project.root / MADE_UP).rename(project.root / "tests/test_moved.py")
+    assert "is out of date" in refused()
+    assert accepted(project)
+    assert project.line("I4") == "`tests/test_moved.py::test_another`"
+
+
+def test_a_promise_that_loses_its_last_test_fails(project: Project, refused: Run) -> None:
+    """Also if the changelog says that it is gone, as it still stands in its source; another test will do."""
+    project.change(MADE_UP, '"I4", ', "")
+    assert "I4 has lost its last test" in refused()
+    project.write("CHANGELOG.md", "### Removed: fences\n\n- `I4`\n")
+    assert "I4 has lost its last test" in refused()
+    project.write("tests/test_second.py", '@pytest.mark.promise("I4")\nasync def test_two() -> None: ...\n')
+    assert accepted(project)
+
+
+@pytest.mark.parametrize("promise", ["limit:WINDOW", "limit:MAX_VALUE_BYTES"])
+def test_a_promise_that_is_gone_needs_a_line_in_the_changelog(project: Project, refused: Run, promise: str) -> None:
+    """With a test or without one. The test that held it goes, too, or its mark."""
+    project.change("docs/limits.md", rf"^.*`{promise.removeprefix('limit:')}`.*\n", "")
+    if promise in project.read(MADE_UP):
+        project.change(MADE_UP, f'"{promise}", ', "")
+    assert f"{promise} is in the register and not in its source" in refused()
+    project.write("CHANGELOG.md", f"### Added: nothing\n\n- `{promise}`\n")
+    assert f"{promise} is in the register and not in its source" in refused()
+    project.write("CHANGELOG.md", f"### Removed: a limit\n\n- Whatever was longer is taken (`{promise}`).\n")
+    assert "is out of date" in refused()
+    assert accepted(project)
+    assert project.line(promise) is None
+
+
+def test_a_new_promise_needs_a_test(project: Project, refused: Run) -> None:
+    """It never comes into the register without one; a test of all lines of its kind is not enough."""
+    project.change("docs/errors/README.md", r"^\| \[OVERFLOW\]", "| [TOO_MUCH](OVERFLOW.md) | It is too much. |\n\\g<0>")
+    assert "error:TOO_MUCH is new" in refused()
+    project.change(MADE_UP, '"I4"', '"I4", "error:TOO_MUCH"')
+    assert accepted(project)
+    assert project.line("error:TOO_MUCH") == f"`{MADE_UP}::test_one`"
+
+
+def test_a_line_without_a_test_gets_one_and_keeps_it(project: Project, refused: Run) -> None:
+    """So the list of those without may only become shorter."""
+    project.change(MADE_UP, '"I4"', '"I4", "I5"')
+    assert accepted(project)
+    project.change(MADE_UP, '"I5", ', "")
+    assert "I5 has lost its last test" in refused()
+
+
+def test_a_mark_of_no_promise_fails(project: Project, refused: Run) -> None:
+    """A misspelt one would hold nothing."""
+    project.change(MADE_UP, '"I4"', '"I4", "limit:NOTHING"')
+    assert f"{MADE_UP}::test_one is marked with limit:NOTHING, which is no promise." in refused()
+
+
+def test_a_promise_that_is_worded_otherwise_is_renamed(project: Project, refused: Run) -> None:
+    """In the register and in all tests, by one command."""
+    project.change("docs/limits.md", "`WINDOW`", "`LONGEST_WINDOW`")
+    assert "limit:WINDOW is in the register and not in its source" in refused()
+    assert promises.main(["--rename", "limit:WINDOW", "limit:LONGEST_WINDOW"], project.root) == 0
+    assert '"limit:LONGEST_WINDOW"' in project.read(MADE_UP)
+    assert (project.line("limit:WINDOW"), project.line("limit:LONGEST_WINDOW")) == (None, f"`{MADE_UP}::test_one`")
+
+
+def test_a_decision_that_is_superseded_says_so_itself(project: Project) -> None:
+    """Its record is the line that it needs."""
+    (record,) = (project.root / "docs/decisions").glob("0005-*.md")
+    project.change(str(record.relative_to(project.root)), r"^\*Status:\* accepted", "*Status:* superseded by another")
+    assert accepted(project)
+    assert project.line("decision:0005") is None
+
+
+def test_a_merge_may_leave_both_sides_lines(project: Project, refused: Run) -> None:
+    """What a conflict leaves in the register is written anew; a line that had a test on either side keeps one."""
+    right = project.read()
+    without = f"| `I4` | Fence | {promises.NO_TEST} |"
+    project.change(promises.REGISTER, r"^(\| `I4` .*)$", f"<<<<<<< HEAD\n\\1\n=======\n{without}\n>>>>>>> other")
+    assert "is out of date" in refused()
+    project.change(MADE_UP, '"I4", ', "")
+    assert "I4 has lost its last test" in refused()
+    project.write(MADE_UP, A_TEST)
+    assert accepted(project)
+    assert project.read() == right
+
+
+def test_two_promises_of_one_id_and_a_source_without_any_are_refused(project: Project) -> None:
+    """One would hide the other; a table whose head has changed would hide all."""
+    row = "| another limit | 1 | `jobs/elsewhere.py`, `WINDOW` | |\n"
+    project.change("docs/limits.md", r"^\| a value of a text key", row + "\\g<0>")
+    with pytest.raises(SystemExit, match="two promises limit:WINDOW"):
+        promises.main(["--check"], project.root)
+    project.change("docs/limits.md", r"^\| limit \| is", "| limit | value")
+    with pytest.raises(SystemExit, match=r"docs/limits\.md has no promise \(limit\)"):
+        promises.main(["--check"], project.root)
+
+
+def test_no_line_of_a_source_is_left_out() -> None:
+    """As many promises as a plain search finds."""
+
+    def found(file: str, pattern: str) -> int:
+        return len(re.findall(pattern, (promises.ROOT / file).read_text(), re.MULTILINE))
+
+    counts = Counter(promises.kind_of(each) for each in promises.promises(promises.ROOT))
+    assert counts["invariant"] == found("docs/protocol.md", r"^- \*\*I\d+ ")
+    assert counts["limit"] == found("docs/limits.md", r"^\| (?!limit \|)")
+    assert counts["error"] == len(list((promises.ROOT / "docs/errors").glob("*.md"))) - 1  # README.md
+    assert counts["json"] == len(list((promises.ROOT / "docs/json").glob("*.json")))
+    assert counts["security"] == found("SECURITY.md", r"^\| (?!Attacker)")
+    others = "shortcut|design|one record|one batch|pipelined"
+    assert counts["performance"] == found("docs/performance.md", rf"^\| (?!{others}).*\|$")
+    faults = (promises.ROOT / "docs/protocol.md").read_text().partition("## Faults")[2].partition("Each is tested")[0]
+    rows = [line.split("|")[2:5] for line in faults.splitlines() if line.startswith("|")][2:]
+    assert counts["fault"] == sum(bool(cell.strip()) for row in rows for cell in row)
