@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy.dialects import postgresql
 
 import migrations
 from jobs import FixedBatches, Pipeline, Update
-from state_store import Settings, StateStore, registration, revisions, state_tables
+from state_store import Settings, StateStore, registration, revisions, state_tables, tables
 from state_store.attempts import Tracked
 from state_store.columns import ColumnType, ValueColumn
-from state_store.declaration import PipelineSpec
+from state_store.declaration import WINDOW, PipelineSpec
 from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
@@ -65,6 +66,35 @@ def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
         StateStore.connect(replace(settings, pg_user="unknown_user"))
     with pytest.raises(AccessRefused, match="password"):
         StateStore.connect(replace(settings, pg_passfile=Path("/nonexistent")))
+
+
+# the schema in statements
+
+
+def test_tables_of_statements_are_those_of_the_schema(as_role: Execute) -> None:
+    """tables.py has the names and types of what schema.sql makes, and what may be NULL: no more, and no less."""
+    made = as_role(
+        "tidegate_owner",
+        "SELECT relname, attname, format_type(atttypid, atttypmod), NOT attnotnull FROM pg_attribute "
+        "JOIN pg_class ON pg_class.oid = attrelid WHERE relnamespace = 'tidegate'::regnamespace AND relkind = 'r' "
+        "AND attnum > 0 AND NOT attisdropped AND NOT starts_with(relname, 'alembic_version')",
+    )
+    told = [
+        (table.name, column.name, column.type.compile(dialect=postgresql.dialect()).lower(), column.nullable)
+        for table in tables.ledger.tables.values()
+        for column in table.columns
+    ]
+    assert sorted(made) == sorted(told)
+
+
+def test_the_usual_window_is_that_of_the_schema(as_role: Execute) -> None:
+    """A pipeline that declares none has the column's default."""
+    usual = as_role(
+        "tidegate_owner",
+        "SELECT column_default FROM information_schema.columns WHERE table_schema = 'tidegate' "
+        "AND (table_name, column_name) = ('pipeline', 'in_flight')",
+    )
+    assert usual == [(str(WINDOW),)]
 
 
 # declarations
