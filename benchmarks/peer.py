@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.pipelines import VERSION, ordinary
-from jobs.pipelines.word_count import words
-from state_store import Settings
+from tidegate.jobs.pipelines.word_count import words
 from tidegate.stack.spark import MAX_DRIVER_MEMORY
+from tidegate.state_store import Settings
 
 VERSIONS = ", ".join(f"{name} {kind}" for name, kind in VERSION.items())
 SCHEMA = "user_id bigint, page string, amount bigint"

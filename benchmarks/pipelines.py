@@ -4,8 +4,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
-from jobs.pipelines import word_count
+from tidegate.jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs.pipelines import word_count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,9 +8,9 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from migrations import reflection
-from state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
-from state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
+from tidegate.migrations import reflection
+from tidegate.state_store import history_views, partitions, size_partitions, state_tables, table_keys, tables
+from tidegate.state_store.revisions import PROJECT_VERSION_TABLE, VERSION_TABLE
 
 
 def _ours(name, type_, parents):  # noqa: ANN001, ANN202

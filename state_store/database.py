@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from state_store.driver_errors import translate
-from state_store.errors import StoreUnavailable
-from state_store.held_tables import hold
-from state_store.session_times import prepare_times
-from state_store.settings import Settings
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import StoreUnavailable
+from tidegate.state_store.held_tables import hold
+from tidegate.state_store.session_times import prepare_times
+from tidegate.state_store.settings import Settings
 
 MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
 # How often the server checks that a silent client is still connected: it releases the locks of a killed process this soon.

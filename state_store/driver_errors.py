@@ -4,7 +4,7 @@ import re
 
 from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
 
-from state_store import errors
+from tidegate.state_store import errors
 
 _RETRYABLE_STATES = {
     "40001": "a serialization failure",

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import psycopg2
 from psycopg2 import sql
 
-from state_store.declaration import StateSpec
-from state_store.driver_errors import translate
-from state_store.errors import UsageError
-from state_store.held_tables import STATE, hold
-from state_store.session_times import prepare_times
-from state_store.settings import Settings
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.held_tables import STATE, hold
+from tidegate.state_store.session_times import prepare_times
+from tidegate.state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 5000
 ROW = "s"  # the alias of the state's table in a statement
@@ -82,7 +82,7 @@ def _check_whole(connection: Any, state: StateSpec) -> None:
             moduli = [modulus for (modulus,) in cursor]
     if not missing and (not moduli or set(moduli) == {len(moduli)}):
         return
-    from state_store import hash_partitions, range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
+    from tidegate.state_store import hash_partitions, range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
     refusal = range_partitions.why_not_whole(table, missing)
     refusal = refusal or hash_partitions.why_not_whole(table, [modulus for modulus in moduli if modulus])

@@ -1,7 +1,7 @@
 """What metrics show of every pipeline, at one moment, by a few statements whose work is bounded.
 
 No statement takes longer as more batches commit: the present is read from the rows of uncommitted batches, of kept staging and
-of the quarantine, up to a limit; `state_store.totals` remembers sums over the past.
+of the quarantine, up to a limit; `tidegate.state_store.totals` remembers sums over the past.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, quarantine, tables
-from state_store.copy_in import STAGING
-from state_store.cursors import CURSOR, Cursor
-from state_store.database import set_local
-from state_store.errors import HoleDetected
-from state_store.history import batches_view
-from state_store.search import UNCOMMITTED
-from state_store.totals import Position, Settled, Totals
-from state_store.witness import Witness
+from tidegate.state_store import cursors, quarantine, tables
+from tidegate.state_store.copy_in import STAGING
+from tidegate.state_store.cursors import CURSOR, Cursor
+from tidegate.state_store.database import set_local
+from tidegate.state_store.errors import HoleDetected
+from tidegate.state_store.history import batches_view
+from tidegate.state_store.search import UNCOMMITTED
+from tidegate.state_store.totals import Position, Settled, Totals
+from tidegate.state_store.witness import Witness
 
 WITH_ERROR = ("failed", "halted")
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.

@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
-from state_store import project, tables
-from state_store.declaration import RebuildName, rebuilt_by
-from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
+from tidegate.state_store import project, tables
+from tidegate.state_store.declaration import RebuildName, rebuilt_by
+from tidegate.state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
 VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
 LEDGER_COMMENT = "ledger revision "

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Table
 from sqlalchemy.dialects import postgresql
 
-from state_store import lookup, range_partitions, state_tables, tables
-from state_store.database import LARGE_PARTITION_MIB, set_local
-from state_store.declaration import StateSpec
+from tidegate.state_store import lookup, range_partitions, state_tables, tables
+from tidegate.state_store.database import LARGE_PARTITION_MIB, set_local
+from tidegate.state_store.declaration import StateSpec
 
 # Readers open every partition. For each so many that there are, the next ones may grow by that size more.
 MANY = 64

@@ -1,8 +1,8 @@
 """The ledger's tables, schema ``tidegate``, as SQLAlchemy Core metadata: what all migrations together create.
 
-The tables of states and of staging are in `state_store.state_tables`; views, functions and grants are in ``schema.sql``. What
-has happened to a batch is recorded in rows and times; its phase, such as processed, is derived from them (view
-``tidegate.batches``), never stored.
+The tables of states and of staging are in `tidegate.state_store.state_tables`; views, functions and grants are in
+``schema.sql``. What has happened to a batch is recorded in rows and times; its phase, such as processed, is derived from them
+(view ``tidegate.batches``), never stored.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID, UUID
 
-from state_store.declaration import WINDOW
+from tidegate.state_store.declaration import WINDOW
 
 NAMING = {
     "pk": "pk_%(table_name)s",

@@ -1,9 +1,9 @@
 """After a crash at any statement of plan, process and commit, the state equals a clean run's."""
 
-from state_store import Settings, StateStore
 from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
+from tidegate.state_store import Settings, StateStore
 
 
 def test_a_crash_at_every_statement_leaves_the_state_of_a_clean_run(

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jobs.pipelines import flights
-from state_store import Settings
 from tests.cli import shop
 from tests.conftest import COMMAND
 from tidegate import json_schemas
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from state_store import Settings
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
 from tidegate import error_pages
+from tidegate.state_store import Settings
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130

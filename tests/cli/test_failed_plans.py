@@ -3,9 +3,9 @@
 import json
 from datetime import datetime
 
-from state_store import StateStore
 from tests import command_lines
 from tests.cli.conftest import CommandLine
+from tidegate.state_store import StateStore
 
 
 def causes(tidegate: CommandLine) -> list[dict]:

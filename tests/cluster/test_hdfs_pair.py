@@ -5,16 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import Files, Inputs, Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.beside_store import server, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, stack_beside_hdfs
 from tests.sources.test_objects import STATE, parquet, stored
+from tidegate.jobs import Files, Inputs, Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.component import wait_until
+from tidegate.state_store import Settings
 
 __all__ = ["server", "template"]  # fixtures
 

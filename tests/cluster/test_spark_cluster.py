@@ -26,19 +26,18 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-import migrations
-from jobs import Pipeline
-from jobs.compute import route
-from jobs.compute.session import spark_session
-from jobs.engine.local_run import RunResult, run_pipeline
-from jobs.pipelines import flights
-from state_store import Settings, StateStore
-from state_store.errors import AccessRefused, ExecutorsUnprepared
 from tests.cluster.managed_postgres import Authority, demand_tls
 from tests.cluster.spark_cluster import REPOSITORY, Gate, SparkCluster, small_cluster, standalone_cluster, wait_until
 from tests.conftest import Server, register_pipelines
 from tests.postgres_versions import AnyPostgres, running
-from tidegate import sample_data
+from tidegate import migrations, sample_data
+from tidegate.jobs import Pipeline
+from tidegate.jobs.compute import route
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.local_run import RunResult, run_pipeline
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import AccessRefused, ExecutorsUnprepared
 
 long = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
 DAYS = 20
@@ -497,7 +496,7 @@ def assert_no_project(settings: Settings) -> None:
 
         import pandas as pd  # noqa: PLC0415
 
-        import jobs.pipelines.flights  # noqa: PLC0415
+        import tidegate.jobs.pipelines.flights  # noqa: PLC0415
 
         for _ in batches:
             try:
@@ -505,7 +504,7 @@ def assert_no_project(settings: Settings) -> None:
                 project = "open"
             except OSError:
                 project = "closed"
-            yield pd.DataFrame({"place": [jobs.pipelines.flights.__file__], "project": [project]})
+            yield pd.DataFrame({"place": [tidegate.jobs.pipelines.flights.__file__], "project": [project]})
 
     with spark_session(settings, "looks") as session:
         (found,) = session.range(0, 1, 1, 1).mapInPandas(look, "place string, project string").collect()

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import Settings, StateStore, totals
-from state_store.attempts import Tracked
-from state_store.ledger_reader import LedgerReader
-from state_store.measures import PipelineMeasures, measures
-from state_store.totals import BOUNDS_SECONDS, PHASES, Settled
-from state_store.witness import Witness
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally
+from tidegate.state_store import Settings, StateStore, totals
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.measures import PipelineMeasures, measures
+from tidegate.state_store.totals import BOUNDS_SECONDS, PHASES, Settled
+from tidegate.state_store.witness import Witness
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),

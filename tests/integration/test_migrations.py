@@ -17,13 +17,13 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, revisions, state_tables, tables
-from state_store.columns import ColumnType, KeyColumn, ValueColumn
-from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
+from tidegate import migrations
+from tidegate.jobs.registry import all_pipelines
+from tidegate.state_store import Settings, StateStore, revisions, state_tables, tables
+from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted(file.name for file in revisions.VERSIONS.glob("*.py"))
@@ -431,7 +431,7 @@ def test_dropping_the_ledger_stops_before_a_state_table(settings: Settings, as_r
 
 PAGE_VIEWS = '''"""Page views."""
 
-from jobs import ApproxDistinct, Count, Files, History, Max, Min, Pipeline, Session, State, Sum
+from tidegate.jobs import ApproxDistinct, Count, Files, History, Max, Min, Pipeline, Session, State, Sum
 
 PIPELINE = Pipeline(
     name="page_views",
@@ -513,7 +513,9 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, clone: Path, as_
 
     with pytest.raises(SchemaOutOfDate, match="newer than this code"):
         StateStore.connect(empty)  # the code beside the clone does not know that revision
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    walk = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    )
     for target in (f"{len(FILES):04d}", number):
         walked = _python(clone, empty, walk.format(target))
         assert walked.returncode == 0, walked.stderr
@@ -580,7 +582,9 @@ def test_the_number_of_hash_partitions_is_changed_by_a_migration(empty: Settings
         with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="by the commits of pipeline page_views only"):
             cursor.execute('UPDATE state."page_views$1" SET views = 0')
 
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    walk = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    )
     assert _python(clone, empty, walk.format(f"{len(FILES) + 1:04d}")).returncode == 0
     assert rows() == before[:-1], "the view of a history is gone until its pipeline is registered"
     assert of_table(shape(empty), "page_views") == of_table(whole, "page_views")
@@ -640,7 +644,7 @@ def test_a_table_that_lacks_a_hash_partition_is_not_made_again(empty: Settings, 
 
 VISITS = '''"""Visits as they come."""
 
-from jobs import Files, Pipeline, Ranges, Rows
+from tidegate.jobs import Files, Pipeline, Ranges, Rows
 
 PIPELINE = Pipeline(
     name="visits",
@@ -699,7 +703,9 @@ def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, clone: P
     assert by_hand(divided) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
     migrated(None)
     assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    walk = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    )
     for revision_ in range(len(FILES) + 4, len(FILES), -1):
         done = _python(clone, empty, walk.format(f"{revision_:04d}"))
         assert done.returncode == 0, done.stderr
@@ -736,7 +742,7 @@ def test_a_detached_table_in_the_way_of_new_ranges_is_named(empty: Settings, clo
 
 HOURS = '''"""Views per hour."""
 
-from jobs import Count, Files, Pipeline, State, Tumbling
+from tidegate.jobs import Count, Files, Pipeline, State, Tumbling
 
 PIPELINE = Pipeline(
     name="hours",
@@ -850,7 +856,7 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path,
     migrate("hash_partitions=3, ", ("migrate",))
     assert found() == before
 
-    walk = f"import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{len(FILES) + 1:04d}')"
+    walk = f"from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{len(FILES) + 1:04d}')"
     assert _python(clone, empty, walk).returncode == 0
     assert found() == before
     assert by_hand("SELECT * FROM state.hours") == rows
@@ -956,7 +962,9 @@ def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
 ) -> None:
     """The files say nothing about loaded code: code for the old ledger is refused, a new state disturbs no process."""
     assert _tidegate(clone, empty, "migrate").returncode == 0
-    program = "from state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
+    program = (
+        "from tidegate.state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
+    )
     started = subprocess.Popen(
         **_command(clone, empty, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -14,11 +14,11 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-import migrations
-from jobs.pipelines.flights import PIPELINE as FLIGHTS
-from state_store import Settings, StateStore, project, revisions
-from state_store.errors import SchemaOutOfDate
 from tests.conftest import Server
+from tidegate import migrations
+from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
+from tidegate.state_store import Settings, StateStore, project, revisions
+from tidegate.state_store.errors import SchemaOutOfDate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VERSIONS = "migrations/versions"

@@ -12,19 +12,26 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateSchema
 
-import migrations
-from jobs import FixedBatches, Pipeline, Update
-from jobs.registry import all_pipelines
-from state_store import Settings, StateStore, registration, revisions, state_tables, tables
-from state_store.attempts import Tracked
-from state_store.columns import ColumnType, ValueColumn
-from state_store.declaration import PipelineSpec
-from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tests.integration.test_migrations import shape
+from tidegate import migrations
+from tidegate.jobs import FixedBatches, Pipeline, Update
+from tidegate.jobs.registry import all_pipelines
 from tidegate.stack import component as components
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore, registration, revisions, state_tables, tables
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.columns import ColumnType, ValueColumn
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import (
+    AccessRefused,
+    DeclarationChanged,
+    HoleDetected,
+    SchemaOutOfDate,
+    StagingLost,
+    StoreUnavailable,
+)
 
 HEAD = revisions.head_revision()
 Register = Callable[[PipelineSpec], bool]

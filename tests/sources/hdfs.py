@@ -13,13 +13,13 @@ from urllib.parse import quote, urlsplit
 import pytest
 import requests
 
-from jobs.sources.files import objects
-from state_store import Settings
 from tests.conftest import running_stack
 from tests.jars import fetch_or_skip
+from tidegate.jobs.sources.files import objects
 from tidegate.stack import maven
 from tidegate.stack.component import reserve_port, wait_until
 from tidegate.stack.spark import java_program, spark_home
+from tidegate.state_store import Settings
 
 PACKAGES = ("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)
 NAMENODE, DATANODE = (f"org.apache.hadoop.hdfs.server.{name}" for name in ("namenode.NameNode", "datanode.DataNode"))

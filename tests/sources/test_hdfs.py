@@ -12,13 +12,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import Files, Pipeline, State
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files import object_listing, objects
-from jobs.sources.files.stores import hdfs
-from jobs.testing import Bench
-from state_store import Settings
-from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
@@ -26,6 +19,13 @@ from tests.sources.beside_store import check_delta, check_markers, server, spark
 from tests.sources.feeds import SCHEMA
 from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stack_beside_hdfs
 from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, check_reference, parquet, stored
+from tidegate.jobs import Files, Pipeline, State
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files import object_listing, objects
+from tidegate.jobs.sources.files.stores import hdfs
+from tidegate.jobs.testing import Bench
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]  # fixtures
 

@@ -24,11 +24,10 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-import migrations
-from jobs.registry import all_pipelines
-from jobs.sources.kafka.login import kafka_client
-from state_store import Settings
 from tests.conftest import fetch_kafka
+from tidegate import migrations
+from tidegate.jobs.registry import all_pipelines
+from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack import component as components
 from tidegate.stack import history, maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
@@ -36,6 +35,7 @@ from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAG
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
 from tidegate.stack.spark import JAVA_VERSIONS, PYTHON_SETTINGS
+from tidegate.state_store import Settings
 
 COMPOSE = PROJECT / "compose"
 IMAGE_FOLDER = "/opt/tidegate"

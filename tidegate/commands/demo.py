@@ -4,12 +4,12 @@ import shutil
 
 import click
 
-from jobs.registry import all_pipelines
-from state_store import project
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import output, sample_data, status_report
 from tidegate.commands import inspection, runs, stack
+from tidegate.jobs.registry import all_pipelines
+from tidegate.state_store import project
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 NEXT_STEPS = """\
 Look further, with this stack up:

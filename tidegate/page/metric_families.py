@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-from state_store.attempts import FENCED
-from state_store.errors import code_and_fault
-from state_store.measures import Measures, PipelineMeasures
-from state_store.totals import BOUNDS_SECONDS, MICROSECONDS, PHASES, SEALED, Histogram
+from tidegate.state_store.attempts import FENCED
+from tidegate.state_store.errors import code_and_fault
+from tidegate.state_store.measures import Measures, PipelineMeasures
+from tidegate.state_store.totals import BOUNDS_SECONDS, MICROSECONDS, PHASES, SEALED, Histogram
 
 LATENCY = "latency"
 

@@ -4,7 +4,8 @@ The scrape token (setting `metrics_token_file`) opens all pipelines; a user of A
 Postgres is away, the answer is `tidegate_up 0` and not an error: a scrape that fails means that the api-server is away, which
 is another alert with another remedy.
 
-Each process of the api-server sums up the ledger for itself (`state_store.totals`), and all of them return the same sums.
+Each process of the api-server sums up the ledger for itself (`tidegate.state_store.totals`), and all of them return the same
+sums.
 """
 
 import hmac
@@ -24,12 +25,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from state_store.errors import SettingsInvalid, TidegateError
-from state_store.measures import Measures, measures
-from state_store.totals import Settled
-from state_store.witness import Witness
 from tidegate.page import access, ledger
 from tidegate.page.metric_families import families
+from tidegate.state_store.errors import SettingsInvalid, TidegateError
+from tidegate.state_store.measures import Measures, measures
+from tidegate.state_store.totals import Settled
+from tidegate.state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
-from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
-from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
+from tidegate.jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
+from tidegate.state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
     import requests
