@@ -9,9 +9,9 @@ from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.peer import Peer, create_target
 from benchmarks.pipelines import PAGES, USERS
 from benchmarks.project import Project, project
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import StateStore
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import StateStore
 
 STREAMING = "Structured Streaming"
 

@@ -29,13 +29,13 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import events
 from benchmarks.harness import Bar, Bench, Figure, compared
 from benchmarks.project import Project, stack_without_airflow
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.read import FileReader
-from state_store import Settings, StateStore
 from tests import steps
 from tests.conftest import Server
+from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files.read import FileReader
 from tidegate.stack.component import log_file
+from tidegate.state_store import Settings, StateStore
 
 RECORDS_PER_BATCH = 100
 CONCURRENCY = 2

@@ -26,14 +26,14 @@ import duckdb
 import psutil
 import sqlalchemy as sa
 
-import migrations
 from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
 from benchmarks.project import Project, publish, repeated, share_of_memory, stack_without_airflow
-from state_store import StateStore
 from tests import steps
 from tests.conftest import COMMAND, Server
+from tidegate import migrations
 from tidegate import stack as embedded
+from tidegate.state_store import StateStore
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OWNER = "benchmark"

@@ -17,8 +17,8 @@ from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.peer import Peer
 from benchmarks.pipelines import APPENDED, NEWEST, ORDINARY, WORDS
 from benchmarks.project import Project, stack_without_airflow
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
 
 VOCABULARY = 50_000
 STORAGE = "WITH (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_limit = 2000)"

@@ -13,8 +13,8 @@ from benchmarks.growth import Place
 from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
 from benchmarks.project import stack_without_airflow
-from jobs.engine.local_run import run_pipeline
-from state_store import StateStore
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import StateStore
 
 BATCHES_PER_RUN = 8
 WARM_UP_BATCHES = 4  # until a session has touched most of the shared memory

@@ -13,12 +13,12 @@ import httpx
 from playwright.sync_api import Browser
 
 from benchmarks.harness import Bar, Bench, Figure, timed
-from state_store import StateStore
-from state_store.state_rows import StateReader
 from tests.page.browsers import launched
 from tests.page.conftest import Server, running_server, token_of
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS
+from tidegate.state_store import StateStore
+from tidegate.state_store.state_rows import StateReader
 
 PATIENCE_MS = 60_000
 # An address, and what is seen there once its data has come.

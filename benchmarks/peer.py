@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.pipelines import VERSION, ordinary, words
-from state_store import Settings
 from tidegate.stack.spark import MAX_DRIVER_MEMORY
+from tidegate.state_store import Settings
 
 VERSIONS = ", ".join(f"{name} {kind}" for name, kind in VERSION.items())
 SCHEMA = "user_id bigint, page string, amount bigint"

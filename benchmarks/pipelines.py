@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs import Count, Files, Newest, Pipeline, Rows, State, Sum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,8 +17,8 @@ from benchmarks.harness import Bench, Figure, timed
 from benchmarks.orchestration import write_small
 from benchmarks.pipelines import ORDINARY, PAGES, SMALL, USERS
 from benchmarks.project import Project, stack_without_airflow
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
 
 NAME = "scale"
 BYTES_OF_LEDGER = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relnamespace = 'tidegate'::regnamespace"

@@ -19,10 +19,10 @@ from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.kinds import STORAGE, write_words
 from benchmarks.pipelines import WORDS
 from benchmarks.project import Project, stack_without_airflow
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings
+from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack import maven
 from tidegate.stack.spark import java_program
+from tidegate.state_store import Settings
 
 PACKAGES = ("org.apache.storm:storm-server:2.8.3", "org.postgresql:postgresql:42.7.7")
 SOURCE = Path(__file__).with_name("TridentWords.java")

@@ -2,13 +2,13 @@
 
     plan -> batch, once per txid: process -> commit; and, if other Dags are to follow, -> announce
 
-`dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.airflow_policy`).
+`tidegate.dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.airflow_policy`).
 
 If one txid fails, later ones are processed as far as the window goes, and earlier ones commit; the later ones' commit tasks
 then fail with the reason. The next run starts with the txids that are left over. A txid that was given up stops no other: in
 its turn, a commit without its rows takes its place.
 
-Importing this module loads no pyspark: the tasks import `jobs.engine`, which does, only when they run.
+Importing this module loads no pyspark: the tasks import `tidegate.jobs.engine`, which does, only when they run.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from typing import Any
 from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryRule, task, task_group
 from airflow.sdk.definitions.retry_policy import RetryAction
 
-from dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
-from dags.turn_trigger import BATCH
-from jobs.registry import choice, folder, has_pipeline, pipeline_names
-from state_store.errors import DeclarationInvalid, UnknownPipeline
+from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
+from tidegate.dags.turn_trigger import BATCH
+from tidegate.jobs.registry import choice, folder, has_pipeline, pipeline_names
+from tidegate.state_store.errors import DeclarationInvalid, UnknownPipeline
 
 # The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
 # twice as long each time: some five minutes in all, enough for a restart of Postgres or Spark.
@@ -33,7 +33,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "retry_policy": ExceptionRetryPolicy(
         [
             RetryRule(
-                exception="state_store.errors.PermanentError",
+                exception="tidegate.state_store.errors.PermanentError",
                 action=RetryAction.FAIL,
                 reason="A person has to look; trying again cannot help.",
             )

@@ -2,7 +2,8 @@
 
     plan     freezes the batches of this run and passes on their txids, nothing else
     process  processes its batch, in parallel with others, up to the seal. All but the first of a run wait in the
-             triggerer for a worker (`dags.dispatch`); and any, while its pipeline's window is full, for its turn to begin
+             triggerer for a worker (`tidegate.dags.dispatch`); and any, while its pipeline's window is full, for its turn to
+             begin
     commit   a sensor of Airflow, strictly ordered: it waits in the triggerer until every earlier txid has committed
 
 Which task does the work is another matter than which one shows it, because starting a process for each costs Airflow more than
@@ -24,14 +25,14 @@ from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
 from airflow.triggers.base import StartTriggerArgs
 
-from dags.task_metrics import metrics_listeners
-from dags.turn_trigger import PROCESS, TurnTrigger
-from jobs.engine.log_fields import about
-from state_store import Settings, StateStore
-from state_store.attempts import AirflowTry
-from state_store.beginning import Mode
-from state_store.commits import Commit
-from state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
+from tidegate.dags.task_metrics import metrics_listeners
+from tidegate.dags.turn_trigger import PROCESS, TurnTrigger
+from tidegate.jobs.engine.log_fields import about
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import AirflowTry
+from tidegate.state_store.beginning import Mode
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -82,7 +83,7 @@ def naming_the_page() -> Iterator[None]:
 @naming_the_page()
 def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
     """Return the txids that this run covers; with none, the whole run is skipped."""
-    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+    from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
         raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
@@ -117,9 +118,10 @@ def report_failure(context: Mapping[str, Any]) -> None:
     otherwise the commit of its predecessor skips it. A task that has waited in vain has nothing to report: the ledger knows.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
-    It calls nothing for a task that is killed in its last try or marked as failed by hand: `dags.turn_trigger` finds those.
+    It calls nothing for a task that is killed in its last try or marked as failed by hand: `tidegate.dags.turn_trigger` finds
+    those.
     """
-    from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+    from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
     ti, error = context["ti"], context.get("exception")
     if isinstance(error, WaitedInVain):
@@ -160,7 +162,7 @@ class HasLineage:
 
     def get_openlineage_facets_on_start(self) -> "OperatorLineage":
         """Return the batch's inputs and outputs; the provider also asks for them at the end, as nothing else is defined."""
-        from dags.lineage import lineage_of  # noqa: PLC0415 - needs the provider, which need not be installed
+        from tidegate.dags.lineage import lineage_of  # noqa: PLC0415 - needs the provider, which need not be installed
 
         return lineage_of(self.pipeline_name, self.txid)
 
@@ -214,7 +216,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
         self.execute(context)
 
     def _execute(self, context: Any, mode: Mode) -> None:
-        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from tidegate.jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
 
         here, settings = _try(context["ti"]), Settings.load()
         if with_servers(settings, lambda: self._process(settings, here, mode)):
@@ -223,7 +225,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
 
     def _process(self, settings: Settings, here: AirflowTry, mode: Mode) -> bool:
         """Do all work that is possible now; return whether the batch is ahead of the window. Work that is done is kept."""
-        from jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
+        from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
         with Worker.open(settings, name, owner=str(here), airflow=here, listeners=metrics_listeners()) as worker:
@@ -247,8 +249,8 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
 class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     """Waits until every earlier txid has committed; then commits the batch, if no other task has.
 
-    It starts in the triggerer, without a worker (`dags.turn_trigger`), and mostly ends there. The scheduler keeps the timeout
-    of the wait, so it ends the wait even if no triggerer is left.
+    It starts in the triggerer, without a worker (`tidegate.dags.turn_trigger`), and mostly ends there. The scheduler keeps the
+    timeout of the wait, so it ends the wait even if no triggerer is left.
     """
 
     template_fields = ("txid",)
@@ -285,8 +287,8 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     @naming_the_page()
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
-        from jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
-        from jobs.engine.worker import Worker  # noqa: PLC0415
+        from tidegate.jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415
 
         if event:
             raise WaitedInVain(event)

@@ -1,7 +1,7 @@
 """OpenLineage: which data a batch reads, and which states it goes into, for Airflow's provider.
 
-Airflow's provider asks the tasks for this (`dags.batch_tasks`) where it is installed and has a transport. Nothing else imports
-this module, so Tidegate works without the provider. The custom facet's schema: docs/schemas/TidegateBatchRunFacet.json.
+Airflow's provider asks the tasks for this (`tidegate.dags.batch_tasks`) where it is installed and has a transport. Nothing else
+imports this module, so Tidegate works without the provider. The custom facet's schema: docs/schemas/TidegateBatchRunFacet.json.
 """
 
 import attr
@@ -11,11 +11,11 @@ from openlineage.client.facet_v2 import InputDatasetFacet, RunFacet
 from openlineage.client.generated.base_subset_dataset import InputSubsetInputDatasetFacet, LocationSubsetCondition
 from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, SchemaDatasetFacetFields
 
-from jobs.registry import find_pipeline
-from jobs.sources import Dataset
-from state_store import Settings, StateStore
-from state_store.batches import QUARANTINED
-from state_store.declaration import StateSpec
+from tidegate.jobs.registry import find_pipeline
+from tidegate.jobs.sources import Dataset
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.declaration import StateSpec
 
 MOST_LOCATIONS = 1000  # of one batch's files: an event is meant to be small
 

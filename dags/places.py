@@ -2,8 +2,8 @@
 
 from typing import Literal, NamedTuple
 
-from state_store.attempt_times import AttemptTimes
-from state_store.turns import Turn
+from tidegate.state_store.attempt_times import AttemptTimes
+from tidegate.state_store.turns import Turn
 
 # process: a worker, or the end of the processing by another task. begin: room in the window. commit: the turn to commit.
 Awaited = Literal["process", "begin", "commit"]

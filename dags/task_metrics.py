@@ -17,11 +17,11 @@ from datetime import datetime, timedelta
 from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 
-from jobs.engine.listeners import Listener, harmless
-from state_store import StateStore
-from state_store.attempt_times import AttemptTimes
-from state_store.attempts import FENCED
-from state_store.errors import code_and_fault
+from tidegate.jobs.engine.listeners import Listener, harmless
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempt_times import AttemptTimes
+from tidegate.state_store.attempts import FENCED
+from tidegate.state_store.errors import code_and_fault
 
 SWITCHES = ("statsd_on", "statsd_datadog_enabled", "otel_on")
 MISSING = "some of Airflow's metrics are missing."

@@ -9,8 +9,8 @@ lost, doubled or late costs time and nothing else.
 
 A wait ends in one of three ways:
 
-- The turn opens: to process, when the task gets a worker or another task has processed the batch (`dags.dispatch`); to begin,
-  when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
+- The turn opens: to process, when the task gets a worker or another task has processed the batch (`tidegate.dags.dispatch`); to
+  begin, when the pipeline's window has room for the batch; to commit, when every earlier txid has committed.
   If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
 - It is halted because the ledger says that an earlier batch waits for a person; not while a process task before it is on
   its way, as it is after failed tasks were cleared: its attempt lifts the halt.
@@ -35,14 +35,14 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
-from dags.dispatch import SECONDS_BETWEEN_LOOKS, Dispatcher, ProcessTasks
-from dags.places import Answer, Awaited, Place
-from jobs.engine.log_fields import about
-from jobs.engine.spans import Spans
-from state_store import Settings, StateStore
-from state_store.attempt_times import AttemptTimes
-from state_store.errors import TidegateError
-from state_store.turns import UNREGISTERED, Turn
+from tidegate.dags.dispatch import SECONDS_BETWEEN_LOOKS, Dispatcher, ProcessTasks
+from tidegate.dags.places import Answer, Awaited, Place
+from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.spans import Spans
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempt_times import AttemptTimes
+from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.turns import UNREGISTERED, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +293,7 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class and arguments with which another triggerer continues the wait."""
         arguments = {"pipeline_name": self.pipeline_name, "awaited": self.awaited, "concurrency": self.concurrency}
-        return "dags.turn_trigger.TurnTrigger", arguments
+        return "tidegate.dags.turn_trigger.TurnTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, then end the task here if nothing is left to do; else a worker goes on, or fails with the reason of the halt.

@@ -1,6 +1,6 @@
 """The names that an author needs to declare a pipeline. Importing them loads no pyspark."""
 
-from jobs.aggregates import (
+from tidegate.jobs.aggregates import (
     Avg,
     BitAnd,
     BitOr,
@@ -21,25 +21,25 @@ from jobs.aggregates import (
     Sum,
     Variance,
 )
-from jobs.checks import Check
-from jobs.combiners import Combiner
-from jobs.pipeline import Pipeline
-from jobs.queries import Query
-from jobs.sketches import ApproxDistinct, ApproxQuantiles
-from jobs.sources import Source
-from jobs.sources.changes import Changes
-from jobs.sources.delta.source import Delta
-from jobs.sources.files.source import Files
-from jobs.sources.fixed_batches import FixedBatches
-from jobs.sources.iceberg.source import Iceberg
-from jobs.sources.inputs.reference import Reference
-from jobs.sources.inputs.source import Inputs
-from jobs.sources.kafka.source import Kafka
-from jobs.sources.postgres.source import PostgresTable
-from jobs.state_queries import StateQuery, state_query
-from jobs.states import History, Newest, Rows, State, Update
-from jobs.windows import Session, Sliding, Tumbling
-from state_store.declaration import Ranges
+from tidegate.jobs.checks import Check
+from tidegate.jobs.combiners import Combiner
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.queries import Query
+from tidegate.jobs.sketches import ApproxDistinct, ApproxQuantiles
+from tidegate.jobs.sources import Source
+from tidegate.jobs.sources.changes import Changes
+from tidegate.jobs.sources.delta.source import Delta
+from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.fixed_batches import FixedBatches
+from tidegate.jobs.sources.iceberg.source import Iceberg
+from tidegate.jobs.sources.inputs.reference import Reference
+from tidegate.jobs.sources.inputs.source import Inputs
+from tidegate.jobs.sources.kafka.source import Kafka
+from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.jobs.state_queries import StateQuery, state_query
+from tidegate.jobs.states import History, Newest, Rows, State, Update
+from tidegate.jobs.windows import Session, Sliding, Tumbling
+from tidegate.state_store.declaration import Ranges
 
 __all__ = [
     "ApproxDistinct",

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jobs.aggregates import Part, Plain
+from tidegate.jobs.aggregates import Part, Plain
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -31,7 +31,8 @@ class Combiner(Plain, ABC):
     """An author's own aggregate of a column: a frozen dataclass that inherits this, whose fields are part of its meaning.
 
     It must give the same in any split and order of the rows: `combine` is associative and commutative, and `zero` changes
-    nothing. `jobs.testing.check_aggregate` tries that on an author's rows, with Spark and Postgres. Rounding breaks it.
+    nothing. `tidegate.jobs.testing.check_aggregate` tries that on an author's rows, with Spark and Postgres. Rounding breaks
+    it.
 
     `type` is the Postgres type that is kept, `read_as` that of the column, if it differs. A value that does not fit exactly
     fails the batch.

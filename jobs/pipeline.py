@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs import state_queries
-from jobs.checks import Check, check_declared
-from jobs.state_queries import StateQuery
-from jobs.states import AnyState
-from state_store.declaration import WINDOW, PipelineSpec, exactly_once, rebuilt_name
+from tidegate.jobs import state_queries
+from tidegate.jobs.checks import Check, check_declared
+from tidegate.jobs.state_queries import StateQuery
+from tidegate.jobs.states import AnyState
+from tidegate.state_store.declaration import WINDOW, PipelineSpec, exactly_once, rebuilt_name
 
 if TYPE_CHECKING:
-    from jobs.sources import Source
+    from tidegate.jobs.sources import Source
 
 # A DataFrame in, or several by name, and a DataFrame out; Any keeps pyspark out of this module.
 Transform = Callable[[Any], Any]
@@ -43,10 +43,10 @@ class Pipeline:
     several inputs, it may have conditions for each: ``check={"flights": {"has a tail": "tailnum IS NOT NULL"}}``.
 
     `checks` are conditions on a whole batch and on the states as they would be, evaluated in its commit: each blocks the batch,
-    warns, or sets rows aside (`jobs.checks.Check`).
+    warns, or sets rows aside (`tidegate.jobs.checks.Check`).
 
     `queries` names the committed states that the transform reads with `state_query`, and as of when. If it reads the pipeline's
-    own, as the batch before has left them, the window is 1 (`jobs.state_queries.StateQuery`).
+    own, as the batch before has left them, the window is 1 (`tidegate.jobs.state_queries.StateQuery`).
 
     `on_poison` decides about a batch whose content is bad (``docs/poison.md`` has the whole table):
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from state_store.columns import ColumnType, check_name
-from state_store.declaration import check_of
+from tidegate.state_store.columns import ColumnType, check_name
+from tidegate.state_store.declaration import check_of
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

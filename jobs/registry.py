@@ -1,4 +1,4 @@
-"""Find pipelines by name: modules of `jobs.pipelines`, then entry points of the group ``tidegate.pipelines``.
+"""Find pipelines by name: modules of `tidegate.jobs.pipelines`, then entry points of the group ``tidegate.pipelines``.
 
 A pipeline's module may also have queries, in a list `QUERIES`.
 """
@@ -12,19 +12,19 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jobs.pipelines
-from jobs.pipeline import Pipeline
-from jobs.queries import Query
-from state_store import project
-from state_store.declaration import RebuildName, rebuild_named
-from state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
+import tidegate.jobs.pipelines
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.queries import Query
+from tidegate.state_store import project
+from tidegate.state_store.declaration import RebuildName, rebuild_named
+from tidegate.state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
 
 ENTRY_POINTS = "tidegate.pipelines"
 
 
 def folder() -> str:
     """Return the folder of the pipelines' modules: the project's, or, in no project, one without any."""
-    return str(jobs.pipelines.__path__[-1])
+    return str(tidegate.jobs.pipelines.__path__[-1])
 
 
 def pipeline_names() -> list[str]:
@@ -54,7 +54,7 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
     if isinstance(name, Pipeline):
         return name
     if name in _own_names():
-        place, definition = f"jobs.pipelines.{name}", import_module(f"jobs.pipelines.{name}")
+        place, definition = f"tidegate.jobs.pipelines.{name}", import_module(f"tidegate.jobs.pipelines.{name}")
     elif point := _entry_point(name):
         place, definition = point.value, point.load()
     elif (rebuild := named_rebuild(name)) is not None and has_pipeline(rebuild.pipeline):
@@ -145,7 +145,7 @@ def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
     Raises: SettingsInvalid if QUERIES is no list of queries; whatever the module raises.
     """
     point = None if pipeline in _own_names() else _entry_point(pipeline)
-    place = f"jobs.pipelines.{pipeline}" if point is None else point.module
+    place = f"tidegate.jobs.pipelines.{pipeline}" if point is None else point.module
     queries: Any = getattr(import_module(place), "QUERIES", ())
     if not isinstance(queries, list | tuple) or not all(isinstance(query, Query) for query in queries):
         raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).", pipeline=pipeline)
@@ -164,7 +164,7 @@ def _is_declared(name: str) -> bool:
 
 
 def _own_names() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(jobs.pipelines.__path__) if not module.name.startswith("_")]
+    return [module.name for module in pkgutil.iter_modules(tidegate.jobs.pipelines.__path__) if not module.name.startswith("_")]
 
 
 def _entry_point(name: str) -> EntryPoint | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from math import ceil, log
 
-from jobs.aggregates import MOST_ELEMENTS, Part
-from state_store.columns import ColumnType, DerivedColumn
+from tidegate.jobs.aggregates import MOST_ELEMENTS, Part
+from tidegate.state_store.columns import ColumnType, DerivedColumn
 
 RANKS = 32  # rows of a bitmap: the hash of a value sets one bit, in row n (from 1) with a probability of 2^-n
 WORD_BITS = 64

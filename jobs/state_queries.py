@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from state_store.declaration import AsOf, PipelineSpec, StateRead, check_of
-from state_store.errors import DeclarationInvalid
+from tidegate.state_store.declaration import AsOf, PipelineSpec, StateRead, check_of
+from tidegate.state_store.errors import DeclarationInvalid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -136,7 +136,7 @@ def state_query(rows: "DataFrame", of: str, *, on: Names = (), columns: Names | 
     if answers is None:
         raise DeclarationInvalid(
             f"state_query({of!r}) is not called by a transform while a batch is computed. Call it there; in tests, "
-            "jobs.testing.partials(PIPELINE, rows, states={...}) gives it the states."
+            "tidegate.jobs.testing.partials(PIPELINE, rows, states={...}) gives it the states."
         )
     if how not in get_args(How):
         raise DeclarationInvalid(f"state_query({of!r}) has how={how!r}; use one of {', '.join(get_args(How))}.")

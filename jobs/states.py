@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jobs.aggregates import Aggregate, Part, in_order
-from jobs.windows import Window, parts_of
-from state_store.columns import POSITION, ColumnType, DerivedColumn, KeyColumn
-from state_store.declaration import Ranges, StateKind, StateSpec, Validity
-from state_store.window_spec import WINDOW_START
+from tidegate.jobs.aggregates import Aggregate, Part, in_order
+from tidegate.jobs.windows import Window, parts_of
+from tidegate.state_store.columns import POSITION, ColumnType, DerivedColumn, KeyColumn
+from tidegate.state_store.declaration import Ranges, StateKind, StateSpec, Validity
+from tidegate.state_store.window_spec import WINDOW_START
 
 if TYPE_CHECKING:
-    from state_store.updates import UpdateBatch
+    from tidegate.state_store.updates import UpdateBatch
 
 # Postgres' name for the row that an upsert inserts: a table of this name could not be distinguished from it.
 _UPSERTED = "excluded"
@@ -96,12 +96,12 @@ class State(_Keyed):
     An `unanchored` state is left out of the sums of row hashes: rows that get lost on the way into it go unnoticed.
 
     With `changes`, an opaque state records what each txid changed, by key, in the table ``<state>_changes``: the values after
-    it, and those before it as ``previous_<value>``. Another pipeline can follow them: `jobs.sources.changes.Changes`.
+    it, and those before it as ``previous_<value>``. Another pipeline can follow them: `tidegate.jobs.sources.changes.Changes`.
 
-    With a `window`, there is a row per key and window of event time (`jobs.windows`). Its start is the last column of the key,
-    `window_start`; it also has `window_end`, `last_event`, the time of its last row, and `corrections`: how many batches have
-    changed it after the watermark, the greatest event time that had counted before them, had passed its end. A row whose time
-    is NULL fails the batch.
+    With a `window`, there is a row per key and window of event time (`tidegate.jobs.windows`). Its start is the last column of
+    the key, `window_start`; it also has `window_end`, `last_event`, the time of its last row, and `corrections`: how many
+    batches have changed it after the watermark, the greatest event time that had counted before them, had passed its end. A row
+    whose time is NULL fails the batch.
     """
 
     key: Mapping[str, str] = field(default_factory=dict)
@@ -289,7 +289,8 @@ class Update(_PerRow):
 
     ``update(batch)`` runs in the commit of each batch, under the cursor's lock and after the other states have been merged:
     once per txid that counts, in txid order. `batch.rows` are the rows as a table of SQLAlchemy, `batch.execute` executes
-    statements, `batch.txid` is the txid (`state_store.updates.UpdateBatch`). If the commit fails, nothing of it is left.
+    statements, `batch.txid` is the txid (`tidegate.state_store.updates.UpdateBatch`). If the commit fails, nothing of it is
+    left.
 
     ``before(batch)``, if given, runs in the same commit before the other states are merged, and so sees them without the batch.
 

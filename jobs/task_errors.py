@@ -3,8 +3,8 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from state_store import errors
-from state_store.errors import TidegateError
+from tidegate.state_store import errors
+from tidegate.state_store.errors import TidegateError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -19,20 +19,20 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.aggregates import Aggregate
-from jobs.compute.aggregate import aggregate
-from jobs.compute.aggregate_bench import AggregateBench, BrokenPromise
-from jobs.pipeline import Pipeline
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
-from jobs.sources.inputs.read import merged
-from jobs.state_queries import How, answered_by
-from jobs.task_errors import reported_in
-from state_store.attempts import Attempt
-from state_store.batches import encode_metadata
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import DeclarationInvalid, TidegateError
-from state_store.settings import Settings
-from state_store.source_files import TakenFile, files_in
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.jobs.compute.aggregate import aggregate
+from tidegate.jobs.compute.aggregate_bench import AggregateBench, BrokenPromise
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
+from tidegate.jobs.sources.inputs.read import merged
+from tidegate.jobs.state_queries import How, answered_by
+from tidegate.jobs.task_errors import reported_in
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.source_files import TakenFile, files_in
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]
@@ -331,7 +331,7 @@ class GivenStates:
     def look_up(
         self, rows: DataFrame, of: str, on: Mapping[str, str], columns: Mapping[str, str] | None, how: How
     ) -> DataFrame:
-        """Return the rows with columns of a state, as `jobs.state_queries.state_query` describes.
+        """Return the rows with columns of a state, as `tidegate.jobs.state_queries.state_query` describes.
 
         Raises: DeclarationInvalid if no rows of the state are given.
         """

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import get_args
 
-from jobs.aggregates import Part
-from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
+from tidegate.jobs.aggregates import Part
+from tidegate.state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
 
 _DURATION = re.compile(r"(\d+) (microsecond|millisecond|second|minute|hour|day|week)s?")
 _MICROSECOND = timedelta(microseconds=1)
@@ -112,7 +112,7 @@ class Tumbling(Window):
     Without it, a late row corrects its window, whenever it comes.
 
     With `emit_final`, each window is recorded in the table ``<state>_final`` once, in the commit that makes it final. Another
-    pipeline can follow these: `jobs.sources.changes.Changes`.
+    pipeline can follow these: `tidegate.jobs.sources.changes.Changes`.
 
     `keep` bounds the table: once the watermark is this much later than a window's end, a commit removes the window. Only final
     windows are removed, so `keep` is at least `final_after`. It may be changed at any time; what is removed does not come back.

@@ -8,8 +8,8 @@ from alembic.operations import ops
 from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
-from migrations import reflection
-from state_store import history_views, partitions, state_tables, table_keys, tables
+from tidegate.migrations import reflection
+from tidegate.state_store import history_views, partitions, state_tables, table_keys, tables
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import state_tables, tables
-from state_store.copy_in import STAGING
-from state_store.errors import AccessRefused, PermanentError
-from state_store.revisions import VERSION_TABLE
+from tidegate.state_store import state_tables, tables
+from tidegate.state_store.copy_in import STAGING
+from tidegate.state_store.errors import AccessRefused, PermanentError
+from tidegate.state_store.revisions import VERSION_TABLE
 
 OLDEST, NEWEST_TESTED = 15, 18
 OWNER = "tidegate_owner"

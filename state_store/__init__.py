@@ -56,10 +56,10 @@ The modules, by what they are about:
 
 from typing import TYPE_CHECKING, Any
 
-from state_store.settings import Settings
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store.store import StateStore
+    from tidegate.state_store.store import StateStore
 
 __all__ = ["Settings", "StateStore"]
 
@@ -67,7 +67,7 @@ __all__ = ["Settings", "StateStore"]
 def __getattr__(name: str) -> Any:
     """Load the store on first use: declarations, settings and lookups do not need SQLAlchemy."""
     if name == "StateStore":
-        from state_store.store import StateStore  # noqa: PLC0415
+        from tidegate.state_store.store import StateStore  # noqa: PLC0415
 
         return StateStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from tidegate.state_store import tables
 
 
 class AttemptTimes(NamedTuple):

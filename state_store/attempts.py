@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import tables
-from state_store.declaration import SourceMetadata
-from state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
-from state_store.staging import StagedPartition
+from tidegate.state_store import tables
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import AttemptFenced, SourceChanged, UnknownBatch
+from tidegate.state_store.staging import StagedPartition
 
 FENCED = AttemptFenced("").code
 # An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and other

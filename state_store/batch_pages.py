@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
-from state_store.history import BatchStatus
+from tidegate.state_store import tables
+from tidegate.state_store.history import BatchStatus
 
 # The recorded task of an attempt, if that is at another batch than the task's own.
 _OF_TXID = re.compile(r"(?P<task>\S+) of txid (?P<txid>\d+)")

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import tables
-from state_store.declaration import PipelineSpec, SourceMetadata
-from state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
+from tidegate.state_store import tables
+from tidegate.state_store.declaration import PipelineSpec, SourceMetadata
+from tidegate.state_store.errors import MetadataCorrupt, RangeRefused, UnknownBatch
 
 METADATA_VERSION = 1
 # Only a batch that replays quarantined records has this key in its metadata; `source` beside it repeats the source's metadata

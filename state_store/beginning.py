@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, cursors, operations, staging, tables
-from state_store.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
-from state_store.batches import BatchInput, decode_metadata, encode_metadata
-from state_store.commits import Commit
-from state_store.declaration import PipelineSpec, SourceMetadata
-from state_store.witness import Witness
+from tidegate.state_store import attempts, batches, commits, cursors, operations, staging, tables
+from tidegate.state_store.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
+from tidegate.state_store.batches import BatchInput, decode_metadata, encode_metadata
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.declaration import PipelineSpec, SourceMetadata
+from tidegate.state_store.witness import Witness
 
 BATCHES_LOOKED_BACK = 10
 # resume: unless the newest attempt is sealed; first: only if there is no attempt yet; restage: also if the newest attempt is

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import state_tables, tables
-from state_store.attempts import LockedBatch
-from state_store.combine import StagedBatch
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
-from state_store.quarantine import is_replay, set_aside, without_set_aside
+from tidegate.state_store import state_tables, tables
+from tidegate.state_store.attempts import LockedBatch
+from tidegate.state_store.combine import StagedBatch
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.errors import CheckFailed, DeclarationInvalid, TidegateError
+from tidegate.state_store.quarantine import is_replay, set_aside, without_set_aside
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
 

@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 from sqlalchemy.schema import DropTable
 
-from state_store import combiners, state_tables
-from state_store.copy_in import STAGING
-from state_store.database import set_local
-from state_store.declaration import StateSpec, staged_in_order_of
+from tidegate.state_store import combiners, state_tables
+from tidegate.state_store.copy_in import STAGING
+from tidegate.state_store.database import set_local
+from tidegate.state_store.declaration import StateSpec, staged_in_order_of
 
 # From this many rows of several batches on, more than one process adds them up.
 SHARED_ROWS = 1_000_000

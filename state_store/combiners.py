@@ -14,8 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, aggregate_order_by
 
-from state_store.columns import ARRAY_MERGES, DerivedColumn, ValueColumn
-from state_store.errors import DeclarationInvalid
+from tidegate.state_store.columns import ARRAY_MERGES, DerivedColumn, ValueColumn
+from tidegate.state_store.errors import DeclarationInvalid
 
 Columns = sa.ColumnCollection[str, Any]
 MOST_IN_RECORD = 1_000  # Postgres compares records of up to 1,664 values

@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, merges, quarantine, source_files, table_identity, tables
-from state_store.attempts import LockedBatch
-from state_store.batches import QUARANTINED, BatchInput, existing_input
-from state_store.cursors import Cursor, check_in_service, lock_cursor
-from state_store.declaration import PipelineSpec
-from state_store.errors import (
+from tidegate.state_store import attempts, merges, quarantine, source_files, table_identity, tables
+from tidegate.state_store.attempts import LockedBatch
+from tidegate.state_store.batches import QUARANTINED, BatchInput, existing_input
+from tidegate.state_store.cursors import Cursor, check_in_service, lock_cursor
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     DeclarationChanged,
@@ -29,8 +29,8 @@ from state_store.errors import (
     MetadataCorrupt,
     StagingLost,
 )
-from state_store.merges import NOTHING, Merged
-from state_store.witness import Witness
+from tidegate.state_store.merges import NOTHING, Merged
+from tidegate.state_store.witness import Witness
 
 # The most batches that one transaction merges: enough for most of the gain in speed, few enough to repeat if it fails.
 MAX_BATCHES_TOGETHER = 100

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from psycopg2 import sql
 
-from state_store.executor_connections import connect
+from tidegate.state_store.executor_connections import connect
 
 STAGING = "staging"
 COPY_BLOCK_BYTES = 1 << 20

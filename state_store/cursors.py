@@ -13,9 +13,9 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import revisions, tables
-from state_store.errors import HoleDetected, PipelineRetired, SchemaOutOfDate, StoreUnavailable
-from state_store.witness import Mark, Witness
+from tidegate.state_store import revisions, tables
+from tidegate.state_store.errors import HoleDetected, PipelineRetired, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.witness import Mark, Witness
 
 _ledger = getattr(sa.func, tables.LEDGER)
 

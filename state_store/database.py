@@ -15,12 +15,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from state_store import lock_holders
-from state_store.driver_errors import translate
-from state_store.errors import StoreUnavailable
-from state_store.held_tables import hold
-from state_store.session_times import prepare_times
-from state_store.settings import Settings
+from tidegate.state_store import lock_holders
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import StoreUnavailable
+from tidegate.state_store.held_tables import hold
+from tidegate.state_store.session_times import prepare_times
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """A pipeline's declaration as the store sees it: no Spark, no Airflow, comparable and hashable.
 
-Authors write a `jobs.Pipeline`, which hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the database,
-written into every attempt and compared by commits (I16 in docs/protocol.md): partials, an attempt's results per key, of one
-declaration are never merged into a state of another. A txid is a batch's number.
+Authors write a `tidegate.jobs.Pipeline`, which hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
+database, written into every attempt and compared by commits (I16 in docs/protocol.md): partials, an attempt's results per key,
+of one declaration are never merged into a state of another. A txid is a batch's number.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from state_store.columns import (
+from tidegate.state_store.columns import (
     ARRAY_MERGES,
     PREVIOUS_TXID,
     RESERVED_COLUMNS,
@@ -25,7 +25,7 @@ from state_store.columns import (
     check_name,
     previous_name,
 )
-from state_store.window_spec import WindowSpec
+from tidegate.state_store.window_spec import WindowSpec
 
 # One version for all combiners: raise it when the meaning of a stored value changes.
 COMBINER_VERSION = 1
@@ -369,7 +369,7 @@ class PipelineSpec:
     checks: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
     # The states that the transform reads.
     queries: tuple[StateRead, ...] = ()
-    # The pipeline whose committed batches this one computes again (`state_store.rebuilds`); None: it plans its own.
+    # The pipeline whose committed batches this one computes again (`tidegate.state_store.rebuilds`); None: it plans its own.
     rebuilds: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

@@ -4,8 +4,8 @@ import re
 
 from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
 
-from state_store import errors
-from state_store.lock_holders import LOCK_NOT_AVAILABLE
+from tidegate.state_store import errors
+from tidegate.state_store.lock_holders import LOCK_NOT_AVAILABLE
 
 _RETRYABLE_STATES = {
     "40001": "a serialization failure",

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import retention, tables
-from state_store.declaration import PipelineSpec
-from state_store.errors import DeclarationChanged
+from tidegate.state_store import retention, tables
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import DeclarationChanged
 
 # What may change beside the states: `registration` checks the first two, and the last reads what is there.
 _ELSEWHERE = {"version", "source_identity", "queries"}

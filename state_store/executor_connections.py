@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from state_store.driver_errors import has_no_free_connection
+from tidegate.state_store.driver_errors import has_no_free_connection
 
 logger = logging.getLogger(__name__)
 

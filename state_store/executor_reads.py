@@ -9,12 +9,12 @@ import psycopg2
 from psycopg2 import errors as driver
 from psycopg2 import sql
 
-from state_store import lock_holders
-from state_store.driver_errors import translate
-from state_store.errors import GuardMismatch, StoreUnavailable
-from state_store.executor_connections import connect
-from state_store.held_tables import lock_of
-from state_store.lookup import ROW, chunks, statement
+from tidegate.state_store import lock_holders
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import GuardMismatch, StoreUnavailable
+from tidegate.state_store.executor_connections import connect
+from tidegate.state_store.held_tables import lock_of
+from tidegate.state_store.lookup import ROW, chunks, statement
 
 # The text of arrays depends on these settings, and a policy that would hide rows has to be an error. LOCAL, so that a pooler's
 # session is unchanged for its other users.

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import partitions, quarantine, state_tables, tables
-from state_store.batches import existing_input
-from state_store.columns import SNAPSHOT
-from state_store.declaration import SourceMetadata, StateSpec
+from tidegate.state_store import partitions, quarantine, state_tables, tables
+from tidegate.state_store.batches import existing_input
+from tidegate.state_store.columns import SNAPSHOT
+from tidegate.state_store.declaration import SourceMetadata, StateSpec
 
 batches_view = sa.table(
     "batches",

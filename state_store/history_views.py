@@ -15,9 +15,9 @@ from sqlalchemy import Connection, FromClause, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateView
 
-from state_store.columns import TO_TXID, VALID_TO
-from state_store.declaration import PipelineSpec, StateSpec, Validity
-from state_store.errors import DeclarationChanged
+from tidegate.state_store.columns import TO_TXID, VALID_TO
+from tidegate.state_store.declaration import PipelineSpec, StateSpec, Validity
+from tidegate.state_store.errors import DeclarationChanged
 
 # Of columns that may be NULL, so many are looked up by the index; each doubles the number of lookups in the view's text.
 MOST_LOOKED_UP = 3

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from state_store import revisions, waits
-from state_store.columns import NAME
-from state_store.database import Database, set_local
-from state_store.settings import Settings
-from state_store.waits import Marks, Wait
-from state_store.witness import Witness
+from tidegate.state_store import revisions, waits
+from tidegate.state_store.columns import NAME
+from tidegate.state_store.database import Database, set_local
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.waits import Marks, Wait
+from tidegate.state_store.witness import Witness
 
 MOST_CONNECTIONS, PATIENCE_SECONDS = 8, 5
 STATEMENT_TIMEOUT_SECONDS = 10

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import psycopg2
 from psycopg2 import sql
 
-from state_store.declaration import StateSpec
-from state_store.driver_errors import translate
-from state_store.errors import UsageError
-from state_store.held_tables import STATE, hold
-from state_store.session_times import prepare_times
-from state_store.settings import Settings
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.held_tables import STATE, hold
+from tidegate.state_store.session_times import prepare_times
+from tidegate.state_store.settings import Settings
 
 KEYS_PER_STATEMENT = 5000
 ROW = "s"  # the alias of the state's table in a statement
@@ -64,7 +64,7 @@ def _check_whole(connection: Any, state: StateSpec) -> None:
     Raises: SchemaOutOfDate.
     """
     if missing := missing_ranges(connection, state.name):
-        from state_store import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
+        from tidegate.state_store import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
         if refusal := range_partitions.why_not_whole(f"{STATE}.{state.name}", missing):
             raise refusal

@@ -2,7 +2,7 @@
 
 No statement takes longer as more batches commit: they read the rows of uncommitted batches, of kept staging and of the
 quarantine, up to a limit, and of the past the last commits only. What tasks have done is counted by what they send
-themselves (`dags.task_metrics`).
+themselves (`tidegate.dags.task_metrics`).
 """
 
 from collections import Counter, defaultdict
@@ -14,14 +14,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, quarantine, tables
-from state_store.copy_in import STAGING
-from state_store.cursors import CURSOR, Cursor
-from state_store.database import set_local
-from state_store.errors import HoleDetected
-from state_store.history import batches_view
-from state_store.search import UNCOMMITTED
-from state_store.witness import Witness
+from tidegate.state_store import cursors, quarantine, tables
+from tidegate.state_store.copy_in import STAGING
+from tidegate.state_store.cursors import CURSOR, Cursor
+from tidegate.state_store.database import set_local
+from tidegate.state_store.errors import HoleDetected
+from tidegate.state_store.history import batches_view
+from tidegate.state_store.search import UNCOMMITTED
+from tidegate.state_store.witness import Witness
 
 WITH_ERROR = ("failed", "halted")
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.

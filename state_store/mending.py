@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
-from state_store.batches import existing_input
-from state_store.cursors import check_in_service
-from state_store.errors import RangeRefused, UnknownBatch, UsageError, storable
-from state_store.operations import write_action
+from tidegate.state_store import tables
+from tidegate.state_store.batches import existing_input
+from tidegate.state_store.cursors import check_in_service
+from tidegate.state_store.errors import RangeRefused, UnknownBatch, UsageError, storable
+from tidegate.state_store.operations import write_action
 
 # As long as the longest bad record that the quarantine keeps whole.
 MAX_BYTES = 8 * 1024 * 1024

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from state_store import (
+from tidegate.state_store import (
     checks,
     combiners,
     partitions,
@@ -34,14 +34,14 @@ from state_store import (
     updates,
     windows,
 )
-from state_store.attempts import LockedBatch
-from state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
-from state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
-from state_store.database import set_local
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.driver_errors import is_too_large_row
-from state_store.errors import GuardMismatch, Overflow
-from state_store.windows import EventTime
+from tidegate.state_store.attempts import LockedBatch
+from tidegate.state_store.columns import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
+from tidegate.state_store.combine import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
+from tidegate.state_store.database import set_local
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.driver_errors import is_too_large_row
+from tidegate.state_store.errors import GuardMismatch, Overflow
+from tidegate.state_store.windows import EventTime
 
 # Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
 MANY_COLUMNS = 30

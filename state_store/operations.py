@@ -11,21 +11,26 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import attempts, batches, commits, cursors, merges, quarantine, revisions, source_files, table_identity, tables
-from state_store.attempts import LockedBatch
-from state_store.batches import QUARANTINED, encode_metadata, position_of
-from state_store.commits import Commit
-from state_store.database import set_local
-from state_store.declaration import (
-    PipelineSpec,
-    SourceMetadata,
-    followed_as,
-    parts_of,
-    references_of,
+from tidegate.state_store import (
+    attempts,
+    batches,
+    commits,
+    cursors,
+    merges,
+    quarantine,
+    revisions,
+    source_files,
+    table_identity,
+    tables,
 )
-from state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
-from state_store.merges import Merged
-from state_store.witness import Witness
+from tidegate.state_store.attempts import LockedBatch
+from tidegate.state_store.batches import QUARANTINED, encode_metadata, position_of
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.database import set_local
+from tidegate.state_store.declaration import PipelineSpec, SourceMetadata, followed_as, parts_of, references_of
+from tidegate.state_store.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
+from tidegate.state_store.merges import Merged
+from tidegate.state_store.witness import Witness
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
@@ -177,7 +182,7 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
 def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str]) -> None:
     """Refuse to redo a txid if a pipeline that follows a state, and is not in `without`, may have counted its changes.
 
-    Those in `without` are refused if they are run again after they have counted them (`jobs.sources.changes`).
+    Those in `without` are refused if they are run again after they have counted them (`tidegate.jobs.sources.changes`).
 
     Raises: RangeRefused; UsageError if one of `without` follows no state.
     """

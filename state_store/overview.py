@@ -12,12 +12,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, tables
-from state_store.cursors import Retired
-from state_store.declaration import PipelineSpec, spec_of
-from state_store.errors import UnknownPipeline
-from state_store.history import Lag, batches_view, lags
-from state_store.search import UNCOMMITTED
+from tidegate.state_store import cursors, tables
+from tidegate.state_store.cursors import Retired
+from tidegate.state_store.declaration import PipelineSpec, spec_of
+from tidegate.state_store.errors import UnknownPipeline
+from tidegate.state_store.history import Lag, batches_view, lags
+from tidegate.state_store.search import UNCOMMITTED
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
 # that is larger, up to the second number.

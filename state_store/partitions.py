@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
-from state_store import given_by_hand, lookup, range_partitions, state_tables, tables
-from state_store.declaration import PipelineSpec, Ranges, StateSpec
+from tidegate.state_store import given_by_hand, lookup, range_partitions, state_tables, tables
+from tidegate.state_store.declaration import PipelineSpec, Ranges, StateSpec
 
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
 _INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")

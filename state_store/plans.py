@@ -10,7 +10,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from tidegate.state_store import tables
 
 # For a transaction that only records how a plan has ended: its COMMIT waits neither for the disk nor for a standby. If a crash
 # of the server loses it, the end of the next plan is recorded in its place.

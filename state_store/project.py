@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from state_store.errors import SettingsInvalid
+from tidegate.state_store.errors import SettingsInvalid
 
 logger = logging.getLogger(__name__)
 

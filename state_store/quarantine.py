@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import staging, state_tables, tables
-from state_store.attempts import LockedBatch
-from state_store.declaration import INPUT_END, PipelineSpec, QuarantineSpec, StateSpec
-from state_store.errors import RangeRefused
-from state_store.window_spec import CORRECTIONS
+from tidegate.state_store import staging, state_tables, tables
+from tidegate.state_store.attempts import LockedBatch
+from tidegate.state_store.declaration import INPUT_END, PipelineSpec, QuarantineSpec, StateSpec
+from tidegate.state_store.errors import RangeRefused
+from tidegate.state_store.window_spec import CORRECTIONS
 
 # No declared column has this name: Postgres would take that column for the whole record.
 _RECORD = "_record"

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import cursors, overview, partitions, state_tables
-from state_store.columns import ColumnType
-from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
-from state_store.ledger_reader import LedgerReader
+from tidegate.state_store import cursors, overview, partitions, state_tables
+from tidegate.state_store.columns import ColumnType
+from tidegate.state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError
+from tidegate.state_store.ledger_reader import LedgerReader
 
 _CANCELED = "57014"
 _ONLY_READS = ("25001", "25006", "42501")  # a statement changes data or its own transaction, or lacks a privilege

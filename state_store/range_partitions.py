@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
-from state_store import lock_holders, tables
-from state_store.columns import TXID
-from state_store.database import set_local
-from state_store.declaration import Ranges, StateSpec
-from state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
+from tidegate.state_store import lock_holders, tables
+from tidegate.state_store.columns import TXID
+from tidegate.state_store.database import set_local
+from tidegate.state_store.declaration import Ranges, StateSpec
+from tidegate.state_store.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.

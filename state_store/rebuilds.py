@@ -16,7 +16,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import (
+from tidegate.state_store import (
     batches,
     cursors,
     overview,
@@ -27,11 +27,11 @@ from state_store import (
     state_tables,
     tables,
 )
-from state_store.batches import QUARANTINED, BatchInput, position_of
-from state_store.declaration import PipelineSpec, RebuildName, SourceMetadata, rebuilt_by, rebuilt_name, spec_of
-from state_store.errors import DeclarationChanged, TidegateError
-from state_store.operations import write_action
-from state_store.quarantine import count_by_input, records_by_input
+from tidegate.state_store.batches import QUARANTINED, BatchInput, position_of
+from tidegate.state_store.declaration import PipelineSpec, RebuildName, SourceMetadata, rebuilt_by, rebuilt_name, spec_of
+from tidegate.state_store.errors import DeclarationChanged, TidegateError
+from tidegate.state_store.operations import write_action
+from tidegate.state_store.quarantine import count_by_input, records_by_input
 
 _MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
 

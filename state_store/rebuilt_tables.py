@@ -5,11 +5,11 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 
-from state_store import given_by_hand, history_views, partitions, state_tables, tables
-from state_store.database import set_local
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.driver_errors import dependents, message_of
-from state_store.errors import DeclarationChanged
+from tidegate.state_store import given_by_hand, history_views, partitions, state_tables, tables
+from tidegate.state_store.database import set_local
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.driver_errors import dependents, message_of
+from tidegate.state_store.errors import DeclarationChanged
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
 # A constraint that a partition inherits has its parent's name.

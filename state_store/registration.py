@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
-from state_store import batches, cursors, evolution, history_views, revisions, state_tables, table_identity, tables
-from state_store.cursors import Retired
-from state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
-from state_store.errors import DeclarationChanged, PipelineRetired
+from tidegate.state_store import batches, cursors, evolution, history_views, revisions, state_tables, table_identity, tables
+from tidegate.state_store.cursors import Retired
+from tidegate.state_store.declaration import PipelineSpec, StateSpec, followed_by, parts_of
+from tidegate.state_store.errors import DeclarationChanged, PipelineRetired
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import cursors, merges, partitions, range_partitions, state_tables, tables
-from state_store.batches import MAX_TXID
-from state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
-from state_store.errors import RangeRefused
-from state_store.operations import write_action
-from state_store.witness import Witness
+from tidegate.state_store import cursors, merges, partitions, range_partitions, state_tables, tables
+from tidegate.state_store.batches import MAX_TXID
+from tidegate.state_store.declaration import PipelineSpec, StateSpec, followed_as, parts_of
+from tidegate.state_store.errors import RangeRefused
+from tidegate.state_store.operations import write_action
+from tidegate.state_store.witness import Witness
 
 # A transaction removes no more rows one by one: commits wait for it.
 ROWS_AT_ONCE = 50_000

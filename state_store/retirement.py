@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
-from state_store import (
+from tidegate.state_store import (
     attempts,
     cursors,
     overview,
@@ -27,12 +27,12 @@ from state_store import (
     state_tables,
     tables,
 )
-from state_store.cursors import Retired
-from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
-from state_store.declaration import PipelineSpec, rebuilt_by, spec_of
-from state_store.driver_errors import dependents
-from state_store.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
-from state_store.operations import write_action
+from tidegate.state_store.cursors import Retired
+from tidegate.state_store.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
+from tidegate.state_store.declaration import PipelineSpec, rebuilt_by, spec_of
+from tidegate.state_store.driver_errors import dependents
+from tidegate.state_store.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
+from tidegate.state_store.operations import write_action
 
 ENDED = f"{attempts.FENCED}: the pipeline was retired."
 _CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relkind", "relnamespace")), schema="pg_catalog")

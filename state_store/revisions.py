@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.schema import SetTableComment
 
-from state_store import project, tables
-from state_store.declaration import RebuildName, rebuilt_by
-from state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
+from tidegate.state_store import project, tables
+from tidegate.state_store.declaration import RebuildName, rebuilt_by
+from tidegate.state_store.errors import SchemaOutOfDate, SettingsInvalid, TidegateError
 
 # Read when the module is imported. While a process runs, another version may be installed in the same place: its files say
 # nothing about the running code.

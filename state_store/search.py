@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
-from state_store.batches import MAX_TXID
-from state_store.history import BatchStatus, batch_error, batches_view, statuses
+from tidegate.state_store import tables
+from tidegate.state_store.batches import MAX_TXID
+from tidegate.state_store.history import BatchStatus, batch_error, batches_view, statuses
 
 Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
 PHASES: tuple[str, ...] = get_args(Phase)

@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from state_store import combiners, state_tables
-from state_store.combine import StagedBatch
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import GuardMismatch
-from state_store.window_spec import CORRECTIONS, WINDOW_END, WINDOW_START
+from tidegate.state_store import combiners, state_tables
+from tidegate.state_store.combine import StagedBatch
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.errors import GuardMismatch
+from tidegate.state_store.window_spec import CORRECTIONS, WINDOW_END, WINDOW_START
 
 Column = sa.ColumnElement[Any]
 # Whether a row of a union is a kept session; whether a session begins with it, the number of that per key, and its end; the

@@ -8,8 +8,8 @@ Each setting has one name and is looked up in this order; the first place that h
 3. ``.tidegate/stack.json``, written by ``tidegate up`` with the ports it chose
 4. the default
 
-Which folder is the project's: `state_store.project`. Files that another account could have put there are ignored, with a
-warning.
+Which folder is the project's: `tidegate.state_store.project`. Files that another account could have put there are ignored, with
+a warning.
 
 Passwords are not settings. libpq finds the database's by itself (``PGPASSFILE``, ``~/.pgpass``, ``PGPASSWORD``); the others
 are given as the name of the file that holds them. So a table of settings contains no secrets.
@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from state_store import project
-from state_store.errors import SettingsInvalid
-from state_store.project import HOME_VARIABLE, SETTINGS_FILE, STACK_FOLDER
+from tidegate.state_store import project
+from tidegate.state_store.errors import SettingsInvalid
+from tidegate.state_store.project import HOME_VARIABLE, SETTINGS_FILE, STACK_FOLDER
 
 CONNECT_TIMEOUT_SECONDS = 10
 # Staged rows are sent as UTF-8. Postgres would take them for text in the encoding that a role, the database, the server or

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from state_store import tables
-from state_store.batches import QUARANTINED, BatchInput
-from state_store.declaration import PipelineSpec, SourceMetadata
-from state_store.errors import SourceChanged, StagingLost
+from tidegate.state_store import tables
+from tidegate.state_store.batches import QUARANTINED, BatchInput
+from tidegate.state_store.declaration import PipelineSpec, SourceMetadata
+from tidegate.state_store.errors import SourceChanged, StagingLost
 
 FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
 AFTER = "after"  # where a source that takes files in the order of their names keeps the last name so far

@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import psycopg2
 from sqlalchemy.schema import CreateTable, DropTable
 
-from state_store import state_tables, tables
-from state_store.copy_in import STAGING, CsvReader, copy_rows
-from state_store.database import left_for_later
-from state_store.declaration import PipelineSpec, QuarantineSpec, Staged
-from state_store.errors import StagingLost
+from tidegate.state_store import state_tables, tables
+from tidegate.state_store.copy_in import STAGING, CsvReader, copy_rows
+from tidegate.state_store.database import left_for_later
+from tidegate.state_store.declaration import PipelineSpec, QuarantineSpec, Staged
+from tidegate.state_store.errors import StagingLost
 
 logger = logging.getLogger(__name__)
 

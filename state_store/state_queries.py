@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from state_store import cursors, overview, partitions, registration, state_tables
-from state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
-from state_store.declaration import PipelineSpec, StateRead, StateSpec
-from state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
-from state_store.executor_reads import Reading
-from state_store.lookup import ROW
+from tidegate.state_store import cursors, overview, partitions, registration, state_tables
+from tidegate.state_store.columns import PREVIOUS_TXID, ColumnType, previous_name
+from tidegate.state_store.declaration import PipelineSpec, StateRead, StateSpec
+from tidegate.state_store.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
+from tidegate.state_store.executor_reads import Reading
+from tidegate.state_store.lookup import ROW
 
 
 @dataclass(frozen=True)

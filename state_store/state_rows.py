@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
 
-from state_store import cursors, lookup, overview, partitions, tables
-from state_store.columns import KeyColumn
-from state_store.declaration import StateSpec
-from state_store.errors import UsageError
-from state_store.ledger_reader import LedgerReader
-from state_store.settings import Settings
+from tidegate.state_store import cursors, lookup, overview, partitions, tables
+from tidegate.state_store.columns import KeyColumn
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.settings import Settings
 
 MOST_KEYS = 100_000  # in one read, which holds all their rows in memory
 SCAN_SECONDS = 3600

@@ -2,7 +2,7 @@
 
 Schema ``state`` has one typed table per declared state, and one more for what a state records. Schema ``staging`` has one table
 per state and attempt (a try at a batch), which is dropped some time after its batch has committed. The ledger's tables are in
-`state_store.tables`.
+`tidegate.state_store.tables`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from state_store import history_views, range_partitions
-from state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
-from state_store.copy_in import STAGING
-from state_store.declaration import PipelineSpec, Staged, StateSpec
-from state_store.tables import NAMING
-from state_store.window_spec import WINDOW_END
+from tidegate.state_store import history_views, range_partitions
+from tidegate.state_store.columns import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
+from tidegate.state_store.copy_in import STAGING
+from tidegate.state_store.declaration import PipelineSpec, Staged, StateSpec
+from tidegate.state_store.tables import NAMING
+from tidegate.state_store.window_spec import WINDOW_END
 
-STATE = "state"  # the schema of staging: `state_store.copy_in`, which executors import
+STATE = "state"  # the schema of staging: `tidegate.state_store.copy_in`, which executors import
 # Free space on each page lets Postgres keep a new row version beside the old one, without new index entries (a HOT update).
 # Frequently updated rows need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import (
+from tidegate.state_store import (
     attempts,
     batches,
     beginning,
@@ -41,28 +41,28 @@ from state_store import (
     waits,
     windows,
 )
-from state_store.attempt_times import AttemptTimes, attempt_times
-from state_store.attempts import AirflowTry, Attempt, Tracked
-from state_store.batches import BatchInput
-from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
-from state_store.commits import Commit
-from state_store.copy_in import CsvReader
-from state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
-from state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from state_store.errors import LockHeld, StoreUnavailable, storable
-from state_store.held_tables import hold
-from state_store.history import BatchHistory, BatchStatus, Lag
-from state_store.mending import Mend, Original
-from state_store.operations import Redo
-from state_store.search import BatchFilter, SearchResult
-from state_store.settings import Settings
-from state_store.source_files import TakenFile
-from state_store.staging import StagedPartition
-from state_store.state_queries import QueriedState
-from state_store.turns import UNREGISTERED, Processing, Turn
-from state_store.waits import Wait
-from state_store.windows import EventTimeProgress
-from state_store.witness import Witness
+from tidegate.state_store.attempt_times import AttemptTimes, attempt_times
+from tidegate.state_store.attempts import AirflowTry, Attempt, Tracked
+from tidegate.state_store.batches import BatchInput
+from tidegate.state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.copy_in import CsvReader
+from tidegate.state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
+from tidegate.state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
+from tidegate.state_store.errors import LockHeld, StoreUnavailable, storable
+from tidegate.state_store.held_tables import hold
+from tidegate.state_store.history import BatchHistory, BatchStatus, Lag
+from tidegate.state_store.mending import Mend, Original
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.search import BatchFilter, SearchResult
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.source_files import TakenFile
+from tidegate.state_store.staging import StagedPartition
+from tidegate.state_store.state_queries import QueriedState
+from tidegate.state_store.turns import UNREGISTERED, Processing, Turn
+from tidegate.state_store.waits import Wait
+from tidegate.state_store.windows import EventTimeProgress
+from tidegate.state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
 
@@ -509,7 +509,8 @@ class StateStore(Database):
     ) -> retention.Pruned:
         """Remove some of the recorded changes of txids up to one; repeat it with what it returns while there are more.
 
-        As the owner of the tables only. No follower needs them, as the caller has checked (`jobs.sources.changes.removable`).
+        As the owner of the tables only. No follower needs them, as the caller has checked
+        (`tidegate.jobs.sources.changes.removable`).
 
         Raises: RangeRefused if the txid has not committed; what `commit_batch` raises, LockHeld also if readers hold
         the tables for long.

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from state_store import revisions, state_tables, tables
-from state_store.declaration import spec_of
-from state_store.errors import GuardMismatch, HoleDetected
+from tidegate.state_store import revisions, state_tables, tables
+from tidegate.state_store.declaration import spec_of
+from tidegate.state_store.errors import GuardMismatch, HoleDetected
 
 _NOTE = sa.text("""
 UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, DropConstraint
 
-from state_store import state_tables
-from state_store.declaration import PipelineSpec
+from tidegate.state_store import state_tables
+from tidegate.state_store.declaration import PipelineSpec
 
 
 class KeyChange(NamedTuple):

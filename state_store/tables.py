@@ -1,8 +1,8 @@
 """The ledger's tables, schema ``tidegate``, for statements of SQLAlchemy: names, types, and what may be NULL.
 
 ``schema.sql`` makes them, and says what each column is for; a test compares both. The tables of states and of staging are in
-`state_store.state_tables`. What has happened to a batch is recorded in rows and times; its phase, such as processed, is derived
-from them (view ``tidegate.batches``), never stored.
+`tidegate.state_store.state_tables`. What has happened to a batch is recorded in rows and times; its phase, such as processed,
+is derived from them (view ``tidegate.batches``), never stored.
 """
 
 from typing import Any, NamedTuple

@@ -13,7 +13,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
+from tidegate.state_store import tables
 
 MOST_COMMITS = 50_000  # only the newest of the period: as many as a statement can add up while a person waits
 MOST_BUCKETS = 200

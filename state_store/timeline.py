@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from state_store import tables
-from state_store.history import batches_view
+from tidegate.state_store import tables
+from tidegate.state_store.history import batches_view
 
 MOST_BATCHES = 500
 ATTEMPTS_SHOWN = 20  # the newest ones of a batch

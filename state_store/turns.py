@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from state_store import attempts, tables
-from state_store.batches import in_window, with_current_attempt
+from tidegate.state_store import attempts, tables
+from tidegate.state_store.batches import in_window, with_current_attempt
 
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
 # one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.

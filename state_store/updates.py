@@ -24,10 +24,10 @@ from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from state_store import lock_holders, tables
-from state_store.declaration import StateSpec
-from state_store.driver_errors import translate
-from state_store.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store import lock_holders, tables
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import DeclarationInvalid, TidegateError
 
 # Statements that begin, end or divide a transaction, and those that change its role, its settings or its session.
 _FORBIDDEN = {

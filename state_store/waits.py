@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from state_store import attempts, quarantine, revisions, tables
-from state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
-from state_store.errors import HoleDetected, TidegateError
-from state_store.turns import turns
-from state_store.witness import Mark, Witness
+from tidegate.state_store import attempts, quarantine, revisions, tables
+from tidegate.state_store.cursors import CURSOR, Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
+from tidegate.state_store.errors import HoleDetected, TidegateError
+from tidegate.state_store.turns import turns
+from tidegate.state_store.witness import Mark, Witness
 
 MOST_COUNTED = 1000  # of quarantined records, and of commits that the source has yet to learn of
 ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch

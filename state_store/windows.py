@@ -21,12 +21,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
-from state_store import combiners, range_partitions, sessions, state_tables, tables
-from state_store.combine import StagedBatch
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import GuardMismatch
-from state_store.quarantine import in_json, set_aside
-from state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, WINDOW_START, WindowSpec
+from tidegate.state_store import combiners, range_partitions, sessions, state_tables, tables
+from tidegate.state_store.combine import StagedBatch
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.errors import GuardMismatch
+from tidegate.state_store.quarantine import in_json, set_aside
+from tidegate.state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, WINDOW_START, WindowSpec
 
 _MICROSECONDS = 1_000_000  # in a second
 # A commit removes this many windows at least, if there are so many to remove; or twice as many as its batch has partials.

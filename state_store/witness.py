@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from state_store.errors import HoleDetected
-from state_store.settings import Settings
+from tidegate.state_store.errors import HoleDetected
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 

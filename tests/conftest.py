@@ -18,18 +18,18 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-import migrations
-from jobs import Pipeline
-from state_store import Settings, StateStore, registration, state_tables
-from state_store.project import STACK_FOLDER
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.jars import fetch_or_skip
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
+from tidegate import migrations
 from tidegate import stack as embedded
+from tidegate.jobs import Pipeline
 from tidegate.stack import kafka, spark
 from tidegate.stack.component import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
+from tidegate.state_store import Settings, StateStore, registration, state_tables
+from tidegate.state_store.project import STACK_FOLDER
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

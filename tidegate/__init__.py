@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dags.batch_dag import batch_dag
-    from jobs import (
+    from tidegate.dags.batch_dag import batch_dag
+    from tidegate.jobs import (
         ApproxDistinct,
         ApproxQuantiles,
         Avg,
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
         Variance,
         state_query,
     )
-    from jobs.engine.local_run import run_pipeline
-    from state_store import Settings, StateStore
-    from state_store.state_rows import StateReader
+    from tidegate.jobs.engine.local_run import run_pipeline
+    from tidegate.state_store import Settings, StateStore
+    from tidegate.state_store.state_rows import StateReader
 
 __all__ = [
     "ApproxDistinct",
@@ -122,10 +122,10 @@ __all__ = [
 
 _HOMES = {
     "Settings": "state_store",
-    "StateReader": "state_store.state_rows",
+    "StateReader": "tidegate.state_store.state_rows",
     "StateStore": "state_store",
-    "batch_dag": "dags.batch_dag",
-    "run_pipeline": "jobs.engine.local_run",
+    "batch_dag": "tidegate.dags.batch_dag",
+    "run_pipeline": "tidegate.jobs.engine.local_run",
 }
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.pipeline import Pipeline
-from jobs.registry import named_rebuild
-from state_store.declaration import followed_by
 from tidegate import remedies
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import named_rebuild
 from tidegate.remedies import Verb
+from tidegate.state_store.declaration import followed_by
 
 if TYPE_CHECKING:
-    from state_store.waits import Try, Wait, WaitingBatch
+    from tidegate.state_store.waits import Try, Wait, WaitingBatch
 
 Severity = Literal["ok", "info", "warning", "error"]
 LONGEST_QUOTE = 300  # characters of an error in a sentence: the batch's history has all of it
@@ -183,7 +183,7 @@ class BatchCauses:
         return self._of(batch, "FAILED_BEFORE", story, advice=advice, **known)
 
     def _in_work(self, batch: "WaitingBatch", newest: "Try") -> Cause:
-        from state_store.attempts import LONGEST_SILENCE_SECONDS  # noqa: PLC0415 - loads SQLAlchemy
+        from tidegate.state_store.attempts import LONGEST_SILENCE_SECONDS  # noqa: PLC0415 - loads SQLAlchemy
 
         by = newest.owner
         if newest.airflow_run_id is not None:

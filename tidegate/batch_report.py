@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tidegate import output
 
 if TYPE_CHECKING:
-    from state_store.declaration import SourceMetadata
-    from state_store.history import BatchHistory
+    from tidegate.state_store.declaration import SourceMetadata
+    from tidegate.state_store.history import BatchHistory
 
 TEXT_CHARACTERS = 84
 
@@ -124,7 +124,7 @@ def _outcome(attempt: Row, commit: Row | None) -> str:
 
 def _show_source(metadata: "SourceMetadata", of: str = "") -> None:
     """Print the batch's input: metadata of known shapes as a table, any other as JSON; `of` says which of several it is."""
-    from state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
+    from tidegate.state_store.batches import QUARANTINED  # noqa: PLC0415 - loads SQLAlchemy
 
     if QUARANTINED in metadata:
         _show_replay(metadata, metadata[QUARANTINED])

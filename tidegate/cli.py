@@ -12,9 +12,9 @@ from io import StringIO, TextIOWrapper
 import click
 from click.shell_completion import CompletionItem
 
-from state_store.errors import PermanentError, TidegateError, UsageError
 from tidegate import output
 from tidegate.commands import INTERRUPTED
+from tidegate.state_store.errors import PermanentError, TidegateError, UsageError
 
 PERMANENT, USAGE, TRY_AGAIN = 1, 2, 75
 READER_GONE = 1  # as click has it

@@ -10,7 +10,7 @@ import click
 def pipelines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the pipelines' names; no pipeline is imported, so a broken one disturbs no other."""
     del context, parameter
-    from jobs.registry import pipeline_names  # noqa: PLC0415 - verbs without a pipeline do without
+    from tidegate.jobs.registry import pipeline_names  # noqa: PLC0415 - verbs without a pipeline do without
 
     return _starting(incomplete, pipeline_names())
 
@@ -18,7 +18,7 @@ def pipelines(context: click.Context, parameter: click.Parameter, incomplete: st
 def states(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the states of the pipeline that was named before; none if it cannot be imported."""
     del parameter
-    from jobs.registry import find_pipeline  # noqa: PLC0415
+    from tidegate.jobs.registry import find_pipeline  # noqa: PLC0415
 
     # click leaves arguments aside where an option lacks its value, which is just being completed.
     pipeline = context.params.get("pipeline") or next(iter(context.args), "")
@@ -32,7 +32,7 @@ def states(context: click.Context, parameter: click.Parameter, incomplete: str) 
 def queries(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of the queries whose modules can be imported."""
     del parameter
-    from jobs.registry import all_queries  # noqa: PLC0415
+    from tidegate.jobs.registry import all_queries  # noqa: PLC0415
 
     if context.params.get("name") or context.args:
         return []

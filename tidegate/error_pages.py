@@ -5,7 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from state_store.errors import UsageError
+from tidegate.state_store.errors import UsageError
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "errors"
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+)*")

@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from state_store.errors import SettingsInvalid, TidegateError
-from state_store.settings import Settings
+from tidegate.state_store.errors import SettingsInvalid, TidegateError
+from tidegate.state_store.settings import Settings
 
 # What runs where, in the order of the table.
 COMPONENTS = {
@@ -157,14 +157,14 @@ def _home(here: Surroundings) -> Iterator[str]:
 
 
 def _ledger(here: Surroundings) -> Iterator[str]:
-    from state_store import StateStore  # noqa: PLC0415 - not every component has a database
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - not every component has a database
 
     with StateStore.connect(here.settings) as store:
         yield from (f"{loss} See: tidegate error HOLE_DETECTED" for loss in store.losses().values())
 
 
 def _reader(here: Surroundings) -> Iterator[str]:
-    from state_store.ledger_reader import LedgerReader  # noqa: PLC0415
+    from tidegate.state_store.ledger_reader import LedgerReader  # noqa: PLC0415
 
     with LedgerReader(here.settings) as reader, reader.snapshot("checking the reading role"):
         yield from ()
@@ -173,7 +173,7 @@ def _reader(here: Surroundings) -> Iterator[str]:
 def _stager(here: Surroundings) -> Iterator[str]:
     import psycopg2  # noqa: PLC0415
 
-    from state_store.driver_errors import translate  # noqa: PLC0415
+    from tidegate.state_store.driver_errors import translate  # noqa: PLC0415
 
     try:
         psycopg2.connect(**here.settings.conninfo(user=here.settings.pg_stager)).close()
@@ -184,13 +184,13 @@ def _stager(here: Surroundings) -> Iterator[str]:
 
 def _spark(here: Surroundings) -> Iterator[str]:
     yield from _file(here.settings.spark_token_file, "TIDEGATE_SPARK_TOKEN_FILE")
-    from jobs.compute.session import check_reachable  # noqa: PLC0415 - loads pyspark
+    from tidegate.jobs.compute.session import check_reachable  # noqa: PLC0415 - loads pyspark
 
     check_reachable(here.settings)
 
 
 def _sources(here: Surroundings) -> Iterator[str]:
-    from jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
+    from tidegate.jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
 
     for name in pipeline_names():
         try:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from state_store.errors import RangeRefused, UsageError
 from tidegate.progress import ranges
+from tidegate.state_store.errors import RangeRefused, UsageError
 
 if TYPE_CHECKING:
-    from state_store import StateStore
-    from state_store.commits import Commit
-    from state_store.declaration import PipelineSpec, SourceMetadata
-    from state_store.history import BatchStatus, Lag
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.commits import Commit
+    from tidegate.state_store.declaration import PipelineSpec, SourceMetadata
+    from tidegate.state_store.history import BatchStatus, Lag
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay"]
 FINAL_PHASES = ("committed", "skipped")

@@ -57,7 +57,7 @@ def show_crash(kind: type[BaseException], error: BaseException, trace: Traceback
 
 def _keep_authors_calls(calls: "StackSummary") -> None:
     """Leave out the calls before a pipeline's module, and those of Tidegate after it."""
-    pipelines = sys.modules.get("jobs.pipelines")
+    pipelines = sys.modules.get("tidegate.jobs.pipelines")
     if pipelines is None:
         return
     folder = pipelines.__path__[-1]
@@ -98,7 +98,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each log message as a line of JSON, with the fields that the engine gives it (`jobs.engine.log_fields`)."""
+    """Writes each log message as a line of JSON, with the fields that the engine gives it (`tidegate.jobs.engine.log_fields`)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: timestamp, level, event and logger, as in Airflow's logs of tasks; then pipeline, txid, attempt."""

@@ -5,8 +5,8 @@ import shlex
 from functools import cache
 from typing import Literal
 
-from state_store import errors
-from state_store.errors import TidegateError
+from tidegate.state_store import errors
+from tidegate.state_store.errors import TidegateError
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
@@ -106,6 +106,6 @@ def code_in(story: str | None) -> str | None:
 
 @cache
 def _codes() -> frozenset[str]:
-    """Return the codes that the ledger may hold: those of `state_store.errors`."""
+    """Return the codes that the ledger may hold: those of `tidegate.state_store.errors`."""
     kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, TidegateError)]
     return frozenset(kind("").code for kind in kinds)

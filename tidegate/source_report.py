@@ -6,15 +6,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline
-from state_store.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline
-from state_store.settings import Settings
 from tidegate import output
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store import StateStore
-    from state_store.history import Lag
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.history import Lag
 
 _T = TypeVar("_T")
 SHOWN_NAMES = 20
@@ -92,7 +92,7 @@ def check_plan(pipeline: Pipeline, store: "StateStore") -> None:
 
     Raises: the source's errors.
     """
-    from jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
+    from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
 
     with suppress(TimeoutError):
         _in_time(lambda: next_batch(store, pipeline))

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from state_store.errors import TidegateError
-from state_store.settings import Settings
 from tidegate import output
 from tidegate.batch_causes import quoted
+from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store.history import Lag
-    from state_store.retirement import RetiredPipeline
     from tidegate.stack import ComponentStatus
+    from tidegate.state_store.history import Lag
+    from tidegate.state_store.retirement import RetiredPipeline
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 PAGE_PATH = "/tidegate/"
@@ -95,7 +95,7 @@ def look(settings: Settings) -> Look:
     from tidegate import stack  # noqa: PLC0415 - verbs that do not need it start faster
 
     request = Background(lambda: stack.status(settings))  # Airflow takes as long to answer as SQLAlchemy to load
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     lags, retired, losses, trouble = [], [], {}, None
     try:

@@ -1,6 +1,6 @@
 """Traces of `tidegate run`, sent to a collector if OpenTelemetry's own environment variables name one.
 
-Airflow's tasks are traced by Airflow ([traces] otel_on); what is told of batches is the same: `jobs.engine.spans`.
+Airflow's tasks are traced by Airflow ([traces] otel_on); what is told of batches is the same: `tidegate.jobs.engine.spans`.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
-from state_store.errors import TidegateError, UsageError
+from tidegate.state_store.errors import TidegateError, UsageError
 
 SERVICE = "tidegate"
 # Any of these asks for traces.

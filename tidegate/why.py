@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from jobs import registry
-from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline, pipeline_names, unknown
-from state_store.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
 from tidegate import remedies, source_report
 from tidegate.batch_causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
+from tidegate.jobs import registry
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline, pipeline_names, unknown
+from tidegate.state_store.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
 
 if TYPE_CHECKING:
-    from state_store import Settings, StateStore
-    from state_store.waits import Wait, WaitingBatch
+    from tidegate.state_store import Settings, StateStore
+    from tidegate.state_store.waits import Wait, WaitingBatch
 
 __all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes"]
 
@@ -300,6 +300,6 @@ def _error(code: str, sentence: str, txid: int | None = None) -> Cause:
 
 
 def _count(number: int, one: str, many: str) -> str:
-    from state_store.waits import MOST_COUNTED  # noqa: PLC0415 - loads SQLAlchemy
+    from tidegate.state_store.waits import MOST_COUNTED  # noqa: PLC0415 - loads SQLAlchemy
 
     return f"{number}{' or more' if number >= MOST_COUNTED else ''} {one if number == 1 else many}"

@@ -7,13 +7,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.aggregates import Part
-from jobs.compute import arrays, state_columns, window_pieces
-from jobs.compute.tracking import HASH, ID, ROWS, hash_sum
-from jobs.states import AnyState
-from state_store.columns import POSITION, ColumnType
-from state_store.declaration import StateSpec
-from state_store.window_spec import WINDOW_START
+from tidegate.jobs.aggregates import Part
+from tidegate.jobs.compute import arrays, state_columns, window_pieces
+from tidegate.jobs.compute.tracking import HASH, ID, ROWS, hash_sum
+from tidegate.jobs.states import AnyState
+from tidegate.state_store.columns import POSITION, ColumnType
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.window_spec import WINDOW_START
 
 
 def aggregate(

@@ -11,14 +11,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.aggregates import Aggregate
-from jobs.compute.aggregate import aggregate
-from jobs.compute.spark_errors import meaning_of
-from jobs.states import State
-from jobs.task_errors import reported_in
-from state_store.columns import ValueColumn
-from state_store.settings import Settings
-from state_store.store import StateStore
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.jobs.compute.aggregate import aggregate
+from tidegate.jobs.compute.spark_errors import meaning_of
+from tidegate.jobs.states import State
+from tidegate.jobs.task_errors import reported_in
+from tidegate.state_store.columns import ValueColumn
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.store import StateStore
 
 MOST_BATCHES, MOST_ALONE = 8, 30  # batches of a random split; rows that get a batch of their own, in another split
 BATCH = "number_of_the_batch"

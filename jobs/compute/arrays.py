@@ -5,10 +5,10 @@ from itertools import pairwise
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.aggregates import Part
-from jobs.compute import sketches
-from jobs.task_errors import refusal
-from state_store.errors import Overflow
+from tidegate.jobs.aggregates import Part
+from tidegate.jobs.compute import sketches
+from tidegate.jobs.task_errors import refusal
+from tidegate.state_store.errors import Overflow
 
 # Times with their zone, where they have one, and all their digits.
 _TIMES = {

@@ -18,27 +18,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.compute import quarantine, staging
-from jobs.compute.aggregate import aggregate, counter_of
-from jobs.compute.executors import conninfo_of_tasks
-from jobs.compute.route import SAFE, Route, Routing, choose, is_flagged, is_untouched
-from jobs.compute.session import application_of, expect_brief, interruptible
-from jobs.compute.spark_errors import meaning_of
-from jobs.compute.staging import NeedsExecutors, StagedRows
-from jobs.compute.state_answers import StateAnswers
-from jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
-from jobs.compute.transforms import Frames, apply_transform, check_united, check_used
-from jobs.pipeline import Pipeline
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
-from jobs.sources.inputs.read import merged
-from jobs.state_queries import answered_by
-from jobs.states import AnyState
-from jobs.task_errors import reported_in
-from state_store import StateStore, errors
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import QUARANTINED
-from state_store.declaration import QuarantineSpec, StateSpec
-from state_store.state_queries import QueriedState
+from tidegate.jobs.compute import quarantine, staging
+from tidegate.jobs.compute.aggregate import aggregate, counter_of
+from tidegate.jobs.compute.executors import conninfo_of_tasks
+from tidegate.jobs.compute.route import SAFE, Route, Routing, choose, is_flagged, is_untouched
+from tidegate.jobs.compute.session import application_of, expect_brief, interruptible
+from tidegate.jobs.compute.spark_errors import meaning_of
+from tidegate.jobs.compute.staging import NeedsExecutors, StagedRows
+from tidegate.jobs.compute.state_answers import StateAnswers
+from tidegate.jobs.compute.tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
+from tidegate.jobs.compute.transforms import Frames, apply_transform, check_united, check_used
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
+from tidegate.jobs.sources.inputs.read import merged
+from tidegate.jobs.state_queries import answered_by
+from tidegate.jobs.states import AnyState
+from tidegate.jobs.task_errors import reported_in
+from tidegate.state_store import StateStore, errors
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.declaration import QuarantineSpec, StateSpec
+from tidegate.state_store.state_queries import QueriedState
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.compute.spark_errors import is_away, raised_in_python
-from state_store.errors import ExecutorsUnprepared
+from tidegate.jobs.compute.spark_errors import is_away, raised_in_python
+from tidegate.state_store.errors import ExecutorsUnprepared
 
 # What all tasks need: import names, with the names of the distributions. Spark needs pandas for its Arrow functions.
 NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "pandas": "pandas", "psycopg2": "psycopg2-binary"}

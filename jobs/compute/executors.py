@@ -24,14 +24,14 @@ from zipfile import ZipFile, ZipInfo
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import parse_dsn
 
-from jobs import registry
-from jobs.compute.loopback import loopback_address
-from jobs.compute.session_files import SessionFile
-from jobs.pipeline import Pipeline
-from jobs.sources import Source
-from jobs.sources.inputs.source import Inputs
-from state_store.errors import SettingsInvalid
-from state_store.settings import Settings
+from tidegate.jobs import registry
+from tidegate.jobs.compute.loopback import loopback_address
+from tidegate.jobs.compute.session_files import SessionFile
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import Source
+from tidegate.jobs.sources.inputs.source import Inputs
+from tidegate.state_store.errors import SettingsInvalid
+from tidegate.state_store.settings import Settings
 
 HERE, ELSEWHERE, AUTO = "here", "elsewhere", "auto"
 # `tidegate` is where authors import from; it looks for `dags` when it is asked for a name.

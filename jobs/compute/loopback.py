@@ -15,9 +15,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from state_store.errors import ListenerNotTrusted, SettingsInvalid
-from state_store.project import account_name
-from state_store.settings import Settings
+from tidegate.state_store.errors import ListenerNotTrusted, SettingsInvalid
+from tidegate.state_store.project import account_name
+from tidegate.state_store.settings import Settings
 
 LISTENS, WAITS_FOR_ITS_END = 10, 6  # TCP_LISTEN and TCP_TIME_WAIT; the latter no longer has an owner
 LISTENING, ALL = 1 << LISTENS, 0xFFF & ~(1 << WAITS_FOR_ITS_END)

@@ -1,16 +1,16 @@
 """Paths: which way batches of a pipeline take through Spark and into Postgres, for authors to see without running a batch.
 
-A path is what `jobs.compute.route.choose` decides for a batch of a typical size, when no earlier batch is known.
+A path is what `tidegate.jobs.compute.route.choose` decides for a batch of a typical size, when no earlier batch is known.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.compute.route import choose, is_flagged
-from jobs.compute.tracking import used_columns
-from jobs.pipeline import Pipeline
-from jobs.sources import InputFacts
-from state_store.attempts import Attempt
+from tidegate.jobs.compute.route import choose, is_flagged
+from tidegate.jobs.compute.tracking import used_columns
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store.attempts import Attempt
 
 MEBIBYTE = 1 << 20
 # Examples for sources that know size and rows of a batch in advance, and whose digests vouch for the content.

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from jobs.library_internals import plan_of
-from state_store.errors import DeclarationInvalid
+from tidegate.jobs.library_internals import plan_of
+from tidegate.state_store.errors import DeclarationInvalid
 
 logger = logging.getLogger(__name__)
 

@@ -15,23 +15,23 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.compute.session_files import on_executor
-from jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
-from jobs.sources.column_types import parse_type, quoted
-from jobs.sources.files.formats.json_records import JsonParser
-from jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
-from jobs.sources.files.partitions import PartitionColumns
-from jobs.states import AnyState
-from jobs.task_errors import refusal
-from state_store.declaration import INPUT_END
-from state_store.errors import MalformedRecord, SourceChanged
-from state_store.executor_connections import connect
+from tidegate.jobs.compute.session_files import on_executor
+from tidegate.jobs.compute.sink import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL, Emitter
+from tidegate.jobs.sources.column_types import parse_type, quoted
+from tidegate.jobs.sources.files.formats.json_records import JsonParser
+from tidegate.jobs.sources.files.formats.text_tasks import PayloadsReader, mended_payload, schema_of
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.states import AnyState
+from tidegate.jobs.task_errors import refusal
+from tidegate.state_store.declaration import INPUT_END
+from tidegate.state_store.errors import MalformedRecord, SourceChanged
+from tidegate.state_store.executor_connections import connect
 
 if TYPE_CHECKING:
-    from jobs.pipeline import Pipeline
-    from state_store.attempts import Attempt
-    from state_store.mending import Original
+    from tidegate.jobs.pipeline import Pipeline
+    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.mending import Original
 
 SHOWN_CHARACTERS = 200
 # Of records that a task holds at a time, besides ROWS_AT_ONCE: each may have some megabytes.

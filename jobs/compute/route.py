@@ -1,20 +1,20 @@
 """Route: the shortcuts that one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
 
 A shortcut is a guess about costs, made from facts that the source knows before Spark has read a row. If a guess is wrong, the
-attempt is slower, or starts over on another route (`jobs.compute.staging.NeedsExecutors`); the result is the same.
+attempt is slower, or starts over on another route (`tidegate.jobs.compute.staging.NeedsExecutors`); the result is the same.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.compute.staging import FEW_ROWS
-from jobs.compute.tracking import used_columns
-from jobs.pipeline import Pipeline
-from jobs.sources import InputFacts
-from state_store.attempts import Attempt
-from state_store.batches import QUARANTINED
-from state_store.declaration import StateSpec
+from tidegate.jobs.compute.staging import FEW_ROWS
+from tidegate.jobs.compute.tracking import used_columns
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.declaration import StateSpec
 
 # One task reads a batch of up to UNSPLIT_BYTES in no more time than several tasks and a shuffle take. Without a transform,
 # which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep

@@ -21,14 +21,14 @@ from pyspark.sql.connect.client.core import RpcDeadlines
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from jobs.compute.executor_check import check_executors
-from jobs.compute.executors import Artifacts, artifacts_for, code_of, further_modules
-from jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
-from jobs.compute.spark_errors import meaning_of
-from jobs.library_internals import add_artifacts, close_channel, disable_reattach, leave_on_server, set_deadlines
-from state_store.attempts import Attempt
-from state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
-from state_store.settings import Settings
+from tidegate.jobs.compute.executor_check import check_executors
+from tidegate.jobs.compute.executors import Artifacts, artifacts_for, code_of, further_modules
+from tidegate.jobs.compute.loopback import Server, can_see_all, loopback_address, trusted_users
+from tidegate.jobs.compute.spark_errors import meaning_of
+from tidegate.jobs.library_internals import add_artifacts, close_channel, disable_reattach, leave_on_server, set_deadlines
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import AttemptTimedOut, SettingsInvalid, SparkUnavailable, TidegateError
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ PINNED = {
     # execution, after a shuffle, knows the true size of a side; authors may still call broadcast()
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": str(10 * 1024**2) + "b",
-    # keep whole tracebacks, with the exceptions that were being handled: `jobs.compute.spark_errors` reads them
+    # keep whole tracebacks, with the exceptions that were being handled: `tidegate.jobs.compute.spark_errors` reads them
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # a cached plan keeps its list of files: the next process reads the same path, and would get the old lengths
     "spark.connect.session.planCache.enabled": "false",

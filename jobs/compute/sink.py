@@ -20,15 +20,15 @@ import pyarrow.compute as pc
 from pyarrow import csv
 from pyspark import TaskContext
 
-from jobs.compute.session_files import on_executor
-from jobs.compute.tracking import HASH, ROWS, signed
-from jobs.library_internals import spark_schema
-from state_store.columns import DAYS, TICKS
-from state_store.copy_in import copy_partition
-from state_store.declaration import Staged, StateSpec, staged_in_order_of
-from state_store.driver_errors import translate
-from state_store.errors import BadKey, Overflow, TidegateError
-from state_store.window_spec import WINDOW_START
+from tidegate.jobs.compute.session_files import on_executor
+from tidegate.jobs.compute.tracking import HASH, ROWS, signed
+from tidegate.jobs.library_internals import spark_schema
+from tidegate.state_store.columns import DAYS, TICKS
+from tidegate.state_store.copy_in import copy_partition
+from tidegate.state_store.declaration import Staged, StateSpec, staged_in_order_of
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import BadKey, Overflow, TidegateError
+from tidegate.state_store.window_spec import WINDOW_START
 
 # An index row holds 2,704 bytes after compression; an explicit limit does not depend on how well a key compresses.
 MAX_KEY_BYTES = 2000

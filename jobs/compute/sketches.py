@@ -10,8 +10,8 @@ from decimal import Decimal
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.aggregates import Part
-from jobs.sketches import RANKS, WORD_BITS, length_of, size_of
+from tidegate.jobs.aggregates import Part
+from tidegate.jobs.sketches import RANKS, WORD_BITS, length_of, size_of
 
 BITMAP_WORDS = 512  # of one bitmap of Spark
 HALF_BITS = 32
@@ -50,7 +50,7 @@ def _words(bitmap: Column, count: int) -> Column:
 
 
 def _counts(column: Column, per_octave: int, most: int, negatives: int, scale: int) -> Column:
-    """Return counts of values by their size (`jobs.sketches.size_of`), after numbers are scaled to whole ones."""
+    """Return counts of values by their size (`tidegate.jobs.sketches.size_of`), after numbers are scaled to whole ones."""
     units = (column * F.lit(Decimal(10**scale))).cast("bigint")
     size = F.least(F.abs(F.greatest(F.least(units, F.lit(most)), F.lit(-most))), F.lit(most))
     octave = F.length(F.bin(size)) - 1

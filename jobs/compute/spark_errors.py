@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from pyspark.errors import AnalysisException, PySparkAssertionError, PySparkException, PythonException
 
-from state_store.errors import (
+from tidegate.state_store.errors import (
     DeclarationInvalid,
     MalformedRecord,
     Overflow,
@@ -43,7 +43,7 @@ _ABOUT_VALUES = frozenset(
         *("ArithmeticError", "ZeroDivisionError", "OverflowError", "FloatingPointError"),
         *("UnicodeError", "UnicodeDecodeError", "UnicodeEncodeError", "UnicodeTranslateError"),
         *("decimal.InvalidOperation", "decimal.DivisionByZero", "decimal.Overflow", "json.decoder.JSONDecodeError"),
-        *(f"state_store.errors.{error.__name__}" for error in (MalformedRecord, TransformFailed)),
+        *(f"tidegate.state_store.errors.{error.__name__}" for error in (MalformedRecord, TransformFailed)),
     }
 )
 _TRACEBACK = "Traceback (most recent call last):"

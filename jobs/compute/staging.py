@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.compute import sink
-from jobs.compute.executors import conninfo_of_tasks
-from jobs.compute.tracking import ROWS, RowSums, signed
-from state_store import StateStore, errors
-from state_store.attempts import Attempt
-from state_store.declaration import Staged, StateSpec
-from state_store.settings import Settings
-from state_store.staging import NO_TASK, StagedPartition, digest_statement
-from state_store.state_tables import staging_table_of
+from tidegate.jobs.compute import sink
+from tidegate.jobs.compute.executors import conninfo_of_tasks
+from tidegate.jobs.compute.tracking import ROWS, RowSums, signed
+from tidegate.state_store import StateStore, errors
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.declaration import Staged, StateSpec
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.staging import NO_TASK, StagedPartition, digest_statement
+from tidegate.state_store.state_tables import staging_table_of
 
 # At most this number of partials of a state is fetched and staged in process: a bound in rows, and so in memory.
 FEW_ROWS = 10_000

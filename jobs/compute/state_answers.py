@@ -17,17 +17,17 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from jobs.compute import state_columns
-from jobs.compute.session_files import on_executor
-from jobs.sources.column_types import quoted
-from jobs.state_queries import How
-from jobs.task_errors import reported
-from state_store.columns import DAYS, TICKS
-from state_store.errors import DeclarationInvalid, TidegateError
-from state_store.executor_reads import Reading, connected
+from tidegate.jobs.compute import state_columns
+from tidegate.jobs.compute.session_files import on_executor
+from tidegate.jobs.sources.column_types import quoted
+from tidegate.jobs.state_queries import How
+from tidegate.jobs.task_errors import reported
+from tidegate.state_store.columns import DAYS, TICKS
+from tidegate.state_store.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.executor_reads import Reading, connected
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
-    from state_store.state_queries import QueriedState
+    from tidegate.state_store.state_queries import QueriedState
 
 FOUND, IS_THERE = "_tidegate_found", "_tidegate_is_there"
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
@@ -45,7 +45,7 @@ class StateAnswers:
     def look_up(
         self, rows: DataFrame, of: str, on: Mapping[str, str], columns: Mapping[str, str] | None, how: How
     ) -> DataFrame:
-        """Return the rows with columns of a state, as `jobs.state_queries.state_query` describes.
+        """Return the rows with columns of a state, as `tidegate.jobs.state_queries.state_query` describes.
 
         Raises: DeclarationInvalid.
         """

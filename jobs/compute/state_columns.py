@@ -8,11 +8,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.sources.column_types import quoted
-from jobs.task_errors import refusal
-from state_store.columns import ColumnType
-from state_store.declaration import StateSpec
-from state_store.errors import DeclarationInvalid, MalformedRecord
+from tidegate.jobs.sources.column_types import quoted
+from tidegate.jobs.task_errors import refusal
+from tidegate.state_store.columns import ColumnType
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord
 
 SHOWN_CHARACTERS = 200
 _WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)

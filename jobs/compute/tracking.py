@@ -32,14 +32,14 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from jobs.library_internals import note_not_streaming
-from jobs.pipeline import Pipeline
-from jobs.sources import PAYLOAD
-from jobs.sources.column_types import quoted
-from state_store.errors import DeclarationInvalid, RowsLost
+from tidegate.jobs.library_internals import note_not_streaming
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import PAYLOAD
+from tidegate.jobs.sources.column_types import quoted
+from tidegate.state_store.errors import DeclarationInvalid, RowsLost
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
-    from state_store.attempts import Attempt
+    from tidegate.state_store.attempts import Attempt
 
 # Columns that are removed before COPY. ID is the hash of a row; in a partial, ROWS is the number of its rows, and HASH the sum
 # of their hashes, or the hash of the partial itself.

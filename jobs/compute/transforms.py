@@ -6,9 +6,9 @@ import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from jobs.compute.purity import check_pure, meeting, unread
-from jobs.pipeline import Transform
-from state_store import errors
+from tidegate.jobs.compute.purity import check_pure, meeting, unread
+from tidegate.jobs.pipeline import Transform
+from tidegate.state_store import errors
 
 
 class Frames(dict[str, DataFrame]):

@@ -9,9 +9,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from jobs.compute.session import spark_session
-from jobs.compute.spark_errors import meaning_of
-from state_store.settings import Settings
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.spark_errors import meaning_of
+from tidegate.state_store.settings import Settings
 
 SCHEMA = "key string, value bigint"
 

@@ -7,10 +7,10 @@ becomes such a number, and a timestamp again, without a shift.
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.aggregates import Part
-from jobs.compute import state_columns
-from state_store.columns import ColumnType
-from state_store.window_spec import WINDOW_START, WindowSpec
+from tidegate.jobs.aggregates import Part
+from tidegate.jobs.compute import state_columns
+from tidegate.state_store.columns import ColumnType
+from tidegate.state_store.window_spec import WINDOW_START, WindowSpec
 
 # The column by which a session's rows are grouped; it is not kept, because a session begins with its first row.
 PIECE = "_tidegate_piece"

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Callable
 
-from jobs.engine.ranges import MAX_BATCHES_PER_RUN
-from jobs.pipeline import Pipeline
-from state_store import StateStore
-from state_store.attempts import Attempt
-from state_store.batches import QUARANTINED
-from state_store.commits import Commit
+from tidegate.jobs.engine.ranges import MAX_BATCHES_PER_RUN
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.commits import Commit
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
 """Committing: which task commits, and with which batches.
 
     committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
-    together   all sealed batches after the cursor in one transaction, up to limits of number and size (`state_store.commits`)
-    alone      a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
-    timing     at once; but a sealed batch waits a little for others that could be merged with it (`state_store.turns`)
-    busy       while another task holds the cursor's lock, a task that processed leaves the commit to it; a batch's own commit
-               task waits for the lock
+    together   all sealed batches after the cursor in one transaction, up to limits of number and size
+    (`tidegate.state_store.commits`) alone      a batch of an opaque state, one that was given up, and every batch after a joint
+    commit has failed timing     at once; but a sealed batch waits a little for others that could be merged with it
+    (`tidegate.state_store.turns`) busy       while another task holds the cursor's lock, a task that processed leaves the
+               commit to it; a batch's own commit task waits for the lock
     errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
 
 The cursor is the row with the last committed txid. A batch's turn opens when its predecessor has committed and its own
@@ -15,15 +15,15 @@ processing is over. Order and exactly-once do not depend on these rules: each co
 import logging
 from collections.abc import Callable, Collection, Sequence
 
-from jobs.engine.acks import ack
-from jobs.engine.listeners import Listener
-from jobs.engine.log_fields import about
-from jobs.engine.processing import halting
-from jobs.pipeline import Pipeline
-from state_store import StateStore
-from state_store.commits import Commit
-from state_store.errors import StagingLost, TidegateError
-from state_store.operations import Redo
+from tidegate.jobs.engine.acks import ack
+from tidegate.jobs.engine.listeners import Listener
+from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.processing import halting
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.errors import StagingLost, TidegateError
+from tidegate.state_store.operations import Redo
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 
-from state_store import StateStore
+from tidegate.state_store import StateStore
 
 logger = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from jobs.engine.acks import give_overdue_acks
-from jobs.engine.listeners import harmless
-from jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
-from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
-from jobs.sources import Coordinator
-from state_store import StateStore
-from state_store.batches import QUARANTINED, BatchInput, encode_metadata, position_of
-from state_store.beginning import ReplanNeeded
-from state_store.declaration import SourceMetadata
-from state_store.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
-from state_store.plans import Beginning
-from state_store.source_files import TakenFile
+from tidegate.jobs.engine.acks import give_overdue_acks
+from tidegate.jobs.engine.listeners import harmless
+from tidegate.jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
+from tidegate.jobs.sources import Coordinator
+from tidegate.state_store import StateStore
+from tidegate.state_store.batches import QUARANTINED, BatchInput, encode_metadata, position_of
+from tidegate.state_store.beginning import ReplanNeeded
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
+from tidegate.state_store.plans import Beginning
+from tidegate.state_store.source_files import TakenFile
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
 
 @dataclass(frozen=True)
 class LedgerHistory:
-    """The ledger's record of earlier batches, for one pipeline's coordinator: implements `jobs.sources.History`."""
+    """The ledger's record of earlier batches, for one pipeline's coordinator: implements `tidegate.jobs.sources.History`."""
 
     store: StateStore
     pipeline: str

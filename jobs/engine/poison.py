@@ -6,8 +6,8 @@ bad: for no other fault are rows ever left out. A permanent error of unknown fau
 
 from enum import Enum
 
-from jobs.pipeline import Pipeline, PoisonPolicy
-from state_store.errors import Fault, PermanentError, TidegateError
+from tidegate.jobs.pipeline import Pipeline, PoisonPolicy
+from tidegate.state_store.errors import Fault, PermanentError, TidegateError
 
 
 class Outcome(Enum):

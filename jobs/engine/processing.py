@@ -5,22 +5,22 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from jobs.compute.computation import stage_batch
-from jobs.compute.executors import modules_of, packages_of
-from jobs.compute.route import Routing, has_short_rows
-from jobs.compute.session import spark_session
-from jobs.engine.acks import call_source
-from jobs.engine.listeners import Listener
-from jobs.engine.log_fields import about
-from jobs.engine.planning import replan
-from jobs.engine.poison import Outcome, fault_of, outcome_of
-from jobs.pipeline import Pipeline
-from state_store import StateStore
-from state_store.attempts import AirflowTry, Attempt
-from state_store.batches import encode_metadata
-from state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
-from state_store.commits import Commit
-from state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
+from tidegate.jobs.compute.computation import stage_batch
+from tidegate.jobs.compute.executors import modules_of, packages_of
+from tidegate.jobs.compute.route import Routing, has_short_rows
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.acks import call_source
+from tidegate.jobs.engine.listeners import Listener
+from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.planning import replan
+from tidegate.jobs.engine.poison import Outcome, fault_of, outcome_of
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import AirflowTry, Attempt
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
 
 logger = logging.getLogger(__name__)
 

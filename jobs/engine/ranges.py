@@ -1,6 +1,6 @@
 """The txid ranges that a run may cover."""
 
-from state_store.errors import RangeRefused
+from tidegate.state_store.errors import RangeRefused
 
 # Airflow maps at most 1,024 tasks by default; the next run covers further batches.
 MAX_BATCHES_PER_RUN = 1000

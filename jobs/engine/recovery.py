@@ -6,12 +6,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
-from jobs.compute.session import check_reachable
-from jobs.engine.poison import Outcome, outcome_of
-from jobs.pipeline import Pipeline
-from state_store import StateStore
-from state_store.errors import BatchRetried, SparkUnavailable, StoreUnavailable
-from state_store.settings import Settings
+from tidegate.jobs.compute.session import check_reachable
+from tidegate.jobs.engine.poison import Outcome, outcome_of
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.errors import BatchRetried, SparkUnavailable, StoreUnavailable
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 

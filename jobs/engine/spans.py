@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
-from jobs.engine.listeners import Listener, harmless
-from state_store import StateStore
-from state_store.attempt_times import AttemptTimes
+from tidegate.jobs.engine.listeners import Listener, harmless
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempt_times import AttemptTimes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -17,21 +17,21 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Self
 
-from jobs.compute.route import Routing, choose
-from jobs.engine.committing import Committer
-from jobs.engine.listeners import Listener
-from jobs.engine.log_fields import about
-from jobs.engine.planning import plan_batches
-from jobs.engine.processing import POLICY, Processed, Processor
-from jobs.engine.spans import Spans
-from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline
-from state_store import StateStore
-from state_store.attempts import AirflowTry
-from state_store.beginning import Mode
-from state_store.commits import Commit
-from state_store.errors import AttemptFenced, describe
-from state_store.settings import Settings
+from tidegate.jobs.compute.route import Routing, choose
+from tidegate.jobs.engine.committing import Committer
+from tidegate.jobs.engine.listeners import Listener
+from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.planning import plan_batches
+from tidegate.jobs.engine.processing import POLICY, Processed, Processor
+from tidegate.jobs.engine.spans import Spans
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import AirflowTry
+from tidegate.state_store.beginning import Mode
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.errors import AttemptFenced, describe
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ the same txid:
     non-transactional  nothing: rows may be lost or read twice
 
 A new source is one file: a frozen dataclass that inherits `Source`, its `Coordinator`, its `Emitter`. Sources with
-partitions start from `jobs.sources.partitioned`. `jobs.testing` checks that a source keeps the promise of its kind.
+partitions start from `tidegate.jobs.sources.partitioned`. `tidegate.jobs.testing` checks that a source keeps the promise of its
+kind.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,16 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import DeclarationInvalid, TidegateError
-from state_store.settings import Settings
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from jobs.pipeline import Pipeline
-    from state_store.attempts import Attempt
-    from state_store.source_files import TakenFile
+    from tidegate.jobs.pipeline import Pipeline
+    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.source_files import TakenFile
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"

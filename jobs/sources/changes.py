@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 from psycopg2 import sql
 
-from jobs.sources import Coordinator, Dataset, Emitter, Source
-from jobs.sources.column_types import parse_type
-from jobs.sources.postgres.query import TableQuery
-from state_store import lock_holders
-from state_store.columns import ColumnType
-from state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
-from state_store.driver_errors import translate
-from state_store.errors import SourceChanged, SourceUnreadable, UsageError
-from state_store.settings import Settings
+from tidegate.jobs.sources import Coordinator, Dataset, Emitter, Source
+from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.postgres.query import TableQuery
+from tidegate.state_store import lock_holders
+from tidegate.state_store.columns import ColumnType
+from tidegate.state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import SourceChanged, SourceUnreadable, UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from state_store import StateStore
-    from state_store.attempts import Attempt
-    from state_store.declaration import PipelineSpec
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.declaration import PipelineSpec
 
 _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
 _UPSTREAM = """
@@ -171,8 +171,8 @@ class ChangesEmitter(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark requests it."""
-        from jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
-        from jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
+        from tidegate.jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+        from tidegate.jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
 
         query = self._find_upstream(metadata).query
         parts = parts_of(metadata)
@@ -224,8 +224,8 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     Raises: SourceUnreadable if there is no such state, or it cannot be followed; SourceChanged if its table is another one;
     SchemaOutOfDate if it lacks a partition, whose rows would be passed.
     """
-    from state_store import lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
-    from state_store.declaration import spec_of  # noqa: PLC0415
+    from tidegate.state_store import lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+    from tidegate.state_store.declaration import spec_of  # noqa: PLC0415
 
     with connection.cursor() as cursor:
         cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})
@@ -332,7 +332,7 @@ def removable(
 
     Raises: UsageError if one of these is no follower.
     """
-    from state_store.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+    from tidegate.state_store.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     needed: dict[str, int] = {}
     followers = store.followers(spec.name, state.name)

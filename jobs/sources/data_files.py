@@ -4,10 +4,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jobs.sources import Coordinator, Source
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged
-from state_store.settings import Settings
+from tidegate.jobs.sources import Coordinator, Source
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged
+from tidegate.state_store.settings import Settings
 
 
 class DataFilesSource(Source):

@@ -1,4 +1,4 @@
-"""Reads the data files of one batch of a table, whose source is a `jobs.sources.data_files.DataFilesSource`."""
+"""Reads the data files of one batch of a table, whose source is a `tidegate.jobs.sources.data_files.DataFilesSource`."""
 
 from abc import abstractmethod
 from collections import defaultdict
@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.sources import Emitter, InputFacts
-from jobs.sources.files.formats.parquet import ParquetReader
-from state_store.attempts import Attempt
-from state_store.declaration import SourceMetadata
-from state_store.errors import TidegateError
-from state_store.settings import Settings
+from tidegate.jobs.sources import Emitter, InputFacts
+from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.settings import Settings
 
 
 class DataFilesReader(Emitter):

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator, Emitter, Source
-from jobs.sources.column_types import columns_of
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import SourceChanged
-from state_store.settings import Settings
+from tidegate.jobs.sources import Coordinator, Emitter, Source
+from tidegate.jobs.sources.column_types import columns_of
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import SourceChanged
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from state_store.attempts import Attempt
+    from tidegate.state_store.attempts import Attempt
 
 Row = Sequence[Any]
 

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Collection
 from typing import Protocol
 
-from jobs.sources import Coordinator
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import PartitionUnavailable
+from tidegate.jobs.sources import Coordinator
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import PartitionUnavailable
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from state_store import revisions
+from tidegate.state_store import revisions
 
 revision = revisions.DIGEST
 down_revision = None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore
 from tests import steps
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate.state_store import Settings, StateStore
 
 SALES = Pipeline(
     name="sales",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from jobs import Changes, Count, FixedBatches, Pipeline, Rows, State, Sum
-from state_store import Settings, StateStore
 from tests.acceptance.conftest import run_once
 from tests.conftest import Server, copied
 from tests.crashes import Crash, FaultPlan
+from tidegate.jobs import Changes, Count, FixedBatches, Pipeline, Rows, State, Sum
+from tidegate.state_store import Settings, StateStore
 
 HISTORIES = 40 if os.environ.get("SOAK") else 1
 BATCHES = [

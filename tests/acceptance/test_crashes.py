@@ -2,10 +2,10 @@
 
 import pytest
 
-from state_store import Settings, StateStore
 from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
+from tidegate.state_store import Settings, StateStore
 
 
 @pytest.mark.promise(

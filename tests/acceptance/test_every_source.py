@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame
 
-from jobs import Count, Pipeline, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import RowsLost, SourceChanged
 from tests import steps
 from tests.conftest import Server, copied
 from tests.crashes import Crash, FaultPlan
 from tests.sources.feeds import FEEDS, TableFeed
+from tidegate.jobs import Count, Pipeline, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import RowsLost, SourceChanged
 
 STRIDE = 1 if os.environ.get("SOAK") else 50
 # A folder that empties itself is not the same for the next crash.

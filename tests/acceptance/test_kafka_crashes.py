@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs import Pipeline
-from state_store import Settings
 from tests.acceptance.test_every_source import STRIDE, die_everywhere, oracle, pipeline_over, race, stored
 from tests.conftest import Server
 from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import KafkaFeed
+from tidegate.jobs import Pipeline
+from tidegate.state_store import Settings
 
 __all__ = ["server", "template"]  # fixtures
 

@@ -12,11 +12,11 @@ from typing import Any
 import duckdb
 import pytest
 
-from jobs import Count, Files, Pipeline, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import MalformedRecord
-from state_store.history import BatchHistory
+from tidegate.jobs import Count, Files, Pipeline, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import MalformedRecord
+from tidegate.state_store.history import BatchHistory
 
 RECORDS = 10_000_000 if os.environ.get("SOAK") else 20_000
 FILES = 4  # one to a batch, and all of them processed at once

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from jobs import Count, FixedBatches, Pipeline, Rows, State, StateQuery, Sum, state_query
-from state_store import Settings, StateStore
 from tests.acceptance.conftest import run_once
 from tests.conftest import Server, copied
 from tests.crashes import Crash, FaultPlan
+from tidegate.jobs import Count, FixedBatches, Pipeline, Rows, State, StateQuery, Sum, state_query
+from tidegate.state_store import Settings, StateStore
 
 STRIDE = 1 if os.environ.get("SOAK") else 60
 BATCHES = [[("a", 1), ("b", 2)], [("a", 3), ("a", 4), ("c", 5)], [("b", 6), ("c", 7)]]

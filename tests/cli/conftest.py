@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jobs.pipelines import flights, word_count
-from state_store import Settings, project
 from tests.cli import shop
 from tests.conftest import COMMAND, create_states
 from tests.examples import copy_examples
 from tidegate import json_schemas
+from tidegate.jobs.pipelines import flights, word_count
+from tidegate.state_store import Settings, project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jobs import Count, Files, History, Inputs, Pipeline, Reference, State, Sum
+from tidegate.jobs import Count, Files, History, Inputs, Pipeline, Reference, State, Sum
 
 
 def priced(inputs: Any) -> Any:

@@ -1,6 +1,6 @@
 """Pipelines that quarantine bad records or skip their batches, with states that can be redone."""
 
-from jobs import Count, Files, Pipeline, Ranges, Rows, State, Sum
+from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State, Sum
 
 ORDERS = Pipeline(
     name="orders",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from state_store import Settings
 from tests.cli.conftest import CommandLine
+from tidegate.state_store import Settings
 
 ORDERS = '''"""Orders as they come, the newest of each, and what each was."""
 

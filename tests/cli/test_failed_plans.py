@@ -5,9 +5,9 @@ from datetime import datetime
 
 import pytest
 
-from state_store import StateStore
 from tests import command_lines
 from tests.cli.conftest import CommandLine
+from tidegate.state_store import StateStore
 
 
 def causes(tidegate: CommandLine) -> list[dict]:

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from jobs.pipelines import flights
-from state_store import StateStore
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
 from tests.cli.conftest import CommandLine
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
 
 USAGE = 2
 SPEC = flights.PIPELINE.spec

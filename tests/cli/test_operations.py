@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from jobs.engine.local_run import run_pipeline
-from jobs.pipelines import flights
-from state_store import Settings, StateStore, range_partitions
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
-from state_store.errors import PermanentError
 from tests.cli import shop
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tidegate.commands import operations
 from tidegate.commands.operations import operator
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import Settings, StateStore, range_partitions
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.errors import PermanentError
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")

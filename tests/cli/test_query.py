@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs.pipelines import word_count
-from state_store import StateStore
-from state_store.attempts import Tracked
 from tests.cli.conftest import CommandLine
 from tests.integration.conftest import Tally
+from tidegate.jobs.pipelines import word_count
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Tracked
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import duckdb
 import psycopg2
 import pytest
 
-import migrations
-from jobs import Count, Files, Max, Pipeline, State, Sum
-from state_store import Settings
-from state_store.declaration import PipelineSpec
-from state_store.project import HOME_VARIABLE
 from tests.cli.conftest import CommandLine, write_file
 from tests.conftest import Server, copied
+from tidegate import migrations
+from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
+from tidegate.state_store import Settings
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.project import HOME_VARIABLE
 
 USAGE = 2
 SALES = """

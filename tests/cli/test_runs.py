@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from jobs.pipelines import flights
-from state_store import Settings, StateStore
-from state_store.batches import encode_metadata
-from state_store.errors import PermanentError, PipelinePaused, UnknownPipeline
 from tests.cli.conftest import CommandLine
 from tidegate import airflow_client
 from tidegate.airflow_client import AirflowClient
 from tidegate.commands import runs
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.errors import PermanentError, PipelinePaused, UnknownPipeline
 
 SPEC = flights.PIPELINE.spec
 

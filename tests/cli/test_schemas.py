@@ -8,11 +8,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from state_store import StateStore
 from tests.cli.conftest import CommandLine, check_schema, strict
 from tests.cli.test_verbs import COMMANDS
 from tests.conftest import COMMAND
 from tidegate import json_schemas
+from tidegate.state_store import StateStore
 
 VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter.opts for parameter in command.params)]
 

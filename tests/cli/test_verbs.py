@@ -9,11 +9,11 @@ from typing import get_args
 import click
 import pytest
 
-from state_store.declaration import SourceKind, StateKind, exactly_once
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tidegate.cli import app
+from tidegate.state_store.declaration import SourceKind, StateKind, exactly_once
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 UNITED = {
@@ -256,8 +256,8 @@ def test_help_lists_the_verbs() -> None:
 def test_a_lookup_loads_nothing_slow() -> None:
     """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
     program = (
-        "import sys\nfrom tidegate.commands import inspection\nfrom jobs.registry import find_pipeline\n"
-        "from state_store import lookup\nfind_pipeline('flights')\n"
+        "import sys\nfrom tidegate.commands import inspection\nfrom tidegate.jobs.registry import find_pipeline\n"
+        "from tidegate.state_store import lookup\nfind_pipeline('flights')\n"
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
     )
 

@@ -19,12 +19,12 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from jobs.pipelines import flights
-from state_store import StateStore
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
 from tests.cli.conftest import CommandLine
 from tests.conftest import Server
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
 
 SPEC = flights.PIPELINE.spec
 INTERRUPTED, READER_GONE = 130, 1

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from state_store.revisions import VERSION_TABLE
-from state_store.tables import LEDGER
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tidegate import error_pages
+from tidegate.state_store.revisions import VERSION_TABLE
+from tidegate.state_store.tables import LEDGER
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 USAGE = 2

@@ -23,15 +23,15 @@ import psutil
 import psycopg2
 from psycopg2 import sql
 
-from jobs import Pipeline
-from state_store import Settings, StateStore
-from state_store.errors import UnknownPipeline
 from tests.conftest import COMMAND, Server
 from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, wait_for
 from tests.examples import copy_examples
 from tidegate.airflow_client import AirflowClient
+from tidegate.jobs import Pipeline
 from tidegate.stack import component as components
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import UnknownPipeline
 
 PYTHON = Path(sys.executable)
 SECONDS = 400  # for Airflow to start
@@ -57,8 +57,8 @@ PIPELINE = '''
 
 from dataclasses import replace
 
-from jobs import PostgresTable
-from jobs.pipelines.flights import PIPELINE as FLIGHTS
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
 
 PIPELINE = replace(
     FLIGHTS,
@@ -72,7 +72,7 @@ PIPELINE = replace(
 DAG = '''
 """The Dag of the author's own pipeline."""
 
-from dags.batch_dag import batch_dag
+from tidegate.dags.batch_dag import batch_dag
 
 dag = batch_dag("table_of_flights")
 '''

@@ -13,12 +13,12 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from state_store import Settings, StateStore
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, binaries
+from tidegate import migrations
 from tidegate.stack.component import group_of
+from tidegate.state_store import Settings, StateStore
 
 LONG = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 ROW = [("a", 1, 1, 1, 1)]

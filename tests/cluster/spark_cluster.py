@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 
-from state_store import Settings
 from tidegate.stack.spark import SERVER_CLASS, spark_home
+from tidegate.state_store import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "spark-cluster.md"

@@ -10,16 +10,16 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from jobs import Files, Pipeline
-from jobs.engine.local_run import run_pipeline
-from jobs.pipelines import flights
-from state_store import Settings
 from tests.cluster.spark_cluster import REPOSITORY, SparkCluster, standalone_cluster
 from tests.cluster.test_spark_cluster import DAILY, ROUTES, Author, Run, author, database, days, rows_of
 from tests.conftest import register_pipelines
 from tests.jars import fetch_or_skip
 from tests.sources.s3 import Bucket, S3Server, running_server, spark_packages
+from tidegate.jobs import Files, Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.pipelines import flights
 from tidegate.stack import maven
+from tidegate.state_store import Settings
 
 __all__ = ["author", "database", "days"]  # fixtures
 

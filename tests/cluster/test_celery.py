@@ -9,8 +9,6 @@ import psutil
 import psycopg2
 import pytest
 
-from jobs import Pipeline
-from state_store import Settings
 from tests.cluster.celery_fixtures import (
     PER_BATCH,
     ROWS,
@@ -29,6 +27,8 @@ from tests.cluster.celery_fixtures import (
 )
 from tests.conftest import Server, register_pipelines
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
+from tidegate.jobs import Pipeline
+from tidegate.state_store import Settings
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 

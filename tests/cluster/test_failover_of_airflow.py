@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import migrations
-from state_store import Settings
 from tests.cluster.celery_fixtures import (
     PER_BATCH,
     ROWS,
@@ -31,6 +29,8 @@ from tests.cluster.managed_postgres import beside_spark, running_pair
 from tests.conftest import Server, register_pipelines
 from tests.end_to_end.conftest import wait_for
 from tests.integration.conftest import until
+from tidegate import migrations
+from tidegate.state_store import Settings
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")
 

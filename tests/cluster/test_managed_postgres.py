@@ -17,11 +17,6 @@ import sqlalchemy as sa
 from psycopg2 import sql
 from pyspark.sql import DataFrame
 
-import migrations
-from jobs.sources.postgres import origin
-from state_store import Settings, StateStore
-from state_store.attempts import Tracked
-from state_store.errors import AccessRefused, AttemptFenced, HoleDetected, PermanentError, StoreUnavailable, TidegateError
 from tests.acceptance.conftest import SALES, clean_state, run_once, stored_state, write_sales
 from tests.cluster.managed_postgres import (
     LONG,
@@ -42,6 +37,18 @@ from tests.cluster.managed_postgres import (
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, running
+from tidegate import migrations
+from tidegate.jobs.sources.postgres import origin
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import (
+    AccessRefused,
+    AttemptFenced,
+    HoleDetected,
+    PermanentError,
+    StoreUnavailable,
+    TidegateError,
+)
 
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
 

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from jobs.compute.session import spark_session
-from state_store import Settings
+from tidegate.jobs.compute.session import spark_session
 from tidegate.stack.component import wait_until
 from tidegate.stack.spark import PYTHON_DAEMON
+from tidegate.state_store import Settings
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form, which waits for minutes: make cluster-test")
 

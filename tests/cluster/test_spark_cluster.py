@@ -26,19 +26,18 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-import migrations
-from jobs import Pipeline
-from jobs.compute import route
-from jobs.compute.session import spark_session
-from jobs.engine.local_run import RunResult, run_pipeline
-from jobs.pipelines import flights
-from state_store import Settings, StateStore
-from state_store.errors import AccessRefused, ExecutorsUnprepared
 from tests.cluster.managed_postgres import Authority, demand_tls
 from tests.cluster.spark_cluster import REPOSITORY, Gate, SparkCluster, small_cluster, standalone_cluster, wait_until
 from tests.conftest import Server, register_pipelines
 from tests.postgres_versions import AnyPostgres, running
-from tidegate import sample_data
+from tidegate import migrations, sample_data
+from tidegate.jobs import Pipeline
+from tidegate.jobs.compute import route
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.local_run import RunResult, run_pipeline
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import AccessRefused, ExecutorsUnprepared
 
 long = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
 DAYS = 20

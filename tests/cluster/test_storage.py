@@ -6,14 +6,14 @@ from collections.abc import Callable
 import psycopg2
 import pytest
 
-from jobs import Count, Files, Pipeline, State
-from state_store import Settings
 from tests.acceptance import test_every_source
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server, register_pipelines
 from tests.sources.beside_store import server, template
 from tests.sources.s3 import Bucket, many_objects, pages_asked_for, plan_many, set_count
 from tests.sources.test_objects import ObjectsFeed, beside_store, bucket, s3
+from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.state_store import Settings
 
 __all__ = ["beside_store", "bucket", "s3", "server", "template"]  # fixtures
 

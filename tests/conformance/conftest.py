@@ -19,21 +19,29 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
-from jobs.aggregates import Aggregate
-from jobs.sources import Coordinator, Emitter, Source
-from state_store import Settings, StateStore, history_views, partitions, state_tables, tables
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import QUARANTINED, encode_metadata, position_of
-from state_store.beginning import NewInput, NotStarted, ReplanNeeded
-from state_store.commits import Commit
-from state_store.copy_in import copy_partition
-from state_store.declaration import PipelineSpec, QuarantineSpec, SourceKind, SourceMetadata, Staged, StateKind, StateSpec
-from state_store.errors import AttemptNotSealed, StagingLost
-from state_store.operations import Redo
-from state_store.staging import StagedPartition, digest_statement
 from tests.conftest import Server, migrated_database, usual_server
 from tests.postgres_versions import running_version
+from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.jobs.sources import Coordinator, Emitter, Source
+from tidegate.state_store import Settings, StateStore, history_views, partitions, state_tables, tables
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import QUARANTINED, encode_metadata, position_of
+from tidegate.state_store.beginning import NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.copy_in import copy_partition
+from tidegate.state_store.declaration import (
+    PipelineSpec,
+    QuarantineSpec,
+    SourceKind,
+    SourceMetadata,
+    Staged,
+    StateKind,
+    StateSpec,
+)
+from tidegate.state_store.errors import AttemptNotSealed, StagingLost
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.staging import StagedPartition, digest_statement
 
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),
@@ -185,7 +193,7 @@ def is_bad(record: Record) -> bool:
 
 
 class Flow:
-    """Moves batches through the real ledger as `jobs.engine` does, with partials from Python instead of Spark."""
+    """Moves batches through the real ledger as `tidegate.jobs.engine` does, with partials from Python instead of Spark."""
 
     def __init__(self, settings: Settings, spec: PipelineSpec, records: Sequence[Record] = ()) -> None:
         self.settings = settings

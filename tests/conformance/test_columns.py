@@ -14,16 +14,16 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-import migrations
-from jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
-from state_store import Settings, project, range_partitions
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
-from state_store.operations import Redo
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
+from tidegate import migrations
+from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
+from tidegate.state_store import Settings, project, range_partitions
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
+from tidegate.state_store.operations import Redo
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 
@@ -373,7 +373,7 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
     spec = declare(COME, version=2, divided=divided).spec
     migrations.new_revision(team.settings, [spec], "columns")
     threads: list[threading.Thread] = []
-    from state_store import commits  # noqa: PLC0415
+    from tidegate.state_store import commits  # noqa: PLC0415
 
     record = commits.record
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from state_store.operations import Redo
 from tests.conformance.conftest import Flow, fold
 from tests.crashes import Crash, EachPoint
+from tidegate.state_store.operations import Redo
 
 Begin = Callable[..., Flow]
 

@@ -7,11 +7,11 @@ from operator import or_
 import pytest
 import sqlalchemy as sa
 
-from jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
-from state_store import Settings
-from state_store.updates import UpdateBatch
 from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
+from tidegate.jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
+from tidegate.state_store import Settings
+from tidegate.state_store.updates import UpdateBatch
 
 OUTBOX = sa.Table(
     "outbox",

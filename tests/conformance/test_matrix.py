@@ -7,15 +7,15 @@ from typing import Any, get_args
 import pytest
 import sqlalchemy as sa
 
-from jobs import Pipeline
-from state_store import Settings, tables
-from state_store.attempts import Attempt
-from state_store.batches import encode_metadata
-from state_store.beginning import NewInput, NotStarted, ReplanNeeded
-from state_store.declaration import SourceKind, StateKind
-from state_store.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, StagingLost
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
 from tests.integration.conftest import contents
+from tidegate.jobs import Pipeline
+from tidegate.state_store import Settings, tables
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.beginning import NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.declaration import SourceKind, StateKind
+from tidegate.state_store.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, StagingLost
 
 pytestmark = [BOTH_POSTGRES, pytest.mark.usefixtures("server")]
 Begin = Callable[..., Flow]

@@ -16,12 +16,18 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-import migrations
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from jobs.sources import Coordinator
-from state_store import Settings, StateStore, registration, tables
-from state_store.errors import (
+from tests import steps
+from tests.acceptance.conftest import SALES, write_sales
+from tests.conformance.conftest import BOTH_POSTGRES, Stream
+from tests.conftest import Server
+from tests.crashes import IN_FULL, Crash, EachPoint
+from tests.integration.conftest import as_role, until, waiting
+from tidegate import migrations
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources import Coordinator
+from tidegate.state_store import Settings, StateStore, registration, tables
+from tidegate.state_store.errors import (
     DeclarationChanged,
     PipelinePaused,
     PipelineRetired,
@@ -32,14 +38,8 @@ from state_store.errors import (
     SourceUnreadable,
     UnknownPipeline,
 )
-from state_store.history import Lag
-from state_store.retirement import Request
-from tests import steps
-from tests.acceptance.conftest import SALES, write_sales
-from tests.conformance.conftest import BOTH_POSTGRES, Stream
-from tests.conftest import Server
-from tests.crashes import IN_FULL, Crash, EachPoint
-from tests.integration.conftest import as_role, until, waiting
+from tidegate.state_store.history import Lag
+from tidegate.state_store.retirement import Request
 
 __all__ = ["as_role", "waiting"]  # fixtures
 
@@ -236,7 +236,7 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
 
 def test_metadata_that_is_too_large_fails_the_plan(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is a refusal: every later plan would be refused as well."""
-    monkeypatch.setattr("state_store.batches.MAX_METADATA_BYTES", 10)
+    monkeypatch.setattr("tidegate.state_store.batches.MAX_METADATA_BYTES", 10)
     fail(settings, asking(lambda _txid: {"name": "x" * 10}), error=RangeRefused)
     assert (status(settings).plan_error or "").startswith("RANGE_REFUSED: asked: the metadata of one batch")
 

@@ -7,12 +7,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
-from jobs.engine.acks import give_overdue_acks
-from state_store import Settings, state_tables, tables
-from state_store.attempts import Tracked
-from state_store.beginning import NotStarted
-from state_store.declaration import QuarantineSpec
-from state_store.errors import (
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Record, declare, fold
+from tests.integration.conftest import contents
+from tidegate.jobs.engine.acks import give_overdue_acks
+from tidegate.state_store import Settings, state_tables, tables
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.beginning import NotStarted
+from tidegate.state_store.declaration import QuarantineSpec
+from tidegate.state_store.errors import (
     AttemptFenced,
     CommitOutOfOrder,
     PipelinePaused,
@@ -20,9 +22,7 @@ from state_store.errors import (
     SourceChanged,
     StagingLost,
 )
-from state_store.operations import Redo
-from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Record, declare, fold
-from tests.integration.conftest import contents
+from tidegate.state_store.operations import Redo
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.compute.session import spark_session
-from jobs.testing import PROMISES, Bench, NotPossible
-from state_store import Settings
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK
 from tests.conftest import Server
 from tests.sources.feeds import FEEDS
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.testing import PROMISES, Bench, NotPossible
+from tidegate.state_store import Settings
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by time"}

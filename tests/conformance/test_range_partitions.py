@@ -12,18 +12,18 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-import migrations
-from jobs import Changes, Count, Pipeline, Ranges, Rows, State
-from jobs.sources.changes import removable
-from state_store import Settings, lookup, partitions, range_partitions, registration, state_tables, store
-from state_store.batches import encode_metadata
-from state_store.declaration import SourceMetadata
-from state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
-from state_store.operations import Redo
-from state_store.retention import PrunedRanges, Removal
-from state_store.state_rows import StateReader
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream, divide
 from tests.integration.conftest import contents
+from tidegate import migrations
+from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
+from tidegate.jobs.sources.changes import removable
+from tidegate.state_store import Settings, lookup, partitions, range_partitions, registration, state_tables, store
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.retention import PrunedRanges, Removal
+from tidegate.state_store.state_rows import StateReader
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

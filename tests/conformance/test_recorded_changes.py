@@ -12,21 +12,19 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
-from jobs.sources import changes as changes_source
-from jobs.sources.changes import removable
-from state_store import (
-    Settings,
-    merges,
-    partitions,
-    range_partitions,
-    retention,
-    store,
-)
-from state_store.batches import encode_metadata
-from state_store.declaration import PipelineSpec
-from state_store.errors import (
+from tests import steps
+from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
+from tests.conformance.test_windows import HOUR, Windows
+from tests.crashes import IN_FULL, Crash, EachPoint
+from tests.integration.conftest import until
+from tidegate import migrations
+from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
+from tidegate.jobs.sources import changes as changes_source
+from tidegate.jobs.sources.changes import removable
+from tidegate.state_store import Settings, merges, partitions, range_partitions, retention, store
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import (
     AccessRefused,
     PermanentError,
     RangeRefused,
@@ -35,13 +33,8 @@ from state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
-from state_store.operations import Redo
-from state_store.retirement import Request
-from tests import steps
-from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
-from tests.conformance.test_windows import HOUR, Windows
-from tests.crashes import IN_FULL, Crash, EachPoint
-from tests.integration.conftest import until
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.retirement import Request
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -13,27 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-import migrations
-from jobs import Count, History, Pipeline, Query, State, StateQuery
-from state_store import Settings, executor_reads, lookup, registration, state_tables, tables
-from state_store.beginning import NotStarted
-from state_store.declaration import PipelineSpec, StateKind, StateSpec
-from state_store.errors import (
-    AccessRefused,
-    CommitOutOfOrder,
-    GuardMismatch,
-    HoleDetected,
-    PermanentError,
-    RangeRefused,
-    SchemaOutOfDate,
-    StagingLost,
-    StoreUnavailable,
-)
-from state_store.ledger_reader import LedgerReader
-from state_store.operations import Redo
-from state_store.queries import ask
-from state_store.state_queries import QueriedState
-from state_store.state_rows import StateReader
 from tests.conformance.conftest import (
     BOTH_POSTGRES_IN_SOAK,
     EXACTLY_ONCE,
@@ -48,6 +27,27 @@ from tests.conformance.conftest import (
 )
 from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import contents, until
+from tidegate import migrations
+from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
+from tidegate.state_store import Settings, executor_reads, lookup, registration, state_tables, tables
+from tidegate.state_store.beginning import NotStarted
+from tidegate.state_store.declaration import PipelineSpec, StateKind, StateSpec
+from tidegate.state_store.errors import (
+    AccessRefused,
+    CommitOutOfOrder,
+    GuardMismatch,
+    HoleDetected,
+    PermanentError,
+    RangeRefused,
+    SchemaOutOfDate,
+    StagingLost,
+    StoreUnavailable,
+)
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.queries import ask
+from tidegate.state_store.state_queries import QueriedState
+from tidegate.state_store.state_rows import StateReader
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Max, Newest, Pipeline, Rows, State, Sum
-from jobs.states import AnyState
-from state_store import Settings, combiners, merges
-from state_store.errors import GuardMismatch
 from tests.conformance.conftest import Flow, Stream
+from tidegate.jobs import Max, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs.states import AnyState
+from tidegate.state_store import Settings, combiners, merges
+from tidegate.state_store.errors import GuardMismatch
 
 WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
     "rows": (1_590, lambda names: Rows(dict.fromkeys(names, "bigint"))),

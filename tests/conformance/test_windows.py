@@ -13,23 +13,23 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-from jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
-from jobs.windows import Window
-from state_store import Settings, tables, windows
-from state_store.attempts import Attempt
-from state_store.declaration import StateSpec
-from state_store.errors import AccessRefused, GuardMismatch, RangeRefused
-from state_store.ledger_reader import LedgerReader
-from state_store.measures import measures
-from state_store.mending import Mend
-from state_store.operations import Redo
-from state_store.staging import StagedPartition
-from state_store.state_tables import state_table_of
-from state_store.witness import Witness
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial
 from tests.crashes import Crash, EachPoint
 from tests.windows_model import Event, Model, piece_of, sessions_of
+from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
+from tidegate.jobs.windows import Window
+from tidegate.state_store import Settings, tables, windows
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.errors import AccessRefused, GuardMismatch, RangeRefused
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.measures import measures
+from tidegate.state_store.mending import Mend
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.staging import StagedPartition
+from tidegate.state_store.state_tables import state_table_of
+from tidegate.state_store.witness import Witness
 
 MINUTE = 60 * 1_000_000
 HOUR = 60 * MINUTE

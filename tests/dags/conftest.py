@@ -12,11 +12,11 @@ with pytest.MonkeyPatch.context() as _environment:
     _environment.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
     import airflow.settings  # noqa: F401
 
-from jobs import Count, Files, Pipeline, State
-from state_store import StateStore
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
-from state_store.commits import Commit
+from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.commits import Commit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLICKS = Pipeline(

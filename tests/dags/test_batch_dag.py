@@ -27,19 +27,19 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import jobs.pipelines
-from dags import batch_dag, batch_tasks
-from dags.batch_tasks import Announce, CommitSensor, ProcessBatch
-from dags.turn_trigger import BATCH, COMMIT, PROCESS
-from jobs.engine.processing import Processor
-from jobs.engine.worker import POLL_SECONDS
-from jobs.registry import pipeline_names
-from state_store import Settings, StateStore, errors
-from state_store.attempts import Attempt, Tracked
-from state_store.declaration import WINDOW
+import tidegate.jobs.pipelines
 from tests.dags.conftest import CLICKS, REPOSITORY, Batches
 from tests.examples import EXAMPLES
+from tidegate.dags import batch_dag, batch_tasks
+from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
+from tidegate.dags.turn_trigger import BATCH, COMMIT, PROCESS
+from tidegate.jobs.engine.processing import Processor
+from tidegate.jobs.engine.worker import POLL_SECONDS
+from tidegate.jobs.registry import pipeline_names
 from tidegate.stack.component import wait_until
+from tidegate.state_store import Settings, StateStore, errors
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.declaration import WINDOW
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
 
@@ -73,7 +73,7 @@ def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> No
     """A Dag file is parsed again and again, and by every task; parsing must be cheap."""
     program = (
         "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
-        "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'jobs.pipelines.')))]))"
+        "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'tidegate.jobs.pipelines.')))]))"
     )
     environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "TIDEGATE_HOME": str(EXAMPLES)}
     command = [sys.executable, "-c", program, str(EXAMPLES / "dags")]
@@ -83,7 +83,7 @@ def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> No
     assert json.loads(found.stdout.splitlines()[-1]) == [len(pipeline_names()), []]
 
 
-@pytest.mark.parametrize("name", ["flihgts", "", "jobs.pipelines.flights", "../flights"])
+@pytest.mark.parametrize("name", ["flihgts", "", "tidegate.jobs.pipelines.flights", "../flights"])
 def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str) -> None:
     """A misspelt name must not become a Dag that fails at night."""
     with pytest.raises(errors.UnknownPipeline, match=r"Pipelines: .*flights"):
@@ -129,7 +129,7 @@ def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> No
     found = set(texts(DagSerialization.to_dict(flights)))
 
     assert not [text for text in found if str(REPOSITORY) in text or str(Path.home()) in text]
-    assert any(text.startswith("dags.turn_trigger") for text in found)
+    assert any(text.startswith("tidegate.dags.turn_trigger") for text in found)
 
 
 def test_an_author_may_put_a_pipeline_before_others() -> None:
@@ -276,8 +276,8 @@ def clicks(settings: Settings, batches: Batches, tmp_path: Path, monkeypatch: py
         "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
         'PIPELINE = replace(CLICKS, on_poison="skip", tries=3)\n'
     )
-    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "jobs.pipelines.clicks", raising=False)
+    monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "tidegate.jobs.pipelines.clicks", raising=False)
     return batches
 
 
@@ -404,7 +404,7 @@ BROKEN = {
         "import a_package_of_this_name",
         "ModuleNotFoundError: No module named 'a_package_of_this_name'",
     ),
-    "no pipeline": ("PIPELINE = 1", "SETTINGS_INVALID: jobs.pipelines.clicks must define PIPELINE"),
+    "no pipeline": ("PIPELINE = 1", "SETTINGS_INVALID: tidegate.jobs.pipelines.clicks must define PIPELINE"),
     "an end": ("raise SystemExit(3)", "SystemExit: 3"),
     "no end": ("import time; time.sleep(60)", "AirflowTaskTimeout: Timeout, PID: "),
 }
@@ -626,7 +626,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
 
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
     assert waiting.value.trigger.serialize() == (
-        "dags.turn_trigger.TurnTrigger",
+        "tidegate.dags.turn_trigger.TurnTrigger",
         {"pipeline_name": CLICKS.name, "awaited": "begin", "concurrency": 1},
     )
     assert waiting.value.timeout == timedelta(hours=6)

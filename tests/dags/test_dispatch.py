@@ -10,13 +10,13 @@ import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from dags import dispatch, turn_trigger
-from dags.places import Answer, Place
-from dags.turn_trigger import PROCESS, TurnPoller, TurnTrigger
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt, Tracked
-from state_store.declaration import WINDOW
 from tests.dags.conftest import CLICKS, Batches
+from tidegate.dags import dispatch, turn_trigger
+from tidegate.dags.places import Answer, Place
+from tidegate.dags.turn_trigger import PROCESS, TurnPoller, TurnTrigger
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.declaration import WINDOW
 
 PATIENCE_SECONDS = 60
 CONCURRENCY = 2

@@ -16,13 +16,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from psycopg2 import sql
 
-from dags import turn_trigger
-from dags.turn_trigger import COMMIT, Place, TurnPoller, TurnTrigger
-from state_store import Settings, StateStore
-from state_store.declaration import WINDOW
-from state_store.turns import Turn
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
+from tidegate.dags import turn_trigger
+from tidegate.dags.turn_trigger import COMMIT, Place, TurnPoller, TurnTrigger
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.declaration import WINDOW
+from tidegate.state_store.turns import Turn
 
 PATIENCE_SECONDS = 60
 END_CONNECTIONS = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s")
@@ -232,7 +232,7 @@ def test_waits_outlive_an_unreachable_postgres(
     async def body() -> Any:
         return await _turn(poller, *_places([1]))
 
-    with caplog.at_level(logging.WARNING, logger="dags.turn_trigger"):
+    with caplog.at_level(logging.WARNING, logger="tidegate.dags.turn_trigger"):
         turn = _run(body)
 
     assert turn.opens

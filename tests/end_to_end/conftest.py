@@ -16,12 +16,12 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from state_store import Settings
 from tests.conftest import COMMAND, do_not_sync
 from tests.examples import copy_examples
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
+from tidegate.state_store import Settings
 
 DAGS = Path(__file__).resolve().parent / "dags"
 PATIENCE_SECONDS = 400

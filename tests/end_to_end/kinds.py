@@ -7,13 +7,13 @@ import duckdb
 import psycopg2
 import sqlalchemy as sa
 
-from jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 from jobs.pipelines.flights import PIPELINE as FLIGHTS
+from tidegate.jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from state_store.updates import UpdateBatch
+    from tidegate.state_store.updates import UpdateBatch
 
 OUTBOX = sa.table("outbox", sa.column("carrier"), sa.column("flights"), sa.column("txid"), schema="mail")
 OUTBOX_DDL = """

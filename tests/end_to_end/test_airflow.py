@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dags.turn_trigger import COMMIT, PROCESS
 from tests.conftest import register_pipelines
 from tests.end_to_end import kinds
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
+from tidegate.dags.turn_trigger import COMMIT, PROCESS
 
 FINISHED = ("success", "failed")
 CONCURRENCY = 4  # of pipeline flights

@@ -19,10 +19,10 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from jobs.sources.kafka.login import kafka_client
-from state_store import Settings
 from tests.conftest import fetch_kafka
 from tests.end_to_end.conftest import Project, wait_for
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.state_store import Settings
 
 IS_SOAK = bool(os.environ.get("SOAK"))
 MESSAGES = 1_000_000 if IS_SOAK else 40_000
@@ -41,7 +41,7 @@ PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
 PIPELINE = f'''
 """Readings per sensor and partition."""
 
-from jobs import Count, Kafka, Max, Min, Pipeline, State, Sum
+from tidegate.jobs import Count, Kafka, Max, Min, Pipeline, State, Sum
 
 
 def numbers(rows):
@@ -65,7 +65,7 @@ PIPELINE = Pipeline(
 DAG = '''
 """Runs when triggered."""
 
-from dags.batch_dag import batch_dag
+from tidegate.dags.batch_dag import batch_dag
 
 dag = batch_dag("readings")
 '''

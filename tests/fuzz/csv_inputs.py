@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jobs import Files
 from tests.fuzz import values
 from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
 from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
+from tidegate.jobs import Files
 
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"t', "x,y"]
 

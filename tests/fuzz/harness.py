@@ -34,14 +34,14 @@ from typing import Any, Protocol
 
 import pytest
 
-from jobs import Count, Pipeline, State
-from jobs.engine.local_run import run_pipeline
-from jobs.sources import Source
-from jobs.sources.files import content
-from jobs.sources.files.formats import text_reader, text_scan
-from state_store import Settings, StateStore
-from state_store.errors import TidegateError
 from tests.conftest import Server, register_pipelines
+from tidegate.jobs import Count, Pipeline, State
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources import Source
+from tidegate.jobs.sources.files import content
+from tidegate.jobs.sources.files.formats import text_reader, text_scan
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import TidegateError
 
 PIPELINE = "fuzz"  # one name, so that all rounds share one Spark session
 SHOWN = 2000

@@ -7,11 +7,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from jobs import Files
 from tests.fuzz import values
 from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
 from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
 from tests.fuzz.values import COUNTS, EITHER, NOTHING, REFUSED, Meaning
+from tidegate.jobs import Files
 
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "\u00fcber", 'q"t', "x\\y", ""]
 STRICTNESS = [COUNTS, EITHER, REFUSED]

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from jobs import Count, Kafka, Max, Min, Pipeline, State
-from jobs.sources.kafka.login import kafka_client
-from state_store import Settings, StateStore
 from tests import steps
 from tests.sources.beside_kafka import server, template
 from tests.sources.test_kafka import SECONDS, TestTopic
+from tidegate.jobs import Count, Kafka, Max, Min, Pipeline, State
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.state_store import Settings, StateStore
 
 __all__ = ["server", "template"]  # fixtures
 

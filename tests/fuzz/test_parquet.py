@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Files
-from jobs.compute.session import spark_session
-from state_store import Settings
-from state_store.attempts import Attempt
-from state_store.errors import MalformedRecord, SourceUnreadable
+from tidegate.jobs import Files
+from tidegate.jobs.compute.session import spark_session
+from tidegate.state_store import Settings
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import MalformedRecord, SourceUnreadable
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000" if os.environ.get("SOAK") else "40"))
 SEED = int(os.environ.get("SEED", "1"))

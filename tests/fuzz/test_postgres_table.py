@@ -17,9 +17,9 @@ from typing import Any
 import psycopg2
 import pytest
 
-from jobs import PostgresTable
-from state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 from tests.sources.shop import Shop, shop
+from tidegate.jobs import PostgresTable
+from tidegate.state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 __all__ = ["shop"]  # a fixture
 

@@ -3,10 +3,10 @@
 import random
 from dataclasses import dataclass
 
-from jobs import Files
 from tests.fuzz import values
 from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
 from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
+from tidegate.jobs import Files
 
 
 @dataclass(frozen=True)

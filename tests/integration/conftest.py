@@ -12,16 +12,16 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-import migrations
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, state_tables, tables
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
-from state_store.beginning import Mode
-from state_store.commits import Commit
-from state_store.copy_in import copy_partition
-from state_store.declaration import PipelineSpec
-from state_store.staging import StagedPartition, digest_statement
+from tidegate import migrations
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate.state_store import Settings, StateStore, state_tables, tables
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.beginning import Mode
+from tidegate.state_store.commits import Commit
+from tidegate.state_store.copy_in import copy_partition
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.staging import StagedPartition, digest_statement
 
 TALLY = Pipeline(
     name="tally",

@@ -12,12 +12,13 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from state_store import Settings, StateStore, registration
-from state_store.attempts import Tracked
-from state_store.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
-from state_store.beginning import NotStarted
-from state_store.errors import (
+from tests.integration.conftest import Execute, Tally, contents, frozen, until
+from tidegate import migrations
+from tidegate.state_store import Settings, StateStore, registration
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
+from tidegate.state_store.beginning import NotStarted
+from tidegate.state_store.errors import (
     AttemptFenced,
     DeclarationChanged,
     HoleDetected,
@@ -28,7 +29,6 @@ from state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
-from tests.integration.conftest import Execute, Tally, contents, frozen, until
 
 # plan
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Check, Count, Pipeline, Rows, State
-from jobs.checks import Finds, between, like_before, no_nulls, unique
-from state_store import Settings
-from state_store.attempts import Tracked
-from state_store.errors import CheckFailed, DeclarationInvalid
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import contents
+from tidegate.jobs import Check, Count, Pipeline, Rows, State
+from tidegate.jobs.checks import Finds, between, like_before, no_nulls, unique
+from tidegate.state_store import Settings
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import CheckFailed, DeclarationInvalid
 
 Word = tuple[str | None, int]
 

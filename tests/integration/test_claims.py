@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.engine import worker
-from state_store import Settings
-from state_store.beginning import NotStarted
-from state_store.errors import StoreUnavailable
 from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, until
+from tidegate.jobs.engine import worker
+from tidegate.state_store import Settings
+from tidegate.state_store.beginning import NotStarted
+from tidegate.state_store.errors import StoreUnavailable
 
 CLAIMANTS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"
 

@@ -14,11 +14,11 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
-from state_store import Settings, StateStore, combine
-from state_store.attempts import Tracked
-from state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
+from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
+from tidegate.state_store import Settings, StateStore, combine
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
 
 KINDS = Pipeline(
     name="kinds",

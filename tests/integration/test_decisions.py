@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import Settings, StateStore
-from state_store.attempts import Tracked
 from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Tracked
 
 
 @contextmanager

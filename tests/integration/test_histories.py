@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import Files, History, Pipeline
-from state_store import Settings, registration, state_tables
-from state_store.declaration import PipelineSpec
-from state_store.errors import DeclarationChanged
 from tests.conftest import Server
 from tests.integration.test_migrations import shape
+from tidegate import migrations
+from tidegate.jobs import Files, History, Pipeline
+from tidegate.state_store import Settings, registration, state_tables
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import DeclarationChanged
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from decimal import Decimal
 import psycopg2
 import pytest
 
-import migrations
-from jobs import Count, Files, Max, Pipeline, State
-from state_store import Settings, StateStore, lookup, registration, state_tables
-from state_store.attempts import Tracked
-from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
-from state_store.session_times import prepare_times
 from tests.conftest import Server
 from tests.integration.conftest import Tally
+from tidegate import migrations
+from tidegate.jobs import Count, Files, Max, Pipeline, State
+from tidegate.state_store import Settings, StateStore, lookup, registration, state_tables
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.session_times import prepare_times
 
 KEYED = Pipeline(
     name="keyed",

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import Settings, StateStore
-from state_store.attempts import Tracked
-from state_store.ledger_reader import LedgerReader
-from state_store.measures import PipelineMeasures, measures
-from state_store.witness import Witness
 from tests.integration.conftest import TALLY, Execute, Tally
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.measures import PipelineMeasures, measures
+from tidegate.state_store.witness import Witness
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),
@@ -88,7 +88,7 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that its alert ends, and no scrape reads all commits."""
-    monkeypatch.setattr("state_store.measures.RECENT", 3)
+    monkeypatch.setattr("tidegate.state_store.measures.RECENT", 3)
     tally.plan(4)
     tally.start(1)
     tally.store.halt_batch(TALLY.name, 1, "its task was killed in try 6.")

@@ -17,13 +17,13 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, project, revisions, state_tables, tables
-from state_store.columns import ColumnType, KeyColumn, ValueColumn
-from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
+from tidegate import migrations
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate.state_store import Settings, StateStore, project, revisions, state_tables, tables
+from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SALES = Pipeline(
@@ -332,7 +332,7 @@ def test_only_the_owner_migrates(empty: Settings) -> None:
 
 PAGE_VIEWS = '''"""Page views."""
 
-from jobs import ApproxDistinct, Count, Files, History, Max, Min, Pipeline, Session, State, Sum
+from tidegate.jobs import ApproxDistinct, Count, Files, History, Max, Min, Pipeline, Session, State, Sum
 
 PIPELINE = Pipeline(
     name="page_views",
@@ -411,7 +411,9 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as
     assert "tidegate_stager=r/" in grants["state.sessions_final"]
     assert "state.ix_sessions_window_end" in grants
 
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    walk = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    )
     for target in ("0000", "0001"):
         walked = _python(author, empty, walk.format(target))
         assert walked.returncode == 0, walked.stderr
@@ -422,7 +424,7 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as
 
 VISITS = '''"""Visits as they come."""
 
-from jobs import Files, Pipeline, Ranges, Rows
+from tidegate.jobs import Files, Pipeline, Ranges, Rows
 
 PIPELINE = Pipeline(
     name="visits",
@@ -482,7 +484,9 @@ def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: 
     assert by_hand(divided) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
     migrated(None)
     assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    walk = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
+    )
     for revision_ in range(4, 0, -1):
         done = _python(author, empty, walk.format(f"{revision_:04d}"))
         assert done.returncode == 0, done.stderr
@@ -519,7 +523,7 @@ def test_a_detached_table_in_the_way_of_new_ranges_is_named(empty: Settings, aut
 
 HOURS = '''"""Views per hour."""
 
-from jobs import Count, Files, Pipeline, State, Tumbling
+from tidegate.jobs import Count, Files, Pipeline, State, Tumbling
 
 PIPELINE = Pipeline(
     name="hours",
@@ -636,7 +640,7 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path
     migrate(BY_MONTH, ("migrate",))
     assert found() == before
 
-    walk = "import migrations; from state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
+    walk = "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
     assert _python(author, empty, walk).returncode == 0
     assert found() == before
     assert by_hand("SELECT * FROM state.visit") == rows
@@ -742,14 +746,18 @@ def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: 
     code = tmp_path / "code"
     for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
         shutil.copytree(REPOSITORY / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
-    program = "from state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
+    program = (
+        "from tidegate.state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
+    )
     started = subprocess.Popen(
         **_command(tmp_path, empty, program, code=code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     started.stdout.readline()  # it has imported its code
     with (code / "state_store/schema.sql").open("a") as schema:
         schema.write("\nCOMMENT ON SCHEMA tidegate IS 'newer';\n")
-    migrate = "import migrations; from state_store import Settings; migrations.upgrade(Settings.load(), [])"
+    migrate = (
+        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.upgrade(Settings.load(), [])"
+    )
     migrated = _python(tmp_path, empty, migrate, code=code)
     assert migrated.returncode == 0, migrated.stderr
 

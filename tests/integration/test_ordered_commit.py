@@ -18,11 +18,12 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from state_store import Settings, StateStore, cursors, revisions
-from state_store.attempts import Tracked
-from state_store.errors import (
+from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
+from tidegate import migrations
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate.state_store import Settings, StateStore, cursors, revisions
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     GuardMismatch,
@@ -35,7 +36,6 @@ from state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
-from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:
@@ -723,7 +723,7 @@ def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings
 STOPS_BEFORE_ITS_COMMIT = """
 import os, signal, sys
 import sqlalchemy as sa
-from state_store import Settings, StateStore
+from tidegate.state_store import Settings, StateStore
 from tests.integration.conftest import TALLY
 
 with StateStore.connect(Settings(pg_host=sys.argv[1], pg_port=int(sys.argv[2]), pg_database=sys.argv[3],

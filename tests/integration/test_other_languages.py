@@ -7,10 +7,10 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from state_store.driver_errors import translate
-from state_store.errors import AccessRefused, SchemaOutOfDate, StagingLost, StoreUnavailable, TidegateError
 from tests.postgres_versions import AnyPostgres, running
 from tidegate.stack.component import reserve_port
+from tidegate.state_store.driver_errors import translate
+from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StagingLost, StoreUnavailable, TidegateError
 
 GERMAN = Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo")  # of Debian's package; the wheels have English alone
 

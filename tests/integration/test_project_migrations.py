@@ -12,12 +12,12 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-import migrations
-from jobs import Count, Pipeline, State
-from state_store import Settings, StateStore, project
-from state_store.errors import SchemaOutOfDate
 from tests.conftest import Server, register_pipelines
 from tests.integration.conftest import TALLY
+from tidegate import migrations
+from tidegate.jobs import Count, Pipeline, State
+from tidegate.state_store import Settings, StateStore, project
+from tidegate.state_store.errors import SchemaOutOfDate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VERSIONS = "migrations/versions"

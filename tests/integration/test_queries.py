@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Query
-from state_store import Settings, StateStore, state_tables
-from state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
-from state_store.ledger_reader import LedgerReader
-from state_store.queries import Answer, ask
 from tests.integration.conftest import TALLY, Tally
+from tidegate.jobs import Query
+from tidegate.state_store import Settings, StateStore, state_tables
+from tidegate.state_store.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.queries import Answer, ask
 
 SHOPS, DAYS = "tally.per_shop", "tally.per_day"
 READS = [SHOPS, DAYS]

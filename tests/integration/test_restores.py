@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-import migrations
-from state_store import Settings, StateStore, cursors, witness
-from state_store.errors import HoleDetected
-from state_store.witness import Mark, Witness
 from tests.conftest import Server, register_pipelines
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate import migrations
 from tidegate.stack import component as components
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore, cursors, witness
+from tidegate.state_store.errors import HoleDetected
+from tidegate.state_store.witness import Mark, Witness
 
 ROW = [("a", 1, 1, 1, 1)]
 
@@ -395,8 +395,8 @@ def test_concurrent_writers_leave_the_latest_mark(tmp_path: Path) -> None:
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
     """Killed at any moment, it leaves the previous mark or the new one."""
     code = (
-        "import sys, itertools; from pathlib import Path; from state_store import Settings; "
-        "from state_store.witness import Mark, Witness\n"
+        "import sys, itertools; from pathlib import Path; from tidegate.state_store import Settings; "
+        "from tidegate.state_store.witness import Mark, Witness\n"
         "w = Witness(Settings(home=Path(sys.argv[1])))\n"
         "first = int(sys.argv[2])\n"
         "for n in itertools.count(first):\n"

@@ -10,8 +10,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-import migrations
-from jobs import (
+from tests.conftest import Server, copied
+from tests.crashes import Crash, EachPoint
+from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate import migrations
+from tidegate.jobs import (
     Changes,
     Count,
     FixedBatches,
@@ -25,10 +28,19 @@ from jobs import (
     StateQuery,
     Sum,
 )
-from state_store import Settings, StateStore, attempts, lookup, range_partitions, registration, retirement, state_tables
-from state_store.attempts import Attempt
-from state_store.declaration import PipelineSpec
-from state_store.errors import (
+from tidegate.state_store import (
+    Settings,
+    StateStore,
+    attempts,
+    lookup,
+    range_partitions,
+    registration,
+    retirement,
+    state_tables,
+)
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import (
     AttemptFenced,
     AttemptNotSealed,
     DeclarationChanged,
@@ -40,14 +52,11 @@ from state_store.errors import (
     UnknownPipeline,
     UsageError,
 )
-from state_store.ledger_reader import LedgerReader
-from state_store.measures import measures
-from state_store.retirement import Request, Retirement
-from state_store.state_rows import StateReader
-from state_store.witness import Witness
-from tests.conftest import Server, copied
-from tests.crashes import Crash, EachPoint
-from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.measures import measures
+from tidegate.state_store.retirement import Request, Retirement
+from tidegate.state_store.state_rows import StateReader
+from tidegate.state_store.witness import Witness
 from tidegate.why import explain
 
 ROW, DAY = [("a", 1, 5, 5, 5)], [("2013-01-01", 1)]

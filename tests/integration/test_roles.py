@@ -7,8 +7,8 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from state_store import Settings, StateStore, lookup
 from tests.integration.conftest import Execute, Tally, contents
+from tidegate.state_store import Settings, StateStore, lookup
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),

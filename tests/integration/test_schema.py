@@ -9,17 +9,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy.dialects import postgresql
 
-import migrations
-from jobs import FixedBatches, Pipeline, Update
-from state_store import Settings, StateStore, registration, revisions, state_tables, tables
-from state_store.attempts import Tracked
-from state_store.columns import ColumnType, ValueColumn
-from state_store.declaration import WINDOW, PipelineSpec
-from state_store.errors import AccessRefused, DeclarationChanged, HoleDetected, SchemaOutOfDate, StagingLost, StoreUnavailable
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tidegate import migrations
+from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.stack import component as components
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore, registration, revisions, state_tables, tables
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.columns import ColumnType, ValueColumn
+from tidegate.state_store.declaration import WINDOW, PipelineSpec
+from tidegate.state_store.errors import (
+    AccessRefused,
+    DeclarationChanged,
+    HoleDetected,
+    SchemaOutOfDate,
+    StagingLost,
+    StoreUnavailable,
+)
 
 Register = Callable[[PipelineSpec], bool]
 

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from state_store import search
-from state_store.history import BatchStatus
-from state_store.search import PHASES, BatchFilter, Phase, SearchResult
 from tests.integration.conftest import Execute, Tally
 from tidegate.commands import filters
+from tidegate.state_store import search
+from tidegate.state_store.history import BatchStatus
+from tidegate.state_store.search import PHASES, BatchFilter, Phase, SearchResult
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 ERRORS = ("SPARK_FAILED", "SOURCE_CHANGED", "ZeroDivisionError")

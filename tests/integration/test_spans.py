@@ -12,10 +12,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from jobs.engine.spans import Spans
-from state_store import StateStore, tables
-from state_store.attempts import Tracked
 from tests.integration.conftest import Tally
+from tidegate.jobs.engine.spans import Spans
+from tidegate.state_store import StateStore, tables
+from tidegate.state_store.attempts import Tracked
 
 LATER = 3600
 

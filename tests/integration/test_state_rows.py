@@ -7,15 +7,15 @@ from datetime import UTC, date, datetime
 import pytest
 import sqlalchemy as sa
 
-from jobs import Count, Files, Pipeline, Query, State
-from state_store import Settings, StateStore, state_rows
-from state_store.attempts import Tracked
-from state_store.errors import PipelinePaused, UnknownPipeline, UsageError
-from state_store.ledger_reader import LedgerReader
-from state_store.lookup import get
-from state_store.queries import ask
-from state_store.state_rows import StateReader
 from tests.integration.conftest import TALLY, Execute, Tally
+from tidegate.jobs import Count, Files, Pipeline, Query, State
+from tidegate.state_store import Settings, StateStore, state_rows
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.errors import PipelinePaused, UnknownPipeline, UsageError
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.lookup import get
+from tidegate.state_store.queries import ask
+from tidegate.state_store.state_rows import StateReader
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-import migrations
-from state_store import Settings, StateStore, registration, state_tables, tables
-from state_store.errors import GuardMismatch, HoleDetected
 from tests.conftest import Server, copied
 from tests.integration.conftest import Execute, Tally, contents
+from tidegate import migrations
+from tidegate.state_store import Settings, StateStore, registration, state_tables, tables
+from tidegate.state_store.errors import GuardMismatch, HoleDetected
 
 OWNER = "tidegate_owner"
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from jobs import Changes, Pipeline
-from jobs.engine.poison import OUTCOMES
-from state_store import StateStore, project, tables
-from state_store.attempts import Attempt, Tracked
-from state_store.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
-from state_store.history import BatchStatus
-from state_store.witness import Mark
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally, until
 from tidegate import error_pages, remedies
 from tidegate.batch_causes import LONGEST_QUOTE, Cause
+from tidegate.jobs import Changes, Pipeline
+from tidegate.jobs.engine.poison import OUTCOMES
+from tidegate.state_store import StateStore, project, tables
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
+from tidegate.state_store.history import BatchStatus
+from tidegate.state_store.witness import Mark
 from tidegate.why import explain, of_error, root_causes
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Files, Pipeline, State
-from state_store import Settings
 from tests.sources.conftest import Inbox
+from tidegate.jobs import Files, Pipeline, State
+from tidegate.state_store import Settings
 
 # Spark's name of each Arrow type that tests use.
 SPARK_TYPES = {

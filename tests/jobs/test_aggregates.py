@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs import (
+from tests import steps
+from tests.jobs.conftest import Tables
+from tidegate.jobs import (
     Avg,
     BitAnd,
     BitOr,
@@ -35,10 +37,8 @@ from jobs import (
     StdDev,
     Variance,
 )
-from state_store import StateStore
-from state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
-from tests import steps
-from tests.jobs.conftest import Tables
+from tidegate.state_store import StateStore
+from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
 
 Row = dict[str, Any]
 COLUMNS = {

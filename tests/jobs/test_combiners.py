@@ -12,24 +12,15 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
-from jobs import (
-    ApproxDistinct,
-    ApproxQuantiles,
-    Avg,
-    CollectList,
-    Combiner,
-    Count,
-    Last,
-    State,
-)
-from jobs.aggregates import Aggregate
-from jobs.compute.session import spark_session
-from jobs.testing import BrokenPromise, check_aggregate
-from state_store import Settings
-from state_store.errors import DeclarationChanged, DeclarationInvalid, Overflow
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.jobs.test_aggregates import run_together
+from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Last, State
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.testing import BrokenPromise, check_aggregate
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import DeclarationChanged, DeclarationInvalid, Overflow
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The table of `jobs.engine.poison` row by row, with real failures: killed servers and workers, lost folders, bad code.
+"""The table of `tidegate.jobs.engine.poison` row by row, with real failures: killed servers and workers, lost folders, bad code.
 
 All pipelines here skip poison after one try: a failure that is wrongly taken for content would leave rows out at once.
 """
@@ -20,12 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.client.core import RpcDeadlines
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from jobs import Files, Pipeline
-from jobs.compute import session as spark_module
-from jobs.compute.session import spark_session
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import (
+from tests import steps
+from tests.sources.conftest import Inbox
+from tidegate.jobs import Files, Pipeline
+from tidegate.jobs.compute import session as spark_module
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import (
     AttemptTimedOut,
     DeclarationInvalid,
     SettingsInvalid,
@@ -34,8 +36,6 @@ from state_store.errors import (
     SparkUnavailable,
     TidegateError,
 )
-from tests import steps
-from tests.sources.conftest import Inbox
 
 SCHEMA = {"name": "string", "amount": "int"}
 CSV = Files("inbox", format="csv", schema=SCHEMA, max_files=1)
@@ -102,7 +102,7 @@ IN_WORKERS: dict[str, tuple[str, bool]] = {
     "a value": ("int('two')", True),
     "a key": ("{}['two']", True),
     "NULL": ("None.strip()", True),
-    "a refusal": ("from state_store.errors import MalformedRecord; raise MalformedRecord('no')", True),
+    "a refusal": ("from tidegate.state_store.errors import MalformedRecord; raise MalformedRecord('no')", True),
     "a missing file": ("open('/nonexistent')", False),
     "a refused connection": ("raise ConnectionRefusedError('gone')", False),
     "no memory": ("raise MemoryError", False),

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from jobs import Changes, Count, Files, History, Pipeline, State
-from jobs.engine.local_run import run_pipeline
-from state_store import StateStore, lookup
-from state_store.errors import BadKey, UsageError
-from state_store.history import changes as changes_of
-from state_store.mending import Mend
-from state_store.state_rows import StateReader, rows_after
-from state_store.state_tables import state_table_of
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.jobs.test_aggregates import run_together
+from tidegate.jobs import Changes, Count, Files, History, Pipeline, State
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import StateStore, lookup
+from tidegate.state_store.errors import BadKey, UsageError
+from tidegate.state_store.history import changes as changes_of
+from tidegate.state_store.mending import Mend
+from tidegate.state_store.state_rows import StateReader, rows_after
+from tidegate.state_store.state_tables import state_table_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = {"name": "string", "label": "string", "n": "bigint", "at": "timestamp", "gone": "boolean"}

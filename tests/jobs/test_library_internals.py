@@ -1,4 +1,4 @@
-"""The parts that `jobs.library_internals` relies on exist in the installed versions."""
+"""The parts that `tidegate.jobs.library_internals` relies on exist in the installed versions."""
 
 import codecs
 from importlib.metadata import version
@@ -7,9 +7,9 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.connect.client.core import RpcDeadlines
 
-from jobs import library_internals
-from jobs.compute.session import spark_session
-from state_store import Settings
+from tidegate.jobs import library_internals
+from tidegate.jobs.compute.session import spark_session
+from tidegate.state_store import Settings
 
 
 def test_the_installed_versions_are_those_that_were_checked() -> None:

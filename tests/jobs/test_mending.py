@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.compute.quarantine import BLOCK_BYTES, WaitingReader
-from state_store import Settings, StateStore
-from state_store.mending import Mend
 from tests import steps
 from tests.jobs.test_policies import KEPT_EXACTLY, two_records_of
 from tests.sources.conftest import Inbox
+from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.compute.quarantine import BLOCK_BYTES, WaitingReader
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.mending import Mend
 
 SCHEMA = {"name": "string", "amount": "int"}
 CHECK = {"not negative": "amount >= 0"}

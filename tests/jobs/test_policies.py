@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.compute import computation, tracking
-from jobs.compute.session import spark_session
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore, tables
-from state_store.attempts import AirflowTry
-from state_store.errors import (
+from tests import steps
+from tests.sources.conftest import Inbox
+from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.compute import computation, tracking
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore, tables
+from tidegate.state_store.attempts import AirflowTry
+from tidegate.state_store.errors import (
     AttemptFenced,
     AttemptTimedOut,
     BatchRetried,
@@ -26,8 +28,6 @@ from state_store.errors import (
     RowsLost,
     SourceChanged,
 )
-from tests import steps
-from tests.sources.conftest import Inbox
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})}

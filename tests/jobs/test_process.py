@@ -15,15 +15,17 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-from jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from jobs.compute import session, staging
-from jobs.compute.executors import modules_of
-from jobs.compute.route import Route, choose
-from jobs.compute.session import spark_session
-from jobs.sources import InputFacts
-from state_store import StateStore
-from state_store.attempts import Attempt
-from state_store.errors import (
+from tests import steps
+from tests.jobs.conftest import Tables
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
+from tidegate.jobs.compute import session, staging
+from tidegate.jobs.compute.executors import modules_of
+from tidegate.jobs.compute.route import Route, choose
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import (
     BadKey,
     DeclarationInvalid,
     MalformedRecord,
@@ -32,9 +34,7 @@ from state_store.errors import (
     TidegateError,
     TransformFailed,
 )
-from state_store.staging import NO_TASK
-from tests import steps
-from tests.jobs.conftest import Tables
+from tidegate.state_store.staging import NO_TASK
 
 PRICE = pa.decimal128(10, 2)
 PRICES = State(

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import (
+from tests.conftest import Server
+from tests.steps import plan, process, redo
+from tidegate import migrations
+from tidegate.jobs import (
     Changes,
     Check,
     Count,
@@ -32,11 +34,11 @@ from jobs import (
     Tumbling,
     Update,
 )
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore, overview, range_partitions, rebuilds, rebuilt_tables
-from state_store.checks import CheckedBatch
-from state_store.declaration import PipelineSpec
-from state_store.errors import (
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore, overview, range_partitions, rebuilds, rebuilt_tables
+from tidegate.state_store.checks import CheckedBatch
+from tidegate.state_store.declaration import PipelineSpec
+from tidegate.state_store.errors import (
     CheckFailed,
     DeclarationChanged,
     HoleDetected,
@@ -46,13 +48,11 @@ from state_store.errors import (
     SourceChanged,
     TidegateError,
 )
-from state_store.ledger_reader import LedgerReader
-from state_store.mending import Mend
-from state_store.project import HOME_VARIABLE
-from state_store.retirement import Request
-from state_store.state_rows import StateReader, version_of
-from tests.conftest import Server
-from tests.steps import plan, process, redo
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.mending import Mend
+from tidegate.state_store.project import HOME_VARIABLE
+from tidegate.state_store.retirement import Request
+from tidegate.state_store.state_rows import StateReader, version_of
 
 numbers = iter(range(1, 1_000_000))
 SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from jobs.compute.computation import _Computation
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore, tables
-from state_store.attempts import LONGEST_SILENCE_SECONDS
-from state_store.errors import SparkUnavailable
 from tests import steps
 from tests.jobs.test_failures import Held, counted, server_process, skipping
 from tests.sources.conftest import Inbox
+from tidegate.jobs.compute.computation import _Computation
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore, tables
+from tidegate.state_store.attempts import LONGEST_SILENCE_SECONDS
+from tidegate.state_store.errors import SparkUnavailable
 
 BATCHES = 4
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.compute.paths import paths
-from jobs.compute.route import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
-from jobs.compute.staging import FEW_ROWS
-from jobs.sources import InputFacts
-from state_store.attempts import Attempt
-from state_store.batches import QUARANTINED
 from tests import steps
 from tests.sources.conftest import Inbox, inbox
+from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.compute.paths import paths
+from tidegate.jobs.compute.route import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
+from tidegate.jobs.compute.staging import FEW_ROWS
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import QUARANTINED
 
 __all__ = ["inbox"]  # a fixture
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
-from state_store import StateStore, lookup
-from state_store.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
-from state_store.state_tables import state_table_of
 from tests import steps
 from tests.jobs.conftest import Tables
+from tidegate.jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
+from tidegate.state_store import StateStore, lookup
+from tidegate.state_store.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
+from tidegate.state_store.state_tables import state_table_of
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 ALL = Rows({"name": "text", "amount": "bigint"})

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import MalformedRecord, RangeRefused
 from tests.acceptance.conftest import SALES, clean_state, sales, stored_state, write_sales
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.component import wait_until
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import MalformedRecord, RangeRefused
 
 __all__ = ["sales"]  # a fixture
 

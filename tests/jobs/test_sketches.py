@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from jobs import ApproxDistinct, ApproxQuantiles, Count, State
-from jobs.aggregates import Aggregate
-from state_store import StateStore
-from state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.jobs.test_aggregates import run_together
+from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Count, State
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.state_store import StateStore
+from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
 
 CHANCES = {"p05": Decimal("0.05"), "p50": Decimal("0.5"), "p999": Decimal("0.999")}
 PROBABILITIES = [*map(str, CHANCES.values())]

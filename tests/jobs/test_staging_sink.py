@@ -6,9 +6,9 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from jobs.compute import sink
-from state_store.columns import ColumnType, KeyColumn, ValueColumn
-from state_store.declaration import StateSpec
+from tidegate.jobs.compute import sink
+from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.declaration import StateSpec
 
 DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
 TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]

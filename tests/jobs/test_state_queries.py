@@ -13,7 +13,11 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-from jobs import (
+from tests import steps
+from tests.conftest import Server
+from tests.integration.conftest import Tally
+from tests.jobs.conftest import Tables
+from tidegate.jobs import (
     ApproxDistinct,
     ApproxQuantiles,
     Avg,
@@ -28,17 +32,17 @@ from jobs import (
     Sum,
     state_query,
 )
-from jobs.compute.computation import stage_batch
-from jobs.compute.session import spark_session
-from jobs.compute.state_answers import StateAnswers
-from jobs.engine.local_run import run_pipeline
-from jobs.state_queries import answered_by
-from jobs.testing import partials
-from state_store import StateStore, registration
-from state_store.attempts import Attempt, Tracked
-from state_store.beginning import NotStarted
-from state_store.declaration import StateRead
-from state_store.errors import (
+from tidegate.jobs.compute.computation import stage_batch
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.state_answers import StateAnswers
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.state_queries import answered_by
+from tidegate.jobs.testing import partials
+from tidegate.state_store import StateStore, registration
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.beginning import NotStarted
+from tidegate.state_store.declaration import StateRead
+from tidegate.state_store.errors import (
     AccessRefused,
     AttemptFenced,
     DeclarationInvalid,
@@ -48,11 +52,7 @@ from state_store.errors import (
     SparkFailed,
     StoreUnavailable,
 )
-from state_store.state_queries import QueriedState
-from tests import steps
-from tests.conftest import Server
-from tests.integration.conftest import Tally
-from tests.jobs.conftest import Tables
+from tidegate.state_store.state_queries import QueriedState
 from tidegate.why import explain
 
 PER_NAME = State(

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
-from state_store import StateStore, lookup
-from state_store.errors import BadKey, MalformedRecord, UsageError
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.shop import Shop, shop
 from tidegate.commands.inspection import get, inspect
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
+from tidegate.state_store import StateStore, lookup
+from tidegate.state_store.errors import BadKey, MalformedRecord, UsageError
 
 __all__ = ["inbox", "shop"]  # fixtures
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs import Files, Newest, Pipeline, Rows, State, Sum
-from jobs.states import AnyState
 from tests.jobs.conftest import Tables
+from tidegate.jobs import Files, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs.states import AnyState
 
 WIDTH = 100  # about as many columns as public tables of flights have
 NAMES = [f"c{number}" for number in range(WIDTH)]

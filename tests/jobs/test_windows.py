@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs import Changes, Count, Files, Max, Pipeline, Rows, Session, Sliding, State, Sum, Tumbling
-from jobs.windows import Window
-from state_store import StateStore
-from state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.windows_model import Event, Model
+from tidegate.jobs import Changes, Count, Files, Max, Pipeline, Rows, Session, Sliding, State, Sum, Tumbling
+from tidegate.jobs.windows import Window
+from tidegate.state_store import StateStore
+from tidegate.state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, FixedBatches, Pipeline, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import DeclarationInvalid
+from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import DeclarationInvalid
 
 LINES = [
     "the cow jumped over the moon",

@@ -7,10 +7,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
-from jobs import Pipeline
-from jobs.engine.processing import Processed
-from state_store import Settings, StateStore, state_tables, tables
-from state_store.errors import (
+from tests import steps
+from tests.acceptance.conftest import SALES, clean_state, run_once, sales, stored_state, write_sales
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.processing import Processed
+from tidegate.state_store import Settings, StateStore, state_tables, tables
+from tidegate.state_store.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     DeclarationChanged,
@@ -22,8 +24,6 @@ from state_store.errors import (
     UnknownBatch,
     UnknownPipeline,
 )
-from tests import steps
-from tests.acceptance.conftest import SALES, clean_state, run_once, sales, stored_state, write_sales
 
 __all__ = ["sales"]  # a fixture
 

@@ -13,13 +13,13 @@ import httpx
 import psutil
 import pytest
 
-import migrations
-from state_store import Settings, StateStore
 from tests.conftest import do_not_sync, register_pipelines
 from tests.page.pipelines import REGISTERED
+from tidegate import migrations
 from tidegate.stack import component as components
 from tidegate.stack.component import Component, log_file
 from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings, StateStore
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300

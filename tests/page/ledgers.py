@@ -5,10 +5,10 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
-from jobs import Pipeline
-from state_store import Settings, StateStore
-from state_store.attempts import AirflowTry, Attempt, Tracked
-from state_store.batches import encode_metadata
+from tidegate.jobs import Pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import AirflowTry, Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
 
 PIPELINES, TXIDS = 100, 100_000
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from jobs import Count, Files, Pipeline, Query, State, Sum
+from tidegate.jobs import Count, Files, Pipeline, Query, State, Sum
 
 CLICKS = Pipeline(
     name="clicks",

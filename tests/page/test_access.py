@@ -10,13 +10,13 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Mount, Route
 
-from state_store import StateStore
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page import states
 from tidegate.page.app import create_app
 from tidegate.page.query_pipelines import arguments_in
+from tidegate.state_store import StateStore
 
 VALUES = {
     "pipeline": "clicks",

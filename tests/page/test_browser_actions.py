@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from state_store import StateStore
 from tests.page.browsers import launched, needs_chromium
 from tests.page.conftest import Server, token_of
 from tests.page.ledgers import Batches, as_owner
 from tests.page.pipelines import CLICKS
+from tidegate.state_store import StateStore
 
 pytestmark = needs_chromium
 

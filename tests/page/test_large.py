@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from state_store import StateStore, batch_pages, history, overview, quarantine, search
-from state_store.ledger_reader import LedgerReader, Moment
-from state_store.search import BatchFilter
-from state_store.throughput import MOST_COMMITS, throughput
-from state_store.timeline import timeline
 from tests.page.conftest import Server, Visit
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
 from tests.page.pipelines import CLICKS
+from tidegate.state_store import StateStore, batch_pages, history, overview, quarantine, search
+from tidegate.state_store.ledger_reader import LedgerReader, Moment
+from tidegate.state_store.search import BatchFilter
+from tidegate.state_store.throughput import MOST_COMMITS, throughput
+from tidegate.state_store.timeline import timeline
 
 LARGE = "large_1"
 PAGE = [f"large_{number}" for number in range(1, 51)]

@@ -15,15 +15,15 @@ import httpx
 import psycopg2
 import pytest
 
-from state_store import StateStore
-from state_store.attempts import AirflowTry, Tracked
-from state_store.retirement import Request
 from tests import steps
 from tests.conftest import COMMAND
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
 from tidegate.stack import component as components
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempts import AirflowTry, Tracked
+from tidegate.state_store.retirement import Request
 
 HOSTILE = (
     "<script>alert(1)</script>",

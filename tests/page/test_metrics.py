@@ -10,13 +10,13 @@ import sqlalchemy as sa
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-import migrations
-from state_store import StateStore, tables
-from state_store.attempts import Attempt, Tracked
-from state_store.batches import encode_metadata
 from tests.page.conftest import Server, Visitor
 from tests.page.pipelines import BROKEN, CLICKS
+from tidegate import migrations
 from tidegate.page.metric_families import METRICS
+from tidegate.state_store import StateStore, tables
+from tidegate.state_store.attempts import Attempt, Tracked
+from tidegate.state_store.batches import encode_metadata
 
 ODD = 'a "quoted" \\ name\nof two lines'
 Scrape = Callable[..., httpx.Response]

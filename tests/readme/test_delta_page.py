@@ -11,9 +11,9 @@ import pandas as pd
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "delta.md"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Files
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.options import KNOWN
-from state_store import Settings, StateStore
-from state_store.errors import MalformedRecord
 from tests.readme.test_states_page import examples
+from tidegate.jobs import Files
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files.options import KNOWN
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import MalformedRecord
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "files.md"
 SALES = [

@@ -8,11 +8,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
 from tests.readme.test_delta_page import raw
 from tests.sources.iceberg_catalog import catalog
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "iceberg.md"
 

@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from state_store import Settings
 from tests.conftest import COMMAND
+from tidegate.state_store import Settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "postgres.md").read_text(encoding="utf-8")
 

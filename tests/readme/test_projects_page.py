@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from state_store import project
 from tests.readme.console import Shell, blocks
+from tidegate.state_store import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/projects.md"

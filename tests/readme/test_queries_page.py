@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from jobs import Pipeline, Query
-from jobs.engine.local_run import run_pipeline
-from jobs.pipelines import word_count
-from jobs.registry import all_queries
-from state_store import Settings, StateStore
-from state_store.attempts import Tracked
-from state_store.ledger_reader import LedgerReader
-from state_store.queries import ask
 from tests.integration.conftest import Tally
+from tidegate.jobs import Pipeline, Query
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.pipelines import word_count
+from tidegate.jobs.registry import all_queries
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.queries import ask
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queries.md"
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]

@@ -8,11 +8,11 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks
-from jobs.compute.session_files import SessionFile
-from state_store import Settings
-from state_store.executor_connections import connect
 from tests.conftest import Server
+from tidegate.jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks
+from tidegate.jobs.compute.session_files import SessionFile
+from tidegate.state_store import Settings
+from tidegate.state_store.executor_connections import connect
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark-cluster.md"
 

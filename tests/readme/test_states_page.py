@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, SIZE_PAGE = DOCUMENTS / "states.md", DOCUMENTS / "state-size.md"

@@ -10,12 +10,12 @@ import duckdb
 import pandas as pd
 import pytest
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.ledger_reader import LedgerReader
-from state_store.queries import ask
 from tidegate import sample_data
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.ledger_reader import LedgerReader
+from tidegate.state_store.queries import ask
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "topologies.md"
 DAYS = 4

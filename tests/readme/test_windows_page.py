@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from jobs import Pipeline
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
 from tidegate.commands import inspection, quarantine
+from tidegate.jobs import Pipeline
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 # Files in the order in which they come: the parts of 1 January 2013 by their scheduled hours. Some hours come much later.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from state_store import Settings
 from tests.conftest import Server, migrated_database
+from tidegate.state_store import Settings
 
 __all__ = ["server", "template"]
 

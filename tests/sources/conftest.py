@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, Pipeline, State, Sum
-from jobs.compute.route import Routing, choose
-from jobs.compute.session import spark_session
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import TidegateError
 from tests import steps
 from tests.sources.shop import other_server, prepared_shop, shop
+from tidegate.jobs import Count, Files, Pipeline, State, Sum
+from tidegate.jobs.compute.route import Routing, choose
+from tidegate.jobs.compute.session import spark_session
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import TidegateError
 
 __all__ = ["other_server", "prepared_shop", "shop"]  # fixtures
 

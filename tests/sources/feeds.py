@@ -15,14 +15,14 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import write_deltalake
 
-from jobs import Changes, Delta, Files, FixedBatches, Iceberg, Inputs, Kafka, Pipeline, PostgresTable, Rows
-from jobs.sources.kafka.login import kafka_client
-from jobs.testing import NotPossible
-from state_store import Settings
 from tests.conformance.conftest import Flow, Stream
 from tests.conftest import register_pipelines
 from tests.sources.iceberg_catalog import catalog
+from tidegate.jobs import Changes, Delta, Files, FixedBatches, Iceberg, Inputs, Kafka, Pipeline, PostgresTable, Rows
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.jobs.testing import NotPossible
 from tidegate.stack.component import wait_until
+from tidegate.state_store import Settings
 
 SCHEMA = {"name": "string", "amount": "int"}
 SECONDS = 60

@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from jobs import Files
-from jobs.engine.planning import LedgerHistory
-from state_store import Settings, StateStore
+from tidegate.jobs import Files
+from tidegate.jobs.engine.planning import LedgerHistory
+from tidegate.state_store import Settings, StateStore
 
 
 def main(arguments: dict[str, Any]) -> None:

@@ -18,13 +18,13 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from jobs.sources.files import objects
-from state_store import Settings
 from tests.conftest import running_stack
 from tests.jars import fetch_or_skip
+from tidegate.jobs.sources.files import objects
 from tidegate.stack import maven
 from tidegate.stack.component import reserve_port, wait_until
 from tidegate.stack.spark import java_program
+from tidegate.state_store import Settings
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60

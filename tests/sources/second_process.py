@@ -8,10 +8,10 @@ import pickle
 import sys
 from typing import Any, Literal, get_args
 
-from jobs import Files, Pipeline, State, Sum
-from jobs.aggregates import Count
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings
+from tidegate.jobs import Files, Pipeline, State, Sum
+from tidegate.jobs.aggregates import Count
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings
 
 Format = Literal["parquet", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import pytest
 
-from jobs import PostgresTable
-from jobs.sources.postgres.read import parts_of, read_part
-from state_store import Settings
-from state_store.errors import TidegateError
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres.read import parts_of, read_part
 from tidegate.stack.component import reserve_port, start
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import TidegateError
 
 if TYPE_CHECKING:  # Spark's tasks may import this module, and tests.conftest would take away their PG* variables
     from tests.conftest import Server

@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-import migrations
-from jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
-from jobs.engine.worker import Worker
-from jobs.sources import changes
-from jobs.sources.changes import removable
-from state_store import Settings, StateStore, cursors, project, range_partitions, registration
-from state_store.errors import DeclarationChanged, RangeRefused, SourceChanged, SourceUnreadable, StoreUnavailable, UsageError
-from state_store.operations import Redo
-from state_store.state_tables import changes_table_of
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox
+from tidegate import migrations
+from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs.engine.worker import Worker
+from tidegate.jobs.sources import changes
+from tidegate.jobs.sources.changes import removable
+from tidegate.state_store import Settings, StateStore, cursors, project, range_partitions, registration
+from tidegate.state_store.errors import (
+    DeclarationChanged,
+    RangeRefused,
+    SourceChanged,
+    SourceUnreadable,
+    StoreUnavailable,
+    UsageError,
+)
+from tidegate.state_store.operations import Redo
+from tidegate.state_store.state_tables import changes_table_of
 
 PER_NAME = State(
     key={"name": "text"},

@@ -1,4 +1,4 @@
-"""Every source keeps the promises of its kind, and the suite of `jobs.testing` notices broken ones."""
+"""Every source keeps the promises of its kind, and the suite of `tidegate.jobs.testing` notices broken ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from jobs.compute.session import spark_session
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
-from jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
-from state_store import Settings, StateStore
 from tests.sources.feeds import FEEDS, SCHEMA, FilesFeed, FixedFeed
+from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
+from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
+from tidegate.state_store import Settings, StateStore
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.delta import plan
-from state_store import Settings, StateStore
-from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
 from tests.sources.feeds import SCHEMA
+from tidegate.jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.delta import plan
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 COLUMNS = {"name": "text", "amount": "integer"}

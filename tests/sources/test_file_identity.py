@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from jobs import Count, Files, Inputs, Pipeline, State, Sum
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.done_folder import DoneFolder
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
+from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files.done_folder import DoneFolder
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tidegate.why import explain
 
 HEADER = "name,amount\n"
@@ -110,13 +110,13 @@ def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.Mon
     inbox.run(pipeline, "first")
     touch(inbox)
     assert inbox.run(pipeline, "second") == []
-    monkeypatch.setattr("jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("tidegate.jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
     assert inbox.run(pipeline, "third") == []
 
 
 def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan holds a bounded part of the ledger's files at once, even if there are many; none is missed between parts."""
-    monkeypatch.setattr("state_store.store.FILES_AT_ONCE", 3)
+    monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)
     pipeline = declare(inbox, files("transactional", max_files=100))
     for number in range(0, 20, 2):
         inbox.write(f"{number:02}.csv", lines("a"))
@@ -343,7 +343,7 @@ def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pyte
     inbox.run(pipeline, "first")
     new = inbox.write("2.csv", lines("b"))
     with monkeypatch.context() as dying:
-        dying.setattr("jobs.engine.committing.ack", die)
+        dying.setattr("tidegate.jobs.engine.committing.ack", die)
         with pytest.raises(Killed):
             redo(inbox, pipeline, 1)
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
@@ -367,7 +367,7 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
         monkeypatch.setattr(StateStore, "note_ack", noted)
         inbox.write("2.csv", lines("b"))
         with monkeypatch.context() as dying:
-            dying.setattr("jobs.engine.committing.ack", die)
+            dying.setattr("tidegate.jobs.engine.committing.ack", die)
             with pytest.raises(Killed):
                 redo(inbox, pipeline, 1)
         noted(store, *acked)

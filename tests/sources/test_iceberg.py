@@ -16,12 +16,12 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from jobs import Count, Delta, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests.sources.feeds import SCHEMA
 from tests.sources.iceberg_catalog import catalog
+from tidegate.jobs import Count, Delta, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"name": "text", "amount": "integer"}
 TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])
@@ -416,7 +416,7 @@ def test_a_column_of_the_partition_must_be_in_the_file(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As tables that were migrated from Hive have them: values in the names of folders, which are not looked at."""
-    from jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
+    from tidegate.jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
 
     table = Table(settings, register, partitioned_by="name")
     table.append(("b", 2))

@@ -12,10 +12,13 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
-from jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import (
+from tests import steps
+from tests.sources.conftest import PER_NAME, SCHEMA
+from tests.sources.feeds import TableFeed
+from tidegate.jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import (
     DeclarationChanged,
     DeclarationInvalid,
     MalformedRecord,
@@ -24,9 +27,6 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tests import steps
-from tests.sources.conftest import PER_NAME, SCHEMA
-from tests.sources.feeds import TableFeed
 
 Row = tuple[str, int]
 SEATS = {"name": "string", "seats": "int"}

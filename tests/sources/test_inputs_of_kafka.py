@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
-from jobs.engine.local_run import run_pipeline
-from state_store import Settings, StateStore
-from state_store.errors import RowsLost
 from tests import steps
 from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import SCHEMA, KafkaFeed
+from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import RowsLost
 
 __all__ = ["server", "template"]  # fixtures
 

@@ -18,16 +18,16 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
-from jobs import FixedBatches, Inputs, Pipeline
-from jobs.compute import purity
-from state_store import Settings, StateStore
-from state_store.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
-from state_store.mending import Mend
 from tests import steps
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
+from tidegate.jobs import FixedBatches, Inputs, Pipeline
+from tidegate.jobs.compute import purity
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
+from tidegate.state_store.mending import Mend
 
 # A replay dies at each of these points of its processing, too; at all of them with SOAK.
 STRIDE = 1 if os.environ.get("SOAK") else 50

@@ -22,14 +22,18 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
-from jobs import Count, FixedBatches, Kafka, Pipeline, State
-from jobs.compute.session import spark_session
-from jobs.sources.kafka.login import kafka_client
-from jobs.sources.kafka.plan import fair_shares
-from jobs.sources.kafka.topic import Topic
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import (
+from tests import steps
+from tests.sources.beside_kafka import server, template
+from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.jobs.sources.kafka.plan import fair_shares
+from tidegate.jobs.sources.kafka.topic import Topic
+from tidegate.stack.component import RunFolder, wait_until
+from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import (
     DeclarationChanged,
     DeclarationInvalid,
     MalformedRecord,
@@ -41,10 +45,6 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tests import steps
-from tests.sources.beside_kafka import server, template
-from tidegate.stack.component import RunFolder, wait_until
-from tidegate.stack.layout import Layout
 
 __all__ = ["server", "template"]  # fixtures
 
@@ -1139,9 +1139,7 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: TestT
 
 def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
     """Airflow parses declarations often."""
-    program = (
-        "import sys; from jobs import Kafka; Kafka('orders'); print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
-    )
+    program = "import sys; from tidegate.jobs import Kafka; Kafka('orders'); print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

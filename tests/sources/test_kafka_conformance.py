@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.compute.session import spark_session
-from jobs.testing import PROMISES, Bench, NotPossible
-from state_store import Settings
 from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import KafkaFeed
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.testing import PROMISES, Bench, NotPossible
+from tidegate.state_store import Settings
 
 __all__ = ["server", "template"]  # fixtures
 

@@ -20,14 +20,6 @@ import pytest
 from pyiceberg.utils.config import Config
 from pyspark.sql import SparkSession
 
-from jobs import Count, Files, FixedBatches, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files import objects
-from jobs.sources.files.stores import buckets
-from jobs.testing import PROMISES, Bench
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server
@@ -35,6 +27,14 @@ from tests.sources.beside_store import check_delta, check_markers, server, spark
 from tests.sources.feeds import SCHEMA
 from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
+from tidegate.jobs import Count, Files, FixedBatches, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files import objects
+from tidegate.jobs.sources.files.stores import buckets
+from tidegate.jobs.testing import PROMISES, Bench
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]  # fixtures
 

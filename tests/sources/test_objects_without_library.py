@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs import Count, Files, Pipeline, State
-from state_store import Settings
-from state_store.errors import SettingsInvalid
 from tests import steps
 from tests.sources.s3 import running_server
 from tests.sources.test_objects import parquet
+from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import SettingsInvalid
 
 
 def test_a_missing_library_is_named(settings: Settings, register: Callable[..., None]) -> None:

@@ -9,13 +9,13 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from jobs import PostgresTable
-from jobs.sources.postgres import plan as planning
-from jobs.sources.postgres import seen
-from jobs.sources.postgres.seen import snapshot_of, visible
-from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DRAWN, ORDERS, Shop, all_batches, expected, refused
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres import plan as planning
+from tidegate.jobs.sources.postgres import seen
+from tidegate.jobs.sources.postgres.seen import snapshot_of, visible
+from tidegate.state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 
 PARTITIONED = (
     "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount integer,"

@@ -5,17 +5,12 @@ from typing import Any
 
 import pytest
 
-from jobs import PostgresTable
-from jobs.sources.postgres import plan as planning
-from state_store.batches import encode_metadata
-from state_store.errors import (
-    AccessRefused,
-    MalformedRecord,
-    SourceChanged,
-    SourceUnreadable,
-)
 from tests.sources.conftest import Inbox
 from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, expected, refused
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres import plan as planning
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable
 
 TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amount": "int"}, wait_seconds=0)
 

@@ -15,15 +15,20 @@ import pytest
 from psycopg2 import sql
 from pyspark.errors import PySparkException
 
-from jobs import PostgresTable
-from jobs.compute.session import spark_session
-from jobs.sources.postgres.connection import connected, transaction
-from jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
-from jobs.sources.postgres.types import readable_type
-from jobs.task_errors import reported_in
-from state_store.attempts import Attempt
-from state_store.batches import encode_metadata
-from state_store.errors import (
+from tests import steps
+from tests.conftest import Server
+from tests.sources.conftest import Inbox
+from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, as_standby, expected
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.sources.postgres.connection import connected, transaction
+from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
+from tidegate.jobs.sources.postgres.types import readable_type
+from tidegate.jobs.task_errors import reported_in
+from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.errors import (
     AccessRefused,
     LockHeld,
     MalformedRecord,
@@ -32,11 +37,6 @@ from state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tests import steps
-from tests.conftest import Server
-from tests.sources.conftest import Inbox
-from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, as_standby, expected
-from tidegate.stack.postgres import EmbeddedPostgres
 
 # ------------------------------------------------------------------------------------------------------- end to end
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import Files, Pipeline
-from jobs.compute.session import PINNED, spark_session
-from jobs.sources.files.formats.parquet import ParquetReader
-from state_store import Settings, StateStore
-from state_store.errors import RowsLost
 from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.second_process import SCHEMA, pipelines
+from tidegate.jobs import Files, Pipeline
+from tidegate.jobs.compute.session import PINNED, spark_session
+from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import RowsLost
 
 CLONE = Path(__file__).parents[2]
 

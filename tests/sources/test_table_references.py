@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable, Reference, Rows
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.inputs import reference
-from state_store import Settings, StateStore
-from state_store.errors import SourceChanged, SourceUnreadable, TidegateError
 from tests import steps
 from tests.sources.iceberg_catalog import catalog
+from tidegate.jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable, Reference, Rows
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.inputs import reference
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import SourceChanged, SourceUnreadable, TidegateError
 
 SCHEMA = {"name": "string", "price": "int"}
 ARROW = pa.schema([("name", pa.string()), ("price", pa.int32())])

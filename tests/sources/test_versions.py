@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import Files, Pipeline, Reference
-from jobs.engine.local_run import run_pipeline
-from jobs.sources.files.formats import parquet as parquet_format
-from jobs.testing import PROMISES, Bench
-from state_store import Settings, StateStore
-from state_store.attempts import Attempt
-from state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 from tests import steps
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
 from tests.sources.test_objects import STATE, ObjectsFeed, joined_with, parquet, stored
+from tidegate.jobs import Files, Pipeline, Reference
+from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files.formats import parquet as parquet_format
+from tidegate.jobs.testing import PROMISES, Bench
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]  # fixtures
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from state_store import Settings
 from tests.conftest import COMMAND
 from tidegate import stack as embedded
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, reserve_port, wait_until
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings
 
 
 @dataclass(frozen=True)

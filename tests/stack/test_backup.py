@@ -8,13 +8,13 @@ from typing import BinaryIO
 import psycopg2
 import pytest
 
-from state_store import Settings, StateStore
-from state_store.errors import HoleDetected, SchemaOutOfDate, UsageError
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally
 from tests.stack.conftest import Stack
 from tidegate.stack import backup as backups
 from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.errors import HoleDetected, SchemaOutOfDate, UsageError
 
 ROW = [("a", 1, 1, 1, 1)]
 

@@ -13,17 +13,17 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from jobs.compute.session import spark_session
-from jobs.sources.kafka.login import kafka_client, kafka_java_client
-from state_store import Settings
 from tests.conftest import fetch_kafka
 from tests.sources.s3 import spark_packages
 from tests.stack.conftest import Stack
 from tests.stack.test_stack import assert_ends
 from tidegate import stack as embedded
+from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
 from tidegate.stack import kafka, maven
 from tidegate.stack.component import wait_until
 from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings
 
 PARTITIONS = 8
 SECONDS = 30

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from state_store.errors import PermanentError
 from tests.conftest import COMMAND
 from tests.stack.conftest import Stack, remove
 from tests.stack.test_stack import can_query
@@ -25,6 +24,7 @@ from tidegate.stack.airflow import PROJECT
 from tidegate.stack.component import is_alive, log_file, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import Cluster, EmbeddedPostgres
+from tidegate.state_store.errors import PermanentError
 
 TRY_AGAIN = 75
 

@@ -24,10 +24,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from jobs.compute import loopback
-from jobs.compute.session import _Channel, spark_session
-from state_store import Settings
-from state_store.errors import ListenerNotTrusted, PermanentError
 from tests.conftest import COMMAND
 from tests.examples import copy_examples
 from tests.stack.neighbour import (
@@ -44,17 +40,21 @@ from tests.stack.neighbour import (
 )
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
+from tidegate.jobs.compute import loopback
+from tidegate.jobs.compute.session import _Channel, spark_session
 from tidegate.stack.airflow import EmbeddedAirflow
 from tidegate.stack.airflow_database import ADDRESS_VARIABLE, CONNECT_ARGS, POSTGRES_USER_VARIABLE
 from tidegate.stack.component import Identity, RunFolder, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import ListenerNotTrusted, PermanentError
 
 JOINS_SPARK = """
 import sys
 from dataclasses import replace
-from jobs.compute.session import spark_session
-from state_store import Settings
+from tidegate.jobs.compute.session import spark_session
+from tidegate.state_store import Settings
 settings = replace(Settings.load(), spark_remote=sys.argv[1])
 with spark_session(settings, "neighbours") as session:
     print(session.range(3).count())
@@ -177,8 +177,8 @@ def refuse(*_arguments: object) -> None:
 
 def run_check_as(user: int, port: int) -> str:
     """Check a port as another account; return the error."""
-    program = f"jobs.compute.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
-    command = command_as(user, program, imports="import jobs.compute.loopback\n")
+    program = f"tidegate.jobs.compute.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
+    command = command_as(user, program, imports="import tidegate.jobs.compute.loopback\n")
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from state_store import project
 from tests.conftest import COMMAND
+from tidegate.state_store import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRICES = """

@@ -21,7 +21,6 @@ import psutil
 import psycopg2
 import pytest
 
-from state_store.errors import PermanentError
 from tests.stack.conftest import Stack
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate import stack as embedded
@@ -30,6 +29,7 @@ from tidegate.stack.airflow import PROCESSES, PROJECT
 from tidegate.stack.component import is_alive, log_file, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.state_store.errors import PermanentError
 
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
 

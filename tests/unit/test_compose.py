@@ -24,13 +24,11 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-import migrations
-from jobs.registry import all_pipelines
-from jobs.sources.kafka.login import kafka_client
-from state_store import Settings
-from state_store.project import HOME_VARIABLE
 from tests.conftest import fetch_kafka
 from tests.examples import EXAMPLES
+from tidegate import migrations
+from tidegate.jobs.registry import all_pipelines
+from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack import component as components
 from tidegate.stack import history, maven
 from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
@@ -38,6 +36,8 @@ from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAG
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
 from tidegate.stack.spark import JAVA_VERSIONS, PYTHON_SETTINGS
+from tidegate.state_store import Settings
+from tidegate.state_store.project import HOME_VARIABLE
 
 COMPOSE = PROJECT / "compose"
 IMAGE_FOLDER = "/opt/tidegate"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from openlineage.client.naming import dataset as naming
 
-from jobs import Files, FixedBatches, Kafka, PostgresTable
-from state_store import Settings
+from tidegate.jobs import Files, FixedBatches, Kafka, PostgresTable
+from tidegate.state_store import Settings
 
 SETTINGS = Settings(home=Path("/srv/shop"), kafka_bootstrap="one:9092, two:9092", pg_host="db", pg_port=5433)
 COLUMNS = {"id": "bigint"}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
-from jobs.states import AnyState
-from state_store import evolution
-from state_store.errors import DeclarationChanged
+from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
+from tidegate.jobs.states import AnyState
+from tidegate.state_store import evolution
+from tidegate.state_store.errors import DeclarationChanged
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int"})
 LOG = Rows({"name": "text", "amount": "integer"})

@@ -12,27 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
-from jobs.compute import executors
-from jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks, modules_of, packages_of
-from jobs.compute.session_files import SessionFile
-from state_store import Settings
-from state_store.errors import SettingsInvalid
 from tests.examples import EXAMPLES
+from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
+from tidegate.jobs.compute import executors
+from tidegate.jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks, modules_of, packages_of
+from tidegate.jobs.compute.session_files import SessionFile
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import SettingsInvalid
 
 REPOSITORY = Path(executors.__file__).resolve().parents[2]
 IN_EXAMPLES = {**os.environ, "TIDEGATE_HOME": str(EXAMPLES)}
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 # The modules whose objects travel in plans.
 IN_TASKS = [
-    "jobs.compute.sink",
-    "jobs.compute.quarantine",
-    "jobs.compute.state_answers",
-    "jobs.sources.postgres.read",
-    "jobs.sources.files.formats.parquet",
-    "jobs.sources.files.formats.text_tasks",
-    "jobs.pipelines.flights",
-    "jobs.pipelines.word_count",
+    "tidegate.jobs.compute.sink",
+    "tidegate.jobs.compute.quarantine",
+    "tidegate.jobs.compute.state_answers",
+    "tidegate.jobs.sources.postgres.read",
+    "tidegate.jobs.sources.files.formats.parquet",
+    "tidegate.jobs.sources.files.formats.text_tasks",
+    "tidegate.jobs.pipelines.flights",
+    "tidegate.jobs.pipelines.word_count",
 ]
 
 
@@ -233,5 +233,9 @@ def test_every_module_with_code_for_tasks_is_looked_at() -> None:
         if any(re.search("mapInArrow|arrow_udf", ast.get_docstring(each) or "") for each in classes):
             found.add(path.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", "."))
 
-    assert {"jobs.compute.sink", "jobs.compute.state_answers", "jobs.sources.files.formats.tasks"} <= found
+    assert {
+        "tidegate.jobs.compute.sink",
+        "tidegate.jobs.compute.state_answers",
+        "tidegate.jobs.sources.files.formats.tasks",
+    } <= found
     assert found - set(done.stdout.split()) == set()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jobs import Files, Reference
-from jobs.sources.files.markers import unmarked_folders
-from state_store import Settings
+from tidegate.jobs import Files, Reference
+from tidegate.jobs.sources.files.markers import unmarked_folders
+from tidegate.state_store import Settings
 
 DATA = "name,amount\na,1\n"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs import Files
-from jobs.sources.files.partitions import NOTHING, PartitionColumns
+from tidegate.jobs import Files
+from tidegate.jobs.sources.files.partitions import NOTHING, PartitionColumns
 
 
 @pytest.mark.parametrize(

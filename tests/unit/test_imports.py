@@ -81,8 +81,8 @@ def test_the_parser_finds_files_and_imports() -> None:
     assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
     assert all((REPOSITORY / path).is_file() for path in AIRFLOWS_OWN)
     assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/computation.py")}
-    assert "jobs.engine.worker" in {name for _, name in imports("dags/batch_tasks.py")}
-    assert "jobs.engine.worker" not in {name for _, name in imports("dags/batch_tasks.py", at_import=True)}
+    assert "tidegate.jobs.engine.worker" in {name for _, name in imports("dags/batch_tasks.py")}
+    assert "tidegate.jobs.engine.worker" not in {name for _, name in imports("dags/batch_tasks.py", at_import=True)}
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -110,23 +110,23 @@ def test_the_store_needs_nothing_but_the_driver(path: str) -> None:
 def test_dag_files_import_no_job_at_the_top(path: str) -> None:
     """The scheduler parses Dags all the time; modules that load pyspark are imported only when a task runs."""
     heavy = (
-        "jobs.engine.worker",
-        "jobs.compute.computation",
-        "jobs.engine.local_run",
-        "jobs.compute.session",
-        "jobs.compute.sink",
-        "jobs.pipelines",
+        "tidegate.jobs.engine.worker",
+        "tidegate.jobs.compute.computation",
+        "tidegate.jobs.engine.local_run",
+        "tidegate.jobs.compute.session",
+        "tidegate.jobs.compute.sink",
+        "tidegate.jobs.pipelines",
     )
     assert [name for _, name in imports(path, at_import=True) if name.startswith(heavy)] == []
 
 
 LIGHT = {
     "declaring all pipelines": (
-        f"import os; os.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}; from jobs.registry import all_pipelines; "
+        f"import os; os.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}; from tidegate.jobs.registry import all_pipelines; "
         "assert all_pipelines()"
     ),
-    "importing the Dag factory": "import dags.batch_dag",
-    "importing the store": "from state_store import StateStore",
+    "importing the Dag factory": "import tidegate.dags.batch_dag",
+    "importing the store": "from tidegate.state_store import StateStore",
     "importing the command line": "import tidegate.cli",
     "importing the authors' names": "from tidegate import Count, Files, Kafka, Pipeline, PostgresTable, State; assert State",
 }
@@ -148,7 +148,7 @@ MODULES = [
 ]
 READS_NOTHING = """
 import importlib, json, os, sys
-from state_store.settings import Settings
+from tidegate.state_store.settings import Settings
 
 def refuse(*arguments, **named):
     raise AssertionError("settings were read while a module was imported")

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
-from jobs.sources.inputs.copies import keep
-from state_store import Settings
-from state_store.attempts import Attempt
-from state_store.declaration import followed_as, parts_of
-from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
-from state_store.source_files import files_in
+from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
+from tidegate.jobs.sources.inputs.copies import keep
+from tidegate.state_store import Settings
+from tidegate.state_store.attempts import Attempt
+from tidegate.state_store.declaration import followed_as, parts_of
+from tidegate.state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.source_files import files_in
 
 COLUMNS = {"tail": "string", "amount": "int"}
 STATES = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from state_store.errors import PermanentError
 from tidegate.stack import kafka, maven
+from tidegate.state_store.errors import PermanentError
 
 OTHERS = "org.example:thing:1.0"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from state_store import Settings
 from tidegate.needs import COMPONENTS, NEEDS, missing, needs_of, table
 from tidegate.stack.airflow import PROJECT, airflow_settings
+from tidegate.state_store import Settings
 
 PAGE = PROJECT / "docs" / "airflow-workers.md"
 DEPLOY = PROJECT / "deploy"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from jobs import Files, Reference
-from jobs.sources.files import object_listing, objects
-from jobs.sources.files.objects import ObjectPath
-from jobs.sources.files.stores import ObjectInfo, buckets
-from state_store import Settings
-from state_store.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
-from state_store.source_files import TakenFile
+from tidegate.jobs import Files, Reference
+from tidegate.jobs.sources.files import object_listing, objects
+from tidegate.jobs.sources.files.objects import ObjectPath
+from tidegate.jobs.sources.files.stores import ObjectInfo, buckets
+from tidegate.state_store import Settings
+from tidegate.state_store.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
+from tidegate.state_store.source_files import TakenFile
 
 COLUMNS = {"name": "string"}
 PLACE = ObjectPath("s3a://lake", "in")
@@ -81,7 +81,7 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
 
 def test_declaring_a_place_loads_no_client() -> None:
     """Airflow parses Dag files often."""
-    code = "import sys; from jobs import Files; Files('s3a://lake/in', schema={'a': 'int'}); print('obstore' in sys.modules)"
+    code = "import sys; from tidegate.jobs import Files; Files('s3a://lake/in', schema={'a': 'int'}); print('obstore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import jobs
 import tidegate
-from dags.batch_dag import batch_dag
+from tidegate import jobs
+from tidegate.dags.batch_dag import batch_dag
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
@@ -56,7 +56,7 @@ def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
     """From the image's files, outside any checkout."""
     done = run(f"{PUBLIC}; import json, jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))", tmp_path, shipped)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "jobs/__init__.py"), "dags.batch_dag"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "jobs/__init__.py"), "tidegate.dags.batch_dag"]
 
 
 def test_the_old_names_are_the_same_things() -> None:
@@ -85,7 +85,7 @@ def test_another_package_of_the_name_is_named(shipped: Path, tmp_path: Path, pac
 def test_a_package_of_the_name_further_down_does_no_harm(shipped: Path, tmp_path: Path) -> None:
     """If Tidegate's packages come first, they are found; the other project's files are not touched."""
     other = foreign(tmp_path / "other", "jobs", "dags", "migrations")
-    done = run(f"{PUBLIC}; import jobs; print(jobs.__file__)", tmp_path, shipped, other)
+    done = run(f"{PUBLIC}; from tidegate import jobs; print(jobs.__file__)", tmp_path, shipped, other)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(shipped / "jobs/__init__.py")
 

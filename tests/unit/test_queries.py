@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import jobs.pipelines
-from jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
-from jobs.registry import all_queries
-from state_store.declaration import spec_of
-from state_store.errors import SettingsInvalid, UsageError
+import tidegate.jobs.pipelines
+from tidegate.jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
+from tidegate.jobs.registry import all_queries
+from tidegate.state_store.declaration import spec_of
+from tidegate.state_store.errors import SettingsInvalid, UsageError
 
 SOURCE = Files("planes", format="csv", schema={"tail": "string", "seats": "int"})
 STATES = {
@@ -122,7 +122,7 @@ def test_values_are_given_in_order() -> None:
 
 
 MODULE = """
-from jobs import Count, Files, Pipeline, Query, State
+from tidegate.jobs import Count, Files, Pipeline, Query, State
 PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_s": State({{"value": "text"}}, {{"n": Count()}})}})
 QUERIES = {queries}
 """
@@ -130,12 +130,12 @@ QUERIES = {queries}
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """A function that adds a module with these queries to package jobs.pipelines, for one test."""
-    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
+    """A function that adds a module with these queries to package tidegate.jobs.pipelines, for one test."""
+    monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
 
     def add(name: str, queries: str) -> None:
         (tmp_path / f"{name}.py").write_text(MODULE.format(name=name, queries=queries))
-        monkeypatch.delitem(sys.modules, f"jobs.pipelines.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"tidegate.jobs.pipelines.{name}", raising=False)
 
     return add
 
@@ -149,7 +149,7 @@ def test_queries_are_found_beside_pipelines(write: Callable[[str, str], None]) -
     assert list(found.known) == ["a_ship", "words_total"]
     assert found.broken == {
         "broken": "ZeroDivisionError: division by zero",
-        "wrong": "SettingsInvalid: jobs.pipelines.wrong must define QUERIES as a list of Query(...)",
+        "wrong": "SettingsInvalid: tidegate.jobs.pipelines.wrong must define QUERIES as a list of Query(...)",
     }
     assert found.find("a_ship").pipelines == ["ships"]
     with pytest.raises(
@@ -162,6 +162,7 @@ def test_two_queries_of_one_name_are_refused(write: Callable[[str, str], None]) 
     """Which of them is meant is nothing to guess."""
     write("ships", '[Query("words_total", lambda states: states, reads=["ships.ships_s"])]')
     with pytest.raises(
-        SettingsInvalid, match=r"Query words_total is declared in jobs.pipelines.ships and in jobs.pipelines.word"
+        SettingsInvalid,
+        match=r"Query words_total is declared in tidegate.jobs.pipelines.ships and in tidegate.jobs.pipelines.word",
     ):
         all_queries()

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-import jobs.pipelines
-from jobs import Pipeline
-from jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
-from state_store.errors import SettingsInvalid, UnknownPipeline
+import tidegate.jobs.pipelines
+from tidegate.jobs import Pipeline
+from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
+from tidegate.state_store.errors import SettingsInvalid, UnknownPipeline
 
 DECLARATION = """
-from jobs import Count, Files, Pipeline, State
+from tidegate.jobs import Count, Files, Pipeline, State
 PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_state": State({{"value": "text"}}, {{"n": Count()}})}})
 """
 
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """A function that adds a module to package jobs.pipelines, for one test."""
-    monkeypatch.setattr(jobs.pipelines, "__path__", [*jobs.pipelines.__path__, str(tmp_path)])
+    """A function that adds a module to package tidegate.jobs.pipelines, for one test."""
+    monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
 
     def write(name: str, content: str) -> None:
         (tmp_path / f"{name}.py").write_text(content)
-        monkeypatch.delitem(sys.modules, f"jobs.pipelines.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"tidegate.jobs.pipelines.{name}", raising=False)
 
     return write
 
@@ -55,7 +55,7 @@ def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
         find_pipeline(name)
 
 
-@pytest.mark.parametrize("name", ["zzz", "", "jobs.pipelines.flights", "os"])
+@pytest.mark.parametrize("name", ["zzz", "", "tidegate.jobs.pipelines.flights", "os"])
 def test_any_other_name_gets_the_list(name: str) -> None:
     """There is no suggestion if no name is near, and no name reaches beyond the pipelines."""
     with pytest.raises(UnknownPipeline) as refusal:

@@ -4,11 +4,11 @@ import shutil
 
 import click
 
-from jobs.registry import pipeline_names
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import output, sample_data, status_report
 from tidegate.commands import inspection, runs, stack
+from tidegate.jobs.registry import pipeline_names
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 PIPELINES = {"word_count": "word_count", "flights": "daily"}  # with the state that is shown
 NEXT_STEPS = """\

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import click
 
-from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
 from tidegate.needs import COMPONENTS, missing, needs_of
+from tidegate.state_store.settings import Settings
 
 
 @click.command()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.registry import find_pipeline
-from state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
-from state_store.settings import Settings
 from tidegate import completion, error_pages, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.why import Cause, Why
@@ -38,7 +38,7 @@ def why(pipeline: str, txid: int | None, as_json: bool) -> None:
 @as_json
 def explain(pipeline: str, as_json: bool) -> None:
     """Show which way batches of a pipeline take: Spark's tasks, what is hashed and followed, how they are committed."""
-    from jobs.compute.paths import paths  # noqa: PLC0415 - loads pyspark
+    from tidegate.jobs.compute.paths import paths  # noqa: PLC0415 - loads pyspark
 
     declared = find_pipeline(pipeline)
     found, spec = paths(declared), declared.spec
@@ -66,8 +66,8 @@ def explain(pipeline: str, as_json: bool) -> None:
 
 def _explain(pipeline: str, txid: int | None) -> "Why":
     """Return the causes; if the ledger cannot be read, why not."""
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which `error` does without
     from tidegate import why as causes  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which `error` does without
 
     try:
         with StateStore.connect(Settings.load()) as store:

@@ -9,11 +9,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from state_store import errors
-from state_store.errors import UsageError
 from tidegate.commands import AT_LEAST_ONE
+from tidegate.state_store import errors
+from tidegate.state_store.errors import UsageError
 
-# As `state_store.search` has them, which loads SQLAlchemy; a test compares the two.
+# As `tidegate.state_store.search` has them, which loads SQLAlchemy; a test compares the two.
 PHASES = ("planned", "processing", "failed", "halted", "processed", "committed", "skipped")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGO = re.compile(r"(\d{1,6})\s*([smhdw])")

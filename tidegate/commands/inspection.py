@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.pipeline import Pipeline
-from jobs.registry import find_pipeline
-from state_store import lookup
-from state_store.declaration import StateSpec
-from state_store.errors import SourceUnreadable, UsageError
-from state_store.settings import Settings
 from tidegate import batch_report, completion, output, source_report
 from tidegate.batch_causes import quoted
 from tidegate.commands import AT_LEAST_ONE, as_json, filters, pipeline_name
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store import lookup
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.errors import SourceUnreadable, UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store import StateStore
-    from state_store.history import BatchStatus
-    from state_store.search import BatchFilter
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.history import BatchStatus
+    from tidegate.state_store.search import BatchFilter
 
 ROWS_FOR_PEOPLE = 20
 PAGE = 10_000  # batches in one answer of the store
@@ -81,7 +81,7 @@ def inspect(
     if given and (txid is not None or state is not None or source):
         raise UsageError(f"{given[0]} chooses among batches: leave out --txid, --state and --source.")
     filters.check(since, until, from_txid, to_txid)
-    from state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
 
     declared, settings = find_pipeline(pipeline), Settings.load()
     if source:
@@ -134,7 +134,7 @@ def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, 
 @as_json
 def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None, as_json: bool) -> None:
     """Show what each txid changed in a state, in the order of txids: the values after it, and those before it."""
-    from state_store import StateStore  # noqa: PLC0415 - it loads SQLAlchemy
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - it loads SQLAlchemy
 
     spec = _state(find_pipeline(pipeline), state)
     if spec.stream is None:
@@ -186,7 +186,7 @@ def _show_batch(store: "StateStore", pipeline: str, txid: int, as_json: bool) ->
 
 def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, Any]", limit: int | None, as_json: bool) -> None:
     """Print the newest batches that fulfil the conditions, newest last."""
-    from state_store.search import BatchFilter  # noqa: PLC0415
+    from tidegate.state_store.search import BatchFilter  # noqa: PLC0415
 
     wanted, shown = BatchFilter(**conditions), limit or (sys.maxsize if as_json else ROWS_FOR_PEOPLE)
     batches, before = _newest(store, pipeline, wanted, shown)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.registry import find_pipeline
-from state_store.declaration import PipelineSpec, StateSpec
-from state_store.errors import TidegateError, UsageError
-from state_store.project import account_name
-from state_store.settings import Settings
 from tidegate import completion, operating, output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs, verbose, yes
+from tidegate.jobs.registry import find_pipeline
 from tidegate.operating import require_reason
+from tidegate.state_store.declaration import PipelineSpec, StateSpec
+from tidegate.state_store.errors import TidegateError, UsageError
+from tidegate.state_store.project import account_name
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store import StateStore
-    from state_store.retention import Pruned, PrunedRanges, Removal
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.retention import Pruned, PrunedRanges, Removal
 
 NO_REASON = "no reason given"
 SHOWN_PARTITIONS = 5
@@ -39,7 +39,7 @@ reason_if_any = click.option("--reason", default=NO_REASON, help=REASON_HELP)
 @as_json
 def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Allow halted or given-up batches to be tried again, and start a run that takes up what was left over."""
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
     with StateStore.connect(Settings.load()) as store:
@@ -62,7 +62,7 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
 @as_json
 def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> None:
     """Give up a batch that cannot be processed: order goes on without its rows; the ledger keeps operator and reason."""
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the exporter cut the file off")
     with StateStore.connect(Settings.load()) as store:
@@ -95,8 +95,8 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 @as_json
 def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, and replace what it did; for opaque states only."""
-    from state_store import StateStore  # noqa: PLC0415
-    from state_store.operations import check_redoable  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store.operations import check_redoable  # noqa: PLC0415
 
     output.show_log(logging.INFO if verbose else logging.ERROR)
     declared, settings = find_pipeline(pipeline), Settings.load()
@@ -112,7 +112,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
             f"{pipeline} {txid} has {operating.ended(status)}, with {keys}. Redoing it takes back what it did to "
             f"{', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
         )
-    from jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
+    from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
     with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why, without=without)
@@ -185,8 +185,8 @@ class _Pruning:
 
     def prune_changes(self, keep: int) -> None:
         """Remove the changes of all but so many txids."""
-        from jobs.sources.changes import removable  # noqa: PLC0415
-        from state_store import StateStore  # noqa: PLC0415
+        from tidegate.jobs.sources.changes import removable  # noqa: PLC0415
+        from tidegate.state_store import StateStore  # noqa: PLC0415
 
         settings, name = Settings.load(), self.state.name
         with StateStore.connect(settings) as store:
@@ -212,7 +212,7 @@ class _Pruning:
 
     def _removed_changes(self, store: "StateStore", up_to_txid: int) -> "Pruned":
         """Remove changes until there are no more; return what was removed."""
-        from state_store.retention import Pruned  # noqa: PLC0415
+        from tidegate.state_store.retention import Pruned  # noqa: PLC0415
 
         done = Pruned(up_to_txid)
         while done.are_more:
@@ -226,9 +226,9 @@ class _Pruning:
 
     def prune_ranges(self, before: str, *, detach: bool) -> None:
         """Remove the partitions that end at or before a value."""
-        from jobs.sources.changes import removable  # noqa: PLC0415
-        from state_store import StateStore  # noqa: PLC0415
-        from state_store.retention import Removal  # noqa: PLC0415
+        from tidegate.jobs.sources.changes import removable  # noqa: PLC0415
+        from tidegate.state_store import StateStore  # noqa: PLC0415
+        from tidegate.state_store.retention import Removal  # noqa: PLC0415
 
         settings = Settings.load()
         with StateStore.connect(settings, user=settings.pg_owner) as store:
@@ -301,7 +301,7 @@ def _listed(kept: Sequence[str]) -> str:
 @as_json
 def pause(pipeline: str, reason: str, as_json: bool) -> None:
     """Block new runs of a pipeline, wherever they would be started; what has been planned goes on."""
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     find_pipeline(pipeline)
     why = require_reason(reason, "the warehouse is moved")
@@ -319,7 +319,7 @@ def pause(pipeline: str, reason: str, as_json: bool) -> None:
 @as_json
 def resume(pipeline: str, reason: str, as_json: bool) -> None:
     """Let runs of a paused pipeline start again."""
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     find_pipeline(pipeline)
     with StateStore.connect(Settings.load()) as store:

@@ -7,15 +7,15 @@ from typing import Any, get_args
 
 import click
 
-from jobs.pipeline import Pipeline
-from jobs.registry import all_pipelines, none_found
-from jobs.states import AnyState
-from state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
-from state_store.errors import DeclarationChanged, HoleDetected
-from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json
 from tidegate.commands.operations import operator
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import all_pipelines, none_found
+from tidegate.jobs.states import AnyState
+from tidegate.state_store.declaration import PipelineSpec, SourceKind, StateKind, exactly_once
+from tidegate.state_store.errors import DeclarationChanged, HoleDetected
+from tidegate.state_store.settings import Settings
 
 # These make tables fit a terminal of 110 columns.
 VALUES_CHARACTERS, NOTE_CHARACTERS, WHY_CHARACTERS = 36, 90, 70
@@ -205,7 +205,7 @@ def settings(as_json: bool) -> None:
 @as_json
 def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: bool) -> None:
     """Make the ledger, run the project's migrations and register the pipelines. Safe to repeat."""
-    import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
+    from tidegate import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
 
     if print_roles:
         statements = migrations.roles(Settings.load())
@@ -249,7 +249,7 @@ def _say_accepted(accepted: Mapping[str, str]) -> None:
 
 
 def _write_migration(specs: Sequence[PipelineSpec], message: str, *, as_json: bool) -> None:
-    import migrations  # noqa: PLC0415
+    from tidegate import migrations  # noqa: PLC0415
 
     settings = Settings.load()
     path, columns = migrations.new_revision(settings, specs, message), migrations.column_changes(settings, specs)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from state_store import project
-from state_store.errors import UsageError
 from tidegate import output
 from tidegate.commands import as_json
+from tidegate.state_store import project
+from tidegate.state_store.errors import UsageError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDERS = ("pipelines", "dags", "migrations")

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.registry import find_pipeline
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import operating, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, runs
 from tidegate.commands.operations import operator, reason
+from tidegate.jobs.registry import find_pipeline
 from tidegate.operating import require_reason
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.pipeline import Pipeline
-    from state_store.mending import Original
+    from tidegate.jobs.pipeline import Pipeline
+    from tidegate.state_store.mending import Original
 
 ROWS_FOR_PEOPLE = 20
 PAYLOAD_CHARACTERS = 60
@@ -37,7 +37,7 @@ def quarantine() -> None:
 @as_json
 def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bool) -> None:
     """Show what is in quarantine: records that wait, how they were mended, and what commits have set aside for good."""
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
     with StateStore.connect(Settings.load()) as store:
@@ -93,8 +93,8 @@ def mend(
     A record that could not be read is mended as it stands in its source; one that failed a check as JSON of all its columns. If
     Spark answers, it is tried whether source and checks take it now.
     """
-    from state_store import StateStore  # noqa: PLC0415
-    from state_store.mending import Mend  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store.mending import Mend  # noqa: PLC0415
 
     declared, settings = find_pipeline(pipeline), Settings.load()
     why = require_reason(reason, "the till wrote seven for 7")
@@ -126,9 +126,9 @@ class _Tried:
 
 def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended: str) -> _Tried:
     """Try whether a replay would take the mended record; the ledger keeps it in any case."""
-    from jobs.compute import quarantine as records  # noqa: PLC0415 - loads pyspark, which other verbs do without
-    from jobs.compute.executors import modules_of, packages_of  # noqa: PLC0415
-    from jobs.compute.session import spark_session  # noqa: PLC0415
+    from tidegate.jobs.compute import quarantine as records  # noqa: PLC0415 - loads pyspark, which other verbs do without
+    from tidegate.jobs.compute.executors import modules_of, packages_of  # noqa: PLC0415
+    from tidegate.jobs.compute.session import spark_session  # noqa: PLC0415
 
     try:
         modules, packages = modules_of(pipeline), packages_of(pipeline)
@@ -150,7 +150,7 @@ def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended:
 @as_json
 def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Take waiting records up again, as a batch of their own, and start a run; records that are still bad go back."""
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     declared, why = find_pipeline(pipeline), require_reason(reason, "the check was too strict")
     settings = Settings.load()
@@ -171,7 +171,7 @@ def _content_of(file: str) -> str:
 
     Raises: UsageError if it cannot be read, is too long, or is not UTF-8.
     """
-    from state_store.mending import MAX_BYTES  # noqa: PLC0415
+    from tidegate.state_store.mending import MAX_BYTES  # noqa: PLC0415
 
     try:
         with sys.stdin.buffer if file == "-" else Path(file).open("rb") as opened:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.queries import Query
-from jobs.registry import all_queries
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import completion, output
 from tidegate.commands import as_json
+from tidegate.jobs.queries import Query
+from tidegate.jobs.registry import all_queries
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store.queries import Answer
+    from tidegate.state_store.queries import Answer
 
 
 @click.command()
@@ -40,8 +40,8 @@ def query(name: str | None, values: tuple[str, ...], as_json: bool) -> None:
 
 
 def _ask(query: Query, values: Sequence[str]) -> "Answer":
-    from state_store.ledger_reader import LedgerReader  # noqa: PLC0415
-    from state_store.queries import ask  # noqa: PLC0415 - loads SQLAlchemy
+    from tidegate.state_store.ledger_reader import LedgerReader  # noqa: PLC0415
+    from tidegate.state_store.queries import ask  # noqa: PLC0415 - loads SQLAlchemy
 
     try:
         given = query.in_order(values)

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.registry import find_pipeline
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json, log_json, pipeline_name, runs, verbose, yes
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store.declaration import PipelineSpec
-    from state_store.rebuilds import Progress
+    from tidegate.state_store.declaration import PipelineSpec
+    from tidegate.state_store.rebuilds import Progress
 
 
 @click.command()
@@ -48,14 +48,14 @@ def rebuild(pipeline: str, yes: bool, verbose: bool, log_json: bool, as_json: bo
 
 
 def _begin(settings: Settings, spec: "PipelineSpec", *, is_confirmed: bool) -> "Progress":
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     with StateStore(settings, user=settings.pg_owner) as store:
         return store.begin_rebuild(spec, is_confirmed=is_confirmed)
 
 
 def _drop_staging(settings: Settings, rebuild: "PipelineSpec") -> None:
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     with StateStore.connect(settings) as store:
         while store.drop_old_staging(rebuild):

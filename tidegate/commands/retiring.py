@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
-from state_store.errors import TidegateError, UnknownPipeline, UsageError
-from state_store.settings import Settings
 from tidegate import output
 from tidegate.commands import as_json, pipeline_name, yes
 from tidegate.commands.operations import operator, reason, reason_if_any
+from tidegate.jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
 from tidegate.operating import require_reason
+from tidegate.state_store.errors import TidegateError, UnknownPipeline, UsageError
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from state_store import StateStore
-    from state_store.retirement import Request, Retirement
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.retirement import Request, Retirement
 
 
 @click.command()
@@ -29,8 +29,8 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
 
     Its ledger, its name and those of its states stay; `reinstate` lets it go on where it stood. Its code may be gone.
     """
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
-    from state_store.retirement import Request  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store.retirement import Request  # noqa: PLC0415
 
     settings, why = Settings.load(), require_reason(reason, "replaced by flights_by_hour")
     request = Request(operator("retire"), why, drops_states=drop_states, is_confirmed=yes)
@@ -56,7 +56,7 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
 @as_json
 def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
     """Let a retired pipeline go on where it stood, as long as its states were not dropped."""
-    from state_store import StateStore  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     settings, why = Settings.load(), require_reason(reason)
     with StateStore.connect(settings, user=settings.pg_owner) as store:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.engine.ranges import MAX_BATCHES_PER_RUN
-from jobs.registry import find_pipeline
-from state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
-from state_store.settings import Settings
 from tidegate import output, progress, source_report, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
+from tidegate.jobs.engine.ranges import MAX_BATCHES_PER_RUN
+from tidegate.jobs.registry import find_pipeline
 from tidegate.progress import ranges
+from tidegate.state_store.errors import PermanentError, RetryableError, TidegateError, UsageError
+from tidegate.state_store.settings import Settings
 from tidegate.status_report import waits_for
 
 if TYPE_CHECKING:
-    from state_store import StateStore
     from tidegate.airflow_client import AirflowClient
+    from tidegate.state_store import StateStore
 
 POLL_SECONDS = 0.5
 AWAY_SECONDS = 120  # how long a server may be away while a run is followed
@@ -113,7 +113,7 @@ def trigger(
 @as_json
 def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_seconds: int, as_json: bool) -> None:
     """Open, process and commit, through Airflow and in order, the uncommitted batches between two txids."""
-    from state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
     parameters = {"from_txid": from_txid, "to_txid": to_txid}
@@ -194,7 +194,7 @@ def in_this_process(pipeline: str, parameters: dict[str, int], as_json: bool, pr
 
 def run_here(pipeline: str, parameters: dict[str, int], *, quiet: bool) -> Outcome:
     """Run a pipeline in this process, and show its progress, unless it is `quiet`; return what has become of its batches."""
-    from jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
+    from tidegate.jobs.engine.local_run import run_pipeline  # noqa: PLC0415 - loads pyspark, which few verbs need
 
     settings = Settings.load()
     outcome = Outcome(pipeline, f"run {datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}")
@@ -222,8 +222,8 @@ def through_airflow(
 
     If no run can be started, the error also says what was prepared for it: that stays done.
     """
-    from state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
     from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
 
     find_pipeline(pipeline)
     settings = Settings.load()
@@ -261,7 +261,7 @@ def through_airflow(
 
 def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) -> tuple[int, int]:
     """Return the last committed and last opened txid; refuse what the run would refuse: a range, a database without commits."""
-    from jobs.engine.ranges import check_range  # noqa: PLC0415
+    from tidegate.jobs.engine.ranges import check_range  # noqa: PLC0415
 
     store.check_not_paused(pipeline)
     store.check_history(pipeline)

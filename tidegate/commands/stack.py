@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from state_store.errors import UsageError
-from state_store.settings import Settings
 from tidegate import output, status_report
 from tidegate.commands import AT_LEAST_ONE, INTERRUPTED, as_json, yes
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.settings import Settings
 
 
 @click.command()

@@ -7,18 +7,18 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from jobs.registry import find_pipeline
-from state_store import StateStore, batches, history, overview, quarantine
-from state_store.declaration import PipelineSpec, references_of
-from state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline
-from state_store.history import BatchStatus
-from state_store.operations import check_redoable
-from state_store.overview import Progress
 from tidegate import operating
+from tidegate.jobs.registry import find_pipeline
 from tidegate.page import access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, REASON_CHARACTERS
 from tidegate.progress import ranges
+from tidegate.state_store import StateStore, batches, history, overview, quarantine
+from tidegate.state_store.declaration import PipelineSpec, references_of
+from tidegate.state_store.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline
+from tidegate.state_store.history import BatchStatus
+from tidegate.state_store.operations import check_redoable
+from tidegate.state_store.overview import Progress
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 

@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from state_store.errors import (
+from tidegate import error_pages
+from tidegate.state_store.errors import (
     AccessRefused,
     PipelinePaused,
     PipelineRetired,
@@ -24,7 +25,6 @@ from state_store.errors import (
     UnknownPipeline,
     UsageError,
 )
-from tidegate import error_pages
 
 # No script, style or connection from anywhere else, and no page of another site may show this one in a frame.
 SECURITY_HEADERS = {

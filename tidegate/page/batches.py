@@ -7,15 +7,15 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import AwareDatetime, BaseModel
 
-from state_store import batch_pages, history, overview, quarantine, search
-from state_store.errors import UsageError
-from state_store.history import BatchHistory
-from state_store.search import BatchFilter
-from state_store.timeline import MOST_BATCHES, timeline
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, WITHOUT_NUL, Action, Why
 from tidegate.page.waiting import causes
+from tidegate.state_store import batch_pages, history, overview, quarantine, search
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.history import BatchHistory
+from tidegate.state_store.search import BatchFilter
+from tidegate.state_store.timeline import MOST_BATCHES, timeline
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 

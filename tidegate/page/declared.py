@@ -8,9 +8,9 @@ import logging
 import time
 from functools import lru_cache
 
-from jobs.pipeline import Pipeline
-from jobs.queries import Query
-from jobs.registry import all_queries, find_pipeline, pipeline_names
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.queries import Query
+from tidegate.jobs.registry import all_queries, find_pipeline, pipeline_names
 
 logger = logging.getLogger(__name__)
 

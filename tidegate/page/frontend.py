@@ -9,11 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from state_store import batches
-from state_store.columns import NAME
 from tidegate.page import PREFIX, access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, WITHOUT_NUL
+from tidegate.state_store import batches
+from tidegate.state_store.columns import NAME
 
 STATIC = Path(__file__).resolve().parent / "static"
 LOGIN = "/api/v2/auth/login"

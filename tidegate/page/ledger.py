@@ -5,8 +5,8 @@ Settings are read, and Postgres is connected to, when a request first needs it: 
 
 from functools import cache
 
-from state_store import Settings
-from state_store.ledger_reader import LedgerReader
+from tidegate.state_store import Settings
+from tidegate.state_store.ledger_reader import LedgerReader
 
 
 @cache

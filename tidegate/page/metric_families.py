@@ -12,8 +12,8 @@ from importlib.metadata import version
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from state_store.errors import code_and_fault
-from state_store.measures import Measures, PipelineMeasures
+from tidegate.state_store.errors import code_and_fault
+from tidegate.state_store.measures import Measures, PipelineMeasures
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from state_store.errors import SettingsInvalid, TidegateError
-from state_store.measures import Measures, measures
-from state_store.witness import Witness
 from tidegate.page import access, ledger
 from tidegate.page.metric_families import families
+from tidegate.state_store.errors import SettingsInvalid, TidegateError
+from tidegate.state_store.measures import Measures, measures
+from tidegate.state_store.witness import Witness
 
 logger = logging.getLogger(__name__)
 

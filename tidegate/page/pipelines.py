@@ -6,14 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from jobs.pipeline import Pipeline
-from state_store import history, overview
-from state_store.declaration import StateSpec, exactly_once
-from state_store.overview import Progress
+from tidegate.jobs.pipeline import Pipeline
 from tidegate.page import access, ledger
 from tidegate.page.declared import declared
 from tidegate.page.models import LARGEST, Action, Cause, Column, Why
 from tidegate.page.waiting import causes, root_causes
+from tidegate.state_store import history, overview
+from tidegate.state_store.declaration import StateSpec, exactly_once
+from tidegate.state_store.overview import Progress
 
 router = APIRouter(prefix="/api")
 
@@ -36,7 +36,7 @@ class Paused(BaseModel):
 
 
 class PipelineRow(BaseModel):
-    """A pipeline's progress, as `state_store.overview.Progress` defines it, and why it waits."""
+    """A pipeline's progress, as `tidegate.state_store.overview.Progress` defines it, and why it waits."""
 
     name: str
     description: str

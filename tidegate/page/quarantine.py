@@ -6,14 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from state_store import StateStore, overview
-from state_store import quarantine as ledger_quarantine
-from state_store.errors import UsageError
-from state_store.mending import MAX_BYTES, Mend
 from tidegate import operating
 from tidegate.page import access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.models import LARGEST, REASON_CHARACTERS
+from tidegate.state_store import StateStore, overview
+from tidegate.state_store import quarantine as ledger_quarantine
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.mending import MAX_BYTES, Mend
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
 TXIDS_SHOWN = 100

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel
 
-from jobs.queries import Query
-from state_store.columns import ColumnType
-from state_store.errors import UsageError
-from state_store.queries import ask
+from tidegate.jobs.queries import Query
 from tidegate.page import access, ledger
 from tidegate.page.answers import Refusal
 from tidegate.page.declared import queries as declared_queries
 from tidegate.page.models import Column
+from tidegate.state_store.columns import ColumnType
+from tidegate.state_store.errors import UsageError
+from tidegate.state_store.queries import ask
 
 router = APIRouter(prefix="/api/queries")
 

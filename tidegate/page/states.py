@@ -15,12 +15,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from state_store import cursors, overview, state_rows
-from state_store.declaration import StateSpec
-from state_store.errors import StoreUnavailable, UsageError
 from tidegate.page import access, ledger
 from tidegate.page.answers import Answer, Refusal
 from tidegate.page.models import Column
+from tidegate.state_store import cursors, overview, state_rows
+from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.errors import StoreUnavailable, UsageError
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/states")
 

@@ -14,8 +14,8 @@ from tidegate.page import PREFIX
 
 
 def _operator(name: str) -> type:
-    """Return a class of the name of an operator in dags.batch_tasks: Airflow compares names, and nothing is imported."""
-    return type(name, (), {"__module__": "dags.batch_tasks"})
+    """Return a class of the name of an operator in tidegate.dags.batch_tasks: Airflow compares names, and nothing is imported."""
+    return type(name, (), {"__module__": "tidegate.dags.batch_tasks"})
 
 
 class BatchLink(BaseOperatorLink):  # type: ignore[misc]

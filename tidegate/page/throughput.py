@@ -9,9 +9,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
-from state_store import overview, throughput
-from state_store.throughput import Bucket, Throughput
 from tidegate.page import access, ledger
+from tidegate.state_store import overview, throughput
+from tidegate.state_store.throughput import Bucket, Throughput
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 

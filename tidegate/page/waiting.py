@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from state_store.errors import UnknownPipeline
-from state_store.ledger_reader import Moment
 from tidegate import why
 from tidegate.page.models import Cause
+from tidegate.state_store.errors import UnknownPipeline
+from tidegate.state_store.ledger_reader import Moment
 
 
 def root_causes(moment: Moment, pipelines: Iterable[str]) -> dict[str, Cause]:

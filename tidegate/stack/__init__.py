@@ -23,8 +23,6 @@ from typing import IO
 
 import psutil
 
-from state_store.errors import PermanentError, RetryableError, UsageError
-from state_store.settings import Settings
 from tidegate.stack import code, disk, kafka, maven
 from tidegate.stack import component as components
 from tidegate.stack.component import Component, RunFolder, log_file
@@ -32,6 +30,8 @@ from tidegate.stack.layout import EXTRAS, Layout, spark_packages
 from tidegate.stack.postgres import EmbeddedPostgres
 from tidegate.stack.private import check_ours, private, private_folder
 from tidegate.stack.spark import check_java
+from tidegate.state_store.errors import PermanentError, RetryableError, UsageError
+from tidegate.state_store.settings import Settings
 
 SUPERVISOR_SECONDS = 30
 LOCK_NOTICE_SECONDS = 1

@@ -13,12 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
-from state_store import project
-from state_store.errors import PermanentError
 from tidegate.stack.airflow_database import POSTGRES_USER_VARIABLE
 from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
 from tidegate.stack.postgres import EmbeddedPostgres, write_secret
 from tidegate.stack.private import private, private_folder
+from tidegate.state_store import project
+from tidegate.state_store.errors import PermanentError
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"

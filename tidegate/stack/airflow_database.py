@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from jobs.compute.loopback import Server, loopback_address
+from tidegate.jobs.compute.loopback import Server, loopback_address
 
 ADDRESS_VARIABLE = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"
 POSTGRES_USER_VARIABLE = "TIDEGATE_POSTGRES_USER"  # the account of the embedded Postgres, if it is not ours

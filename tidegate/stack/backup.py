@@ -15,12 +15,12 @@ from pathlib import Path
 import psycopg2
 from psycopg2 import errors, sql
 
-from state_store import revisions, tables
-from state_store.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
-from state_store.settings import Settings
 from tidegate.stack.layout import Layout
 from tidegate.stack.postgres import ADMINISTRATOR, EmbeddedPostgres
 from tidegate.stack.private import private
+from tidegate.state_store import revisions, tables
+from tidegate.state_store.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.settings import Settings
 
 DATABASE, OWNER = "tidegate", "tidegate_owner"
 PATIENCE_SECONDS = 30.0

@@ -13,11 +13,11 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from jobs.compute.warm_up import warm_up
-from state_store.errors import PermanentError, RetryableError, TidegateError
-from state_store.settings import Settings
+from tidegate.jobs.compute.warm_up import warm_up
 from tidegate.stack import component as components
 from tidegate.stack.spark import EmbeddedSpark, check_java, class_archive_file
+from tidegate.state_store.errors import PermanentError, RetryableError, TidegateError
+from tidegate.state_store.settings import Settings
 
 WRITE_SECONDS = 180
 

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import psutil
 
-from state_store.errors import PermanentError
-from state_store.project import account_name
 from tidegate.stack.private import private, private_folder
+from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.project import account_name
 
 LOG_KEPT_BYTES = 20 * 1024 * 1024
 STOP_SECONDS = 15

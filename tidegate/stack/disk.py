@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from state_store.errors import PermanentError, RetryableError, TidegateError
 from tidegate.stack.private import private_folder
+from tidegate.state_store.errors import PermanentError, RetryableError, TidegateError
 
 PROBE_BYTES = 1024 * 1024
 ADVICE = {

@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from state_store.settings import Settings
+from tidegate.state_store.settings import Settings
 
 DAY_SECONDS = 24 * 60 * 60
 # Not `dag`: Airflow would forget that a person has paused a Dag whose file was not there to be parsed, as during an outage.

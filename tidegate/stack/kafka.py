@@ -13,14 +13,14 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.sources.kafka.login import kafka_client
-from state_store.errors import PermanentError
-from state_store.settings import Settings
+from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack import maven
 from tidegate.stack.component import Component, listens
 from tidegate.stack.postgres import write_secret
 from tidegate.stack.private import private_folder
 from tidegate.stack.spark import java_program
+from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.settings import Settings
 
 VERSION = "4.3.1"
 # The logging library comes with Kafka's distribution, not with its package.

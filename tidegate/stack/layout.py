@@ -7,14 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from state_store.project import STACK_FOLDER
-from state_store.settings import Settings
 from tidegate.stack import component as components
 from tidegate.stack.airflow import USER, EmbeddedAirflow
 from tidegate.stack.kafka import SPARK_PACKAGES, EmbeddedKafka
 from tidegate.stack.postgres import EmbeddedPostgres
 from tidegate.stack.private import private_folder
 from tidegate.stack.spark import EmbeddedSpark
+from tidegate.state_store.project import STACK_FOLDER
+from tidegate.state_store.settings import Settings
 
 USUAL_PORTS = {
     "postgres": 15432,  # not 5432, which an installed Postgres may use
@@ -94,8 +94,8 @@ class Layout:
         A pipeline that cannot be imported or registered does not stop the others: a returned sentence names it, with the reason
         and what to do.
         """
-        import migrations  # noqa: PLC0415 - only the supervisor needs Alembic
-        from jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
+        from tidegate import migrations  # noqa: PLC0415 - only the supervisor needs Alembic
+        from tidegate.jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
 
         settings = Settings.load({"TIDEGATE_HOME": str(self.folder.parent)})
         specs, warnings = [], []

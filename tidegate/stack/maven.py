@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from state_store.errors import PermanentError, SettingsInvalid
 from tidegate.stack.private import check_installed
 from tidegate.stack.spark import java_program, spark_home
+from tidegate.state_store.errors import PermanentError, SettingsInvalid
 
 COORDINATES = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+)")
 PINS = Path(__file__).with_name("jars.sha256")

@@ -23,10 +23,10 @@ import psutil
 import psycopg2
 from psycopg2 import sql
 
-from state_store.errors import PermanentError
-from state_store.project import account_name
 from tidegate.stack.component import Component, group_of, is_alive, listens, unfinished_name, write_whole
 from tidegate.stack.private import private_folder
+from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.project import account_name
 
 ADMINISTRATOR = "postgres"
 # The login roles: the owner migrates, the worker plans, processes and commits, executors stage, people read.

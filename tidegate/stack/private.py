@@ -4,8 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from state_store.errors import PermanentError
-from state_store.project import account_name
+from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.project import account_name
 
 
 def private_folder(folder: Path, *, passable: bool = False) -> Path:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from state_store.errors import PermanentError
 from tidegate.stack.component import Component, listens
 from tidegate.stack.postgres import write_secret
 from tidegate.stack.private import private_folder
+from tidegate.state_store.errors import PermanentError
 
 # The ports that Spark opens for other machines are on loopback and require a secret that Spark generates. As in
 # jobs/compute/session.py, which is not imported because that loads pyspark.
@@ -69,7 +69,7 @@ class EmbeddedSpark:
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(self.port),
             "spark.connect.authenticate.token": self.token_file.read_text(),
-            # All batches of a pipeline share a session: it must outlive the night (jobs.compute.session).
+            # All batches of a pipeline share a session: it must outlive the night (tidegate.jobs.compute.session).
             "spark.connect.session.manager.defaultSessionTimeout": "30d",
             "spark.python.daemon.module": PYTHON_DAEMON,
         }

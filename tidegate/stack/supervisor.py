@@ -23,13 +23,13 @@ from types import FrameType
 
 import psutil
 
-from state_store.errors import PermanentError
-from state_store.settings import Settings
 from tidegate.stack import code, history, maven
 from tidegate.stack import component as components
 from tidegate.stack.component import Component, Identity, RunFolder
 from tidegate.stack.layout import Layout, spark_packages
 from tidegate.stack.spark import class_archive
+from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.settings import Settings
 
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60

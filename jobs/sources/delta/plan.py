@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.data_files import DataFilesCoordinator
-from jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
-from jobs.sources.files.objects import place_of
-from state_store.declaration import SourceMetadata
-from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources.data_files import DataFilesCoordinator
+from tidegate.jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
+from tidegate.jobs.sources.files.objects import place_of
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.sources.delta.source import Delta
+    from tidegate.jobs.sources.delta.source import Delta
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from jobs.sources import HIDDEN
-from jobs.sources.column_types import columns_of, quoted
-from jobs.sources.data_files_read import DataFilesReader
-from jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
-from jobs.sources.files.formats.parquet import ParquetReader
-from jobs.sources.files.partitions import PartitionColumns
-from state_store.declaration import SourceMetadata
-from state_store.settings import Settings
+from tidegate.jobs.sources import HIDDEN
+from tidegate.jobs.sources.column_types import columns_of, quoted
+from tidegate.jobs.sources.data_files_read import DataFilesReader
+from tidegate.jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
+from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.settings import Settings
 
 BY_ROW = "files that tell their change row by row"
 

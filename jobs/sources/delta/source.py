@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from jobs.sources import Dataset
-from jobs.sources.data_files import DataFilesSource
-from jobs.sources.files.partitions import PartitionColumns
-from jobs.sources.files.source import Files
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset
+from tidegate.jobs.sources.data_files import DataFilesSource
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.sources.files.source import Files
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.delta.plan import DeltaCoordinator
-    from jobs.sources.delta.read import DeltaReader
+    from tidegate.jobs.sources.delta.plan import DeltaCoordinator
+    from tidegate.jobs.sources.delta.read import DeltaReader
 
 # Delta's names and types for the columns of its change data feed.
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
@@ -103,13 +103,13 @@ class Delta(DataFilesSource):
 
     def coordinator(self, settings: Settings) -> "DeltaCoordinator":
         """Return a coordinator that reads the table's log when planning."""
-        from jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
+        from tidegate.jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return DeltaCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
         """Return a reader of the data files that the metadata names."""
-        from jobs.sources.delta.read import DeltaReader  # noqa: PLC0415
+        from tidegate.jobs.sources.delta.read import DeltaReader  # noqa: PLC0415
 
         return DeltaReader(self, spark, settings)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.sources import LeftAlone
-from jobs.sources.files.content import digest_of, is_below, open_file
-from jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
-from jobs.sources.files.objects import ObjectPath
-from state_store.errors import SettingsInvalid, SourceUnreadable
+from tidegate.jobs.sources import LeftAlone
+from tidegate.jobs.sources.files.content import digest_of, is_below, open_file
+from tidegate.jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
+from tidegate.jobs.sources.files.objects import ObjectPath
+from tidegate.state_store.errors import SettingsInvalid, SourceUnreadable
 
 NOT_REACHED = "is a folder that the glob does not lead into"
 SAME_FOLDER = "is a link to a folder that is read by another name"

@@ -13,16 +13,16 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.sources.files.object_identity import LONGEST_NAME_BYTES, entry_of, is_too_young, with_identity
-from jobs.sources.files.object_listing import EVERYTHING, matching_objects
-from jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
-from jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
-from jobs.sources.files.stores import PAGE
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.jobs.sources.files.object_identity import LONGEST_NAME_BYTES, entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.object_listing import EVERYTHING, matching_objects
+from tidegate.jobs.sources.files.object_plan import PLACE, ObjectsCoordinator
+from tidegate.jobs.sources.files.objects import ObjectPath, describe, for_spark, url_for_spark
+from tidegate.jobs.sources.files.stores import PAGE
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
-    from jobs.sources.files.source import Files
+    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 

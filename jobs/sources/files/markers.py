@@ -7,9 +7,9 @@ source's own folder needs the marker there.
 import stat
 from collections.abc import Iterable, Iterator
 
-from jobs.sources.files.objects import ObjectPath, Place, describe
-from jobs.sources.files.stores import ObjectInfo
-from state_store.errors import SourceUnavailable, SourceUnreadable
+from tidegate.jobs.sources.files.objects import ObjectPath, Place, describe
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.state_store.errors import SourceUnavailable, SourceUnreadable
 
 # What tells a marker from one that was written later: an object's description; a file's inode number and modification time.
 Written = ObjectInfo | tuple[int, int]

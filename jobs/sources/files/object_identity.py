@@ -9,14 +9,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.content import digest_of
-from jobs.sources.files.listing import UNCHECKED, check_parquet_name
-from jobs.sources.files.objects import ObjectPath, describe
-from jobs.sources.files.stores import ObjectInfo
-from state_store.errors import SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.files.content import digest_of
+from tidegate.jobs.sources.files.listing import UNCHECKED, check_parquet_name
+from tidegate.jobs.sources.files.objects import ObjectPath, describe
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.state_store.errors import SourceChanged, SourceUnreadable
 
 if TYPE_CHECKING:
-    from jobs.sources.files.source import Files
+    from tidegate.jobs.sources.files.source import Files
 
 LONGEST_NAME_BYTES = 1024  # of a key, in every store
 

@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from jobs.sources import LeftAlone
-from jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
-from jobs.sources.files.listing import NOT_REACHED
-from jobs.sources.files.markers import unmarked_folders
-from jobs.sources.files.objects import ObjectPath, listed
-from jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.sources import LeftAlone
+from tidegate.jobs.sources.files.glob import HIDDEN, Glob, GlobPosition
+from tidegate.jobs.sources.files.listing import NOT_REACHED
+from tidegate.jobs.sources.files.markers import unmarked_folders
+from tidegate.jobs.sources.files.objects import ObjectPath, listed
+from tidegate.jobs.sources.files.stores import ObjectInfo
 
 FOLDER = "stands for a folder"
 EVERYTHING = "**"  # the glob of all names but hidden ones

@@ -12,20 +12,20 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator, History
-from jobs.sources.files.markers import Markers
-from jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
-from jobs.sources.files.object_listing import matching_objects, names_not_matching
-from jobs.sources.files.objects import ObjectPath, describe, pinned
-from jobs.sources.files.plan import planned_elsewhere
-from jobs.sources.files.stores import ObjectInfo
-from state_store.batches import encode_metadata
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged
-from state_store.source_files import AFTER, TakenFile
+from tidegate.jobs.sources import Coordinator, History
+from tidegate.jobs.sources.files.markers import Markers
+from tidegate.jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.object_listing import matching_objects, names_not_matching
+from tidegate.jobs.sources.files.objects import ObjectPath, describe, pinned
+from tidegate.jobs.sources.files.plan import planned_elsewhere
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged
+from tidegate.state_store.source_files import AFTER, TakenFile
 
 if TYPE_CHECKING:
-    from jobs.sources.files.source import Files
+    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 

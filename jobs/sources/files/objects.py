@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from jobs.sources.files.stores import ObjectInfo, Pin, buckets, gone, overwritten
+from tidegate.jobs.sources.files.stores import ObjectInfo, Pin, buckets, gone, overwritten
 
 READ_BYTES = 4 * 1024 * 1024  # of one request
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from zoneinfo import ZoneInfo
 
-from jobs.sources.files.content import UTF8, codec_of
+from tidegate.jobs.sources.files.content import UTF8, codec_of
 
 # The option with an author's pattern, such as dd.MM.yyyy, for each family of types.
 PATTERNS = {"date": "dateformat", "timestamp": "timestampformat", "timestamp_ntz": "timestampntzformat"}

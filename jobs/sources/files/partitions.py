@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from jobs.sources.column_types import SparkType, parse_type
+from tidegate.jobs.sources.column_types import SparkType, parse_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ class PartitionColumns:
         """
         import pyarrow as pa  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
-        from jobs.sources.files import typed_values  # noqa: PLC0415
+        from tidegate.jobs.sources.files import typed_values  # noqa: PLC0415
 
         values: dict[str, pa.Array] = {}
         for column, kind in self.kinds.items():

@@ -19,18 +19,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator, History
-from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.listing import NOT_UTF8, SAME_FILE, Listing, is_young
-from jobs.sources.files.markers import Markers
-from state_store.batches import encode_metadata
-from state_store.declaration import SourceMetadata
-from state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
-from state_store.source_files import TakenFile
+from tidegate.jobs.sources import Coordinator, History
+from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
+from tidegate.jobs.sources.files.done_folder import DoneFolder
+from tidegate.jobs.sources.files.listing import NOT_UTF8, SAME_FILE, Listing, is_young
+from tidegate.jobs.sources.files.markers import Markers
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.source_files import TakenFile
 
 if TYPE_CHECKING:
-    from jobs.sources.files.source import Files
+    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 

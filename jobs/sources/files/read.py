@@ -17,15 +17,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from jobs.sources import Emitter, InputFacts
-from jobs.sources.column_types import columns_of
-from jobs.sources.files.content import digest_of, grown_from, open_file
-from jobs.sources.files.objects import ObjectPath, Place, describe, for_spark, libraries_of, pinned, place_of
-from jobs.sources.files.partitions import PartitionColumns, undeclared
-from jobs.sources.files.stores import ObjectInfo
-from jobs.task_errors import reported_in
-from state_store.declaration import SourceMetadata
-from state_store.errors import (
+from tidegate.jobs.sources import Emitter, InputFacts
+from tidegate.jobs.sources.column_types import columns_of
+from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
+from tidegate.jobs.sources.files.objects import ObjectPath, Place, describe, for_spark, libraries_of, pinned, place_of
+from tidegate.jobs.sources.files.partitions import PartitionColumns, undeclared
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.task_errors import reported_in
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import (
     ExecutorsUnprepared,
     MalformedRecord,
     RowsLost,
@@ -37,9 +37,9 @@ from state_store.errors import (
 )
 
 if TYPE_CHECKING:
-    from jobs.sources.files.formats.tasks import TaskReader
-    from jobs.sources.files.source import Files
-    from state_store.attempts import Attempt
+    from tidegate.jobs.sources.files.formats.tasks import TaskReader
+    from tidegate.jobs.sources.files.source import Files
+    from tidegate.state_store.attempts import Attempt
 
 # Of Spark's errors: the store refuses Spark.
 REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"

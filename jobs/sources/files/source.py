@@ -5,7 +5,7 @@ SHA-256. The digest is the identity: it is checked before and after every read, 
 saw the planned bytes (I11). An object's identity is its ETag; the digest is then that of the ETag.
 
 The ledger keeps each file of a committed batch, by name and digest: the file has counted. Each plan compares the folder with
-these files (`jobs.sources.files.plan`).
+these files (`tidegate.jobs.sources.files.plan`).
 """
 
 import json
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.sources import Coordinator, Dataset, LeftAlone, Source
-from jobs.sources.column_types import parse_type
-from jobs.sources.files import object_listing
-from jobs.sources.files.done_folder import DoneFolder
-from jobs.sources.files.formats import Format, reader_of
-from jobs.sources.files.glob import Glob
-from jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_files
-from jobs.sources.files.markers import Markers
-from jobs.sources.files.object_identity import entry_of
-from jobs.sources.files.objects import (
+from tidegate.jobs.sources import Coordinator, Dataset, LeftAlone, Source
+from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.files import object_listing
+from tidegate.jobs.sources.files.done_folder import DoneFolder
+from tidegate.jobs.sources.files.formats import Format, reader_of
+from tidegate.jobs.sources.files.glob import Glob
+from tidegate.jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_files
+from tidegate.jobs.sources.files.markers import Markers
+from tidegate.jobs.sources.files.object_identity import entry_of
+from tidegate.jobs.sources.files.objects import (
     ObjectPath,
     Place,
     check_url,
@@ -35,16 +35,16 @@ from jobs.sources.files.objects import (
     libraries_of,
     place_of,
 )
-from jobs.sources.files.options import check_options, zone_of
-from jobs.sources.files.partitions import PartitionColumns
-from state_store.declaration import SourceMetadata
-from state_store.settings import Settings
+from tidegate.jobs.sources.files.options import check_options, zone_of
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.files.read import FileReader
-    from state_store.attempts import Attempt
+    from tidegate.jobs.sources.files.read import FileReader
+    from tidegate.state_store.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Files(Source):
     order of their names, or fewer when they would exceed `max_bytes`. A file that arrives late is taken too, even if its name
     comes before those already read. A file is known by name and content: if it was touched, moved away and back, or restored,
     it does not count again; if its content has changed since it counted, it is refused. Names that start with ``.`` or ``_``,
-    or end like unfinished files, are left alone unless `glob` (see `jobs.sources.files.glob`) asks for them;
+    or end like unfinished files, are left alone unless `glob` (see `tidegate.jobs.sources.files.glob`) asks for them;
     ``tidegate inspect PIPELINE --source`` lists them.
 
     A file that changed less than `min_age_seconds` ago, or while it was examined, may still be written: it is left to a later
@@ -88,7 +88,7 @@ class Files(Source):
     who may write into the folder may also choose what else is read.
 
     `marker` names a file by which the writer of a folder says that it is complete, such as ``"_SUCCESS"``: files are taken once
-    it stands in their folder, or in one above it (`jobs.sources.files.markers`).
+    it stands in their folder, or in one above it (`tidegate.jobs.sources.files.markers`).
 
     `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
     read is left to a later batch. The states must be opaque too.
@@ -268,14 +268,14 @@ class Files(Source):
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
         if (place := self.objects()) and (manifests := self._manifests()):
-            from jobs.sources.files.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
+            from tidegate.jobs.sources.files.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
 
             return ManifestsCoordinator(self, place, manifests, min_age_seconds=self.min_age(settings))
         if place := self.objects():
-            from jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
+            from tidegate.jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
 
             return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
-        from jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+        from tidegate.jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         listing = self._listing(settings)
         if message := listing.report().sentence():

@@ -15,8 +15,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.sources.column_types import SparkType
-from state_store.columns import TICKS
+from tidegate.jobs.sources.column_types import SparkType
+from tidegate.state_store.columns import TICKS
 
 # From this year on Arrow no longer applies changes of clocks; here the zones' present rules are assumed to hold for ever.
 FIRST_YEAR_BY_RULE = 2037

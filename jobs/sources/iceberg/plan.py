@@ -16,17 +16,17 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.data_files import DataFilesCoordinator
-from jobs.sources.files.objects import place_of
-from jobs.sources.iceberg.table import DataFile, IcebergTable
-from state_store.declaration import SourceMetadata
-from state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources.data_files import DataFilesCoordinator
+from tidegate.jobs.sources.files.objects import place_of
+from tidegate.jobs.sources.iceberg.table import DataFile, IcebergTable
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
-    from jobs.sources.iceberg.source import Iceberg
+    from tidegate.jobs.sources.iceberg.source import Iceberg
 
 logger = logging.getLogger(__name__)
 

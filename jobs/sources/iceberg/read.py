@@ -5,13 +5,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from jobs.sources.column_types import columns_of
-from jobs.sources.data_files_read import DataFilesReader
-from jobs.sources.files.formats.parquet import ParquetReader
-from jobs.sources.files.partitions import PartitionColumns
-from jobs.sources.iceberg.source import Iceberg
-from state_store.declaration import SourceMetadata
-from state_store.settings import Settings
+from tidegate.jobs.sources.column_types import columns_of
+from tidegate.jobs.sources.data_files_read import DataFilesReader
+from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.sources.iceberg.source import Iceberg
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.settings import Settings
 
 
 class IcebergReader(DataFilesReader):

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jobs.sources import Dataset
-from jobs.sources.data_files import DataFilesSource
-from jobs.sources.files.source import Files
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset
+from tidegate.jobs.sources.data_files import DataFilesSource
+from tidegate.jobs.sources.files.source import Files
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.iceberg.plan import IcebergCoordinator
-    from jobs.sources.iceberg.read import IcebergReader
+    from tidegate.jobs.sources.iceberg.plan import IcebergCoordinator
+    from tidegate.jobs.sources.iceberg.read import IcebergReader
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Iceberg(DataFilesSource):
 
     def coordinator(self, settings: Settings) -> "IcebergCoordinator":
         """Return a coordinator that loads the table from its catalog when planning."""
-        from jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
+        from tidegate.jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
 
         return IcebergCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "IcebergReader":
         """Return a reader of the data files that the metadata names."""
-        from jobs.sources.iceberg.read import IcebergReader  # noqa: PLC0415
+        from tidegate.jobs.sources.iceberg.read import IcebergReader  # noqa: PLC0415
 
         return IcebergReader(self, spark, settings)
 

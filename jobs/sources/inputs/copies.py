@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.content import digest_of, open_file
-from state_store.errors import SourceUnreadable
+from tidegate.jobs.sources.files.content import digest_of, open_file
+from tidegate.state_store.errors import SourceUnreadable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Coordinator, History
-from jobs.sources.changes import Changes, ChangesCoordinator
-from state_store.batches import encode_metadata
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged, SourceUnavailable
-from state_store.settings import Settings
-from state_store.source_files import FILES, INPUTS, TakenFile, name_in
+from tidegate.jobs.sources import Coordinator, History
+from tidegate.jobs.sources.changes import Changes, ChangesCoordinator
+from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged, SourceUnavailable
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.source_files import FILES, INPUTS, TakenFile, name_in
 
 if TYPE_CHECKING:
-    from jobs.sources.inputs.source import Inputs
+    from tidegate.jobs.sources.inputs.source import Inputs
 
 logger = logging.getLogger(__name__)
 

@@ -5,20 +5,20 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from jobs.sources import BatchPart, Emitter, InputFacts, Waiting
-from jobs.sources.inputs.plan import not_declared
-from state_store.batches import QUARANTINED
-from state_store.declaration import SourceMetadata
-from state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
-from state_store.settings import Settings
-from state_store.source_files import INPUTS
+from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Waiting
+from tidegate.jobs.sources.inputs.plan import not_declared
+from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
+from tidegate.state_store.settings import Settings
+from tidegate.state_store.source_files import INPUTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
 
-    from jobs.sources.inputs.source import Inputs
-    from state_store.attempts import Attempt
+    from tidegate.jobs.sources.inputs.source import Inputs
+    from tidegate.state_store.attempts import Attempt
 
 
 class InputsEmitter(Emitter):

@@ -15,27 +15,27 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources import Dataset, LeftAlone
-from jobs.sources.delta.source import Delta
-from jobs.sources.files.listing import list_files, young_files
-from jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
-from jobs.sources.files.object_listing import matching_objects
-from jobs.sources.files.objects import ObjectPath, Place
-from jobs.sources.files.source import Files
-from jobs.sources.files.stores import ObjectInfo
-from jobs.sources.iceberg.source import Iceberg
-from jobs.sources.inputs.copies import keep, keep_rows
-from jobs.sources.postgres.source import PostgresTable
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset, LeftAlone
+from tidegate.jobs.sources.delta.source import Delta
+from tidegate.jobs.sources.files.listing import list_files, young_files
+from tidegate.jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.object_listing import matching_objects
+from tidegate.jobs.sources.files.objects import ObjectPath, Place
+from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.sources.iceberg.source import Iceberg
+from tidegate.jobs.sources.inputs.copies import keep, keep_rows
+from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.delta.read import DeltaReader
-    from jobs.sources.files.read import FileReader
-    from jobs.sources.iceberg.read import IcebergReader
+    from tidegate.jobs.sources.delta.read import DeltaReader
+    from tidegate.jobs.sources.files.read import FileReader
+    from tidegate.jobs.sources.iceberg.read import IcebergReader
 
 # A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
 LONGEST_WAIT_SECONDS, POLL_SECONDS = 10, 0.1

@@ -14,23 +14,23 @@ from os.path import normpath, realpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.sources import Dataset, LeftAlone, Source
-from jobs.sources.files.source import Files
-from jobs.sources.fixed_batches import FixedBatches
-from jobs.sources.inputs.reference import Reference
-from jobs.sources.kafka.source import Kafka
-from state_store.columns import check_name
-from state_store.declaration import SourceKind, SourceMetadata, composed_of
-from state_store.errors import SourceUnavailable, SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset, LeftAlone, Source
+from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.fixed_batches import FixedBatches
+from tidegate.jobs.sources.inputs.reference import Reference
+from tidegate.jobs.sources.kafka.source import Kafka
+from tidegate.state_store.columns import check_name
+from tidegate.state_store.declaration import SourceKind, SourceMetadata, composed_of
+from tidegate.state_store.errors import SourceUnavailable, SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.pipeline import Pipeline
-    from jobs.sources.inputs.plan import InputsCoordinator
-    from jobs.sources.inputs.read import InputsEmitter
-    from state_store.attempts import Attempt
+    from tidegate.jobs.pipeline import Pipeline
+    from tidegate.jobs.sources.inputs.plan import InputsCoordinator
+    from tidegate.jobs.sources.inputs.read import InputsEmitter
+    from tidegate.state_store.attempts import Attempt
 
 _WEAKEST_FIRST: tuple[SourceKind, ...] = ("non-transactional", "opaque", "transactional")
 
@@ -192,13 +192,13 @@ class Inputs(Source):
             self._check_folders(lambda folder: realpath(settings.home / folder))
         except ValueError as error:
             raise SourceUnreadable(str(error)) from None
-        from jobs.sources.inputs.plan import InputsCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+        from tidegate.jobs.sources.inputs.plan import InputsCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsCoordinator(self, settings)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "InputsEmitter":
         """Return an emitter that reads each input with its own emitter."""
-        from jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - a declaration must not load SQLAlchemy
+        from tidegate.jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - a declaration must not load SQLAlchemy
 
         return InputsEmitter(self, spark, settings)
 

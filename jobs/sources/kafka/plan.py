@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from jobs.sources import History
-from jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
-from jobs.sources.partitioned import PartitionedCoordinator, Partitions
-from state_store.declaration import SourceMetadata
-from state_store.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable
+from tidegate.jobs.sources import History
+from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
+from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable
 
 if TYPE_CHECKING:
-    from jobs.sources.kafka.topic import Topic
+    from tidegate.jobs.sources.kafka.topic import Topic
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
-from jobs.sources.column_types import columns_of
-from jobs.sources.kafka.login import kafka_client, kafka_java_client
-from jobs.sources.kafka.source import OF_ANOTHER_SOURCE
-from jobs.sources.kafka.topic import Topic
-from state_store.declaration import SourceMetadata
-from state_store.errors import (
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
+from tidegate.jobs.sources.column_types import columns_of
+from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
+from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE
+from tidegate.jobs.sources.kafka.topic import Topic
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import (
     BadKey,
     DeclarationInvalid,
     MalformedRecord,
@@ -35,13 +35,13 @@ from state_store.errors import (
     SparkFailed,
     TidegateError,
 )
-from state_store.settings import Settings
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from jobs.sources.kafka.source import Kafka
-    from state_store.attempts import Attempt
+    from tidegate.jobs.sources.kafka.source import Kafka
+    from tidegate.state_store.attempts import Attempt
 
 COLUMNS = {
     "key": "binary",

@@ -24,18 +24,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jobs.sources import Dataset, Source
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset, Source
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from jobs.sources.kafka.plan import KafkaCoordinator
-    from jobs.sources.kafka.read import KafkaReader
-    from jobs.sources.kafka.topic import Topic
-    from state_store.attempts import Attempt
+    from tidegate.jobs.sources.kafka.plan import KafkaCoordinator
+    from tidegate.jobs.sources.kafka.read import KafkaReader
+    from tidegate.jobs.sources.kafka.topic import Topic
+    from tidegate.state_store.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -137,13 +137,13 @@ class Kafka(Source):
                 'source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic another '
                 "cleanup.policy."
             )
-        from jobs.sources.kafka.plan import KafkaCoordinator  # noqa: PLC0415 - that module knows this one
+        from tidegate.jobs.sources.kafka.plan import KafkaCoordinator  # noqa: PLC0415 - that module knows this one
 
         return KafkaCoordinator(self, topic)
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "KafkaReader":
         """Return a reader of the ranges in the metadata."""
-        from jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
+        from tidegate.jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
 
         return KafkaReader(spark, self, self._settings_of(settings))
 
@@ -196,7 +196,7 @@ class Kafka(Source):
         return replace(settings, **changes)
 
     def _topic(self, settings: Settings) -> "Topic":
-        from jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
+        from tidegate.jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
 
         return Topic(self.topic, self._settings_of(settings))
 

@@ -20,11 +20,17 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
-from jobs.library_internals import refusals_of_kafka_client
-from jobs.sources.kafka.login import kafka_client
-from state_store.declaration import SourceMetadata
-from state_store.errors import PartitionUnavailable, SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
-from state_store.settings import Settings
+from tidegate.jobs.library_internals import refusals_of_kafka_client
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import (
+    PartitionUnavailable,
+    SettingsInvalid,
+    SourceUnavailable,
+    SourceUnreadable,
+    TidegateError,
+)
+from tidegate.state_store.settings import Settings
 
 logger = logging.getLogger(__name__)
 

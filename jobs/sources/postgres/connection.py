@@ -7,9 +7,9 @@ from typing import Any
 import psycopg2
 from psycopg2 import extensions, sql
 
-from jobs.sources.postgres.query import TableQuery
-from state_store import driver_errors, lock_holders
-from state_store.errors import (
+from tidegate.jobs.sources.postgres.query import TableQuery
+from tidegate.state_store import driver_errors, lock_holders
+from tidegate.state_store.errors import (
     AccessRefused,
     LockHeld,
     SchemaOutOfDate,
@@ -18,8 +18,8 @@ from state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
-from state_store.executor_connections import connect
-from state_store.settings import CONNECT_TIMEOUT_SECONDS
+from tidegate.state_store.executor_connections import connect
+from tidegate.state_store.settings import CONNECT_TIMEOUT_SECONDS
 
 # Settings are pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL leaves a pooler's
 # session unchanged for its other users.

@@ -12,9 +12,9 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.origin import Origin
-from jobs.sources.postgres.query import TableQuery
-from state_store.errors import SourceUnreadable
+from tidegate.jobs.sources.postgres.origin import Origin
+from tidegate.jobs.sources.postgres.query import TableQuery
+from tidegate.state_store.errors import SourceUnreadable
 
 _TABLES = "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s))"
 # Functions of these schemas, NULL if it is not written, and names that return rows and may read tables.

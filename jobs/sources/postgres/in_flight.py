@@ -35,9 +35,9 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.connection import transaction
-from jobs.sources.postgres.query import Position, TableQuery
-from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.postgres.connection import transaction
+from tidegate.jobs.sources.postgres.query import Position, TableQuery
+from tidegate.state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,9 @@
 """Finds late rows, which would never be read because batches were planned beyond their keys.
 
-Plans wait for open transactions (`jobs.sources.postgres.in_flight`), which rules late rows out, if keys and times are drawn as
-the author promises. This module checks the promise. No check costs more than to read one batch's keys again, except for a
-single check after a sequence was altered or a partition attached (`jobs.sources.postgres.seen`); rows that were read may be
-deleted or changed meanwhile. The position is the last key that was planned.
+Plans wait for open transactions (`tidegate.jobs.sources.postgres.in_flight`), which rules late rows out, if keys and times are
+drawn as the author promises. This module checks the promise. No check costs more than to read one batch's keys again, except
+for a single check after a sequence was altered or a partition attached (`tidegate.jobs.sources.postgres.seen`); rows that were
+read may be deleted or changed meanwhile. The position is the last key that was planned.
 
 *Numeric keys*: a range's metadata, and that of later ranges, lists the keys that were missing when it was planned, as far as
 GAPS go back: `[[low, high], ...]`, low is null for everything below the first key. A row in a gap came too late.
@@ -22,11 +22,11 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.origin import Origin, Sequence
-from jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
-from jobs.sources.postgres.seen import ends_of, is_comparable, visible
-from state_store.declaration import SourceMetadata
-from state_store.errors import AccessRefused, MalformedRecord, SourceChanged
+from tidegate.jobs.sources.postgres.origin import Origin, Sequence
+from tidegate.jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
+from tidegate.jobs.sources.postgres.seen import ends_of, is_comparable, visible
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import AccessRefused, MalformedRecord, SourceChanged
 
 # The most gaps in metadata: each costs a lookup in the key's index at every plan, and some bytes in each batch's metadata.
 GAPS = 200

@@ -19,9 +19,9 @@ from typing import Any
 
 from psycopg2 import errors, sql
 
-from jobs.sources.postgres.query import TableQuery
-from state_store.declaration import SourceMetadata
-from state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.postgres.query import TableQuery
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import AccessRefused, SourceChanged, SourceUnreadable
 
 # Our transaction has locked exactly the relations that the query reads: tables of views, partitions, both sides of a join.
 _TABLES_READ = """

@@ -6,11 +6,11 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources import Coordinator
-from jobs.sources.postgres.connection import check_primary, connected, transaction
-from jobs.sources.postgres.functions import check_functions
-from jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
-from jobs.sources.postgres.late import (
+from tidegate.jobs.sources import Coordinator
+from tidegate.jobs.sources.postgres.connection import check_primary, connected, transaction
+from tidegate.jobs.sources.postgres.functions import check_functions
+from tidegate.jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
+from tidegate.jobs.sources.postgres.late import (
     GAPS,
     check_altered,
     check_drawn,
@@ -22,7 +22,7 @@ from jobs.sources.postgres.late import (
     check_times,
     gaps_of,
 )
-from jobs.sources.postgres.origin import (
+from tidegate.jobs.sources.postgres.origin import (
     START_AGAIN,
     Origin,
     Sequence,
@@ -33,11 +33,11 @@ from jobs.sources.postgres.origin import (
     read_sequences,
     read_timeline,
 )
-from jobs.sources.postgres.query import Position
-from jobs.sources.postgres.seen import PartitionTables, attached, check_attached, partitions_of, snapshot_of
-from jobs.sources.postgres.source import PostgresTable
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.postgres.query import Position
+from tidegate.jobs.sources.postgres.seen import PartitionTables, attached, check_attached, partitions_of, snapshot_of
+from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged, SourceUnreadable
 
 # Entries that a batch without rows takes over from the batch before it.
 _KEPT = ("gaps", "snapshot", "attached", "origin")

@@ -11,10 +11,10 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.column_types import SparkType, columns_of
-from jobs.sources.postgres.types import takes
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceUnreadable, TidegateError
+from tidegate.jobs.sources.column_types import SparkType, columns_of
+from tidegate.jobs.sources.postgres.types import takes
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceUnreadable, TidegateError
 
 Position = list[str]
 

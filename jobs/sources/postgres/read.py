@@ -15,19 +15,19 @@ import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 
-from jobs.compute.session_files import on_executor
-from jobs.sources import Emitter
-from jobs.sources.postgres.connection import check_primary, connected, transaction
-from jobs.sources.postgres.origin import check_same_origin, read_origin
-from jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
-from jobs.task_errors import reported
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from tidegate.jobs.compute.session_files import on_executor
+from tidegate.jobs.sources import Emitter
+from tidegate.jobs.sources.postgres.connection import check_primary, connected, transaction
+from tidegate.jobs.sources.postgres.origin import check_same_origin, read_origin
+from tidegate.jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
+from tidegate.jobs.task_errors import reported
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from state_store.attempts import Attempt
+    from tidegate.state_store.attempts import Attempt
 
 # Rows are parsed in blocks of about this size; a longer row is a block of its own.
 BLOCK_BYTES = 1 << 20

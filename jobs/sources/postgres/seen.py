@@ -4,8 +4,9 @@ A snapshot of Postgres lists open transactions, but not their subtransactions (s
 PL/pgSQL), whose numbers are in the rows that they write. So these are looked up, and added to its list.
 
 The snapshot is taken once the plan has waited for writers, before the first range is chosen. No row of a settled range is
-written by a transaction that was still open then, as `jobs.sources.postgres.in_flight` shows; so such a row is late. What
-ends between the snapshot and the look at its subtransactions counts as seen, because the checks for late rows come after both.
+written by a transaction that was still open then, as `tidegate.jobs.sources.postgres.in_flight` shows; so such a row is late.
+What ends between the snapshot and the look at its subtransactions counts as seen, because the checks for late rows come after
+both.
 
 A partition may be attached at any time, and with rows that are in the range that is planned just then. So each range's metadata
 lists those partitions that the plan saw and the snapshot does not show: `[[oid, number of the transaction that attached it],
@@ -16,9 +17,9 @@ from typing import Any
 
 from psycopg2 import sql
 
-from jobs.sources.postgres.query import TableQuery
-from state_store.declaration import SourceMetadata
-from state_store.errors import SourceChanged
+from tidegate.jobs.sources.postgres.query import TableQuery
+from tidegate.state_store.declaration import SourceMetadata
+from tidegate.state_store.errors import SourceChanged
 
 # The number of transactions whose state is looked up, in about a second. Subtransactions of older ones are taken for ended.
 TRANSACTIONS = 1_000_000

@@ -5,10 +5,10 @@
 
 A batch is the rows after `after` and up to `to`; `splits` divide it into the parts that Spark reads in parallel. Ranges are
 half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A row is
-settled once no open transaction can add a row with a lower key (`jobs.sources.postgres.in_flight`); a range has only settled
-rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
-(`jobs.sources.postgres.late`, `jobs.sources.postgres.seen`), and whether it is the same table
-(`jobs.sources.postgres.origin`). A first range that was planned again and has no rows lacks these entries.
+settled once no open transaction can add a row with a lower key (`tidegate.jobs.sources.postgres.in_flight`); a range has only
+settled rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
+(`tidegate.jobs.sources.postgres.late`, `tidegate.jobs.sources.postgres.seen`), and whether it is the same table
+(`tidegate.jobs.sources.postgres.origin`). A first range that was planned again and has no rows lacks these entries.
 """
 
 import json
@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.sources import Dataset, Source
-from jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
-from jobs.sources.postgres.in_flight import long_open
-from jobs.sources.postgres.origin import read_origin
-from jobs.sources.postgres.query import TableQuery, shown, table_of
-from jobs.sources.postgres.types import readable_type
-from state_store.declaration import SourceKind, SourceMetadata
-from state_store.errors import SourceUnreadable
-from state_store.settings import Settings
+from tidegate.jobs.sources import Dataset, Source
+from tidegate.jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
+from tidegate.jobs.sources.postgres.in_flight import long_open
+from tidegate.jobs.sources.postgres.origin import read_origin
+from tidegate.jobs.sources.postgres.query import TableQuery, shown, table_of
+from tidegate.jobs.sources.postgres.types import readable_type
+from tidegate.state_store.declaration import SourceKind, SourceMetadata
+from tidegate.state_store.errors import SourceUnreadable
+from tidegate.state_store.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from jobs.sources.postgres.plan import PostgresCoordinator
-    from jobs.sources.postgres.read import PostgresReader
+    from tidegate.jobs.sources.postgres.plan import PostgresCoordinator
+    from tidegate.jobs.sources.postgres.read import PostgresReader
 
 # Families of types that a sequence or a trigger may draw, and those that put rows of one time in order.
 _DRAWN = ("integer", "decimal", "text")
@@ -161,7 +161,7 @@ class PostgresTable(Source):
 
     def coordinator(self, settings: Settings) -> "PostgresCoordinator":
         """Return a coordinator that plans ranges; it connects on its first request."""
-        from jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
+        from tidegate.jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
 
         goes_on = self.failover == "go-on" or (self.connection is None and settings.pg_failover == "go-on")
         return PostgresCoordinator(self, self._conninfo(settings, "plan"), goes_on=goes_on)
@@ -180,8 +180,8 @@ class PostgresTable(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""
-        from jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415
-        from jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        from tidegate.jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415
+        from tidegate.jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
         conninfo = self._conninfo(settings, "read")
         executors_conninfo = dict(conninfo)
@@ -194,7 +194,7 @@ class PostgresTable(Source):
 
         Raises: SourceUnavailable, SourceUnreadable, AccessRefused; MalformedRecord for a value that does not fit.
         """
-        from jobs.sources.postgres.read import arrow_schema, read_all  # noqa: PLC0415
+        from tidegate.jobs.sources.postgres.read import arrow_schema, read_all  # noqa: PLC0415
 
         return arrow_schema(self.selection), read_all(self._conninfo(settings, "plan"), self.selection)
 

@@ -1,6 +1,6 @@
 """The types as which columns of Postgres may be read, without loss."""
 
-from jobs.sources.column_types import SparkType, parse_type
+from tidegate.jobs.sources.column_types import SparkType, parse_type
 
 _INTEGERS = ("smallint", "integer", "bigint")
 # Postgres types, by name, that Spark's families of types, and its two floats, take without loss. A text takes any type, as

@@ -17,13 +17,13 @@ runs_tasks = sys.argv[1:2] == ["scheduler"] or sys.argv[1:3] == ["celery", "work
 if runs_tasks or sys.argv[1:2] == ["dag-processor"]:
     import airflow.dag_processing.dagbag
 
-    import dags.batch_dag
-    import jobs.registry
+    import tidegate.dags.batch_dag
+    import tidegate.jobs.registry
 
-    jobs.registry.pipeline_names()
+    tidegate.jobs.registry.pipeline_names()
 if runs_tasks:
     import grpc._channel  # what grpc and Airflow import when they are first used
     import jinja2.ext
     import pyspark.sql.connect.session
 
-    import jobs.engine.worker
+    import tidegate.jobs.engine.worker

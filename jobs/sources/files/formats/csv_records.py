@@ -1,4 +1,4 @@
-"""Parses CSV records to columns. `jobs.sources.files.formats.text_records` has the grammar of a record."""
+"""Parses CSV records to columns. `tidegate.jobs.sources.files.formats.text_records` has the grammar of a record."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from jobs.sources.column_types import SparkType
-from jobs.sources.files import typed_values
-from jobs.sources.files.formats.text_records import Chunk, Grammar
+from tidegate.jobs.sources.column_types import SparkType
+from tidegate.jobs.sources.files import typed_values
+from tidegate.jobs.sources.files.formats.text_records import Chunk, Grammar
 
 EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for an empty text, or remove the line'
 

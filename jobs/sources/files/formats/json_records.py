@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.sources.column_types import SparkType, parse_type
-from jobs.sources.files import typed_values
-from jobs.sources.files.formats.text_records import Chunk, Grammar
-from jobs.sources.files.typed_values import Constant, Number
+from tidegate.jobs.sources.column_types import SparkType, parse_type
+from tidegate.jobs.sources.files import typed_values
+from tidegate.jobs.sources.files.formats.text_records import Chunk, Grammar
+from tidegate.jobs.sources.files.typed_values import Constant, Number
 
 GRAMMAR = Grammar(blanks=b" \t")
 PRETTY = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from jobs.sources.files.formats.text_records import Chunk, Grammar
+from tidegate.jobs.sources.files.formats.text_records import Chunk, Grammar
 
 
 @dataclass(frozen=True)

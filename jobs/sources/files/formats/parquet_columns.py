@@ -16,9 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from jobs.sources.files.objects import Place, for_arrow
-from jobs.sources.files.partitions import IN_THE_FILES
-from state_store.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
+from tidegate.jobs.sources.files.objects import Place, for_arrow
+from tidegate.jobs.sources.files.partitions import IN_THE_FILES
+from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
 
 # Known to be readable by Spark, which has no library for other codecs, and no decoder for other encodings.
 _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
-from jobs.sources.files.objects import Place, for_arrow
-from jobs.task_errors import reported
-from state_store.columns import DAYS, TICKS
-from state_store.errors import SourceUnreadable
+from tidegate.jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from tidegate.jobs.sources.files.objects import Place, for_arrow
+from tidegate.jobs.task_errors import reported
+from tidegate.state_store.columns import DAYS, TICKS
+from tidegate.state_store.errors import SourceUnreadable
 
 BATCH_ROWS = 10_000
 # The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.

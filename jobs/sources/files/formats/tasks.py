@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.sources import HIDDEN
-from jobs.task_errors import reported
-from state_store.errors import MalformedRecord, storable
+from tidegate.jobs.sources import HIDDEN
+from tidegate.jobs.task_errors import reported
+from tidegate.state_store.errors import MalformedRecord, storable
 
 SHOWN_RECORD_CHARACTERS = 200
 # The message about a record that a source's schema does not fit.
@@ -35,7 +35,7 @@ class TaskReader(ABC):
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the parts of some tasks.
 
-        Raises: the exceptions of `jobs.task_errors.reported`.
+        Raises: the exceptions of `tidegate.jobs.task_errors.reported`.
         """
         for batch in numbers:
             for number in batch.column(0).to_pylist():

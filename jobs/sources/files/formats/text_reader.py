@@ -6,18 +6,18 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
-from jobs.sources.column_types import quoted
-from jobs.sources.files.formats.tasks import MISFIT, SHOWN_RECORD_CHARACTERS
-from jobs.sources.files.formats.text_scan import Parser, Scan, TextFile, in_tasks, scan
-from jobs.sources.files.formats.text_tasks import PayloadsReader, RecordsReader, schema_of
-from jobs.sources.files.formats.time_patterns import TimePattern
-from jobs.sources.files.objects import Place
-from jobs.sources.files.options import encoding_of, named, zone_of
-from jobs.sources.files.partitions import undeclared
-from jobs.sources.files.read import FileReader
-from jobs.task_errors import refusal
-from state_store.errors import MalformedRecord
+from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.column_types import quoted
+from tidegate.jobs.sources.files.formats.tasks import MISFIT, SHOWN_RECORD_CHARACTERS
+from tidegate.jobs.sources.files.formats.text_scan import Parser, Scan, TextFile, in_tasks, scan
+from tidegate.jobs.sources.files.formats.text_tasks import PayloadsReader, RecordsReader, schema_of
+from tidegate.jobs.sources.files.formats.time_patterns import TimePattern
+from tidegate.jobs.sources.files.objects import Place
+from tidegate.jobs.sources.files.options import encoding_of, named, zone_of
+from tidegate.jobs.sources.files.partitions import undeclared
+from tidegate.jobs.sources.files.read import FileReader
+from tidegate.jobs.task_errors import refusal
+from tidegate.state_store.errors import MalformedRecord
 
 # Up to this size, text is read in this process and given to Spark as rows, which is faster than starting a Python worker.
 HERE_BYTES = 256 * 1024

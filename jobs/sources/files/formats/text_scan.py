@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from jobs.sources.files.content import COMPRESSED, UTF8, text_of
-from jobs.sources.files.formats.csv_records import CsvParser
-from jobs.sources.files.formats.json_records import JsonParser, has_key, object_of
-from jobs.sources.files.formats.line_records import TextParser
-from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS
-from jobs.sources.files.formats.text_records import Chunk, Grammar, chunks
-from jobs.sources.files.objects import Place
-from jobs.sources.files.partitions import IN_THE_FILES
-from state_store.errors import MalformedRecord
+from tidegate.jobs.sources.files.content import COMPRESSED, UTF8, text_of
+from tidegate.jobs.sources.files.formats.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.json_records import JsonParser, has_key, object_of
+from tidegate.jobs.sources.files.formats.line_records import TextParser
+from tidegate.jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS
+from tidegate.jobs.sources.files.formats.text_records import Chunk, Grammar, chunks
+from tidegate.jobs.sources.files.objects import Place
+from tidegate.jobs.sources.files.partitions import IN_THE_FILES
+from tidegate.state_store.errors import MalformedRecord
 
 # A task reads about this many bytes, of one file or of several; opening a file costs as much as reading OPEN_BYTES of it.
 RANGE_BYTES = 16 * 1024 * 1024

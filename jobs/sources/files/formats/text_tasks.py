@@ -13,16 +13,16 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from jobs.sources import HIDDEN
-from jobs.sources.column_types import parse_type
-from jobs.sources.files.content import text_of
-from jobs.sources.files.formats.csv_records import EMPTY_LINE, CsvParser
-from jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
-from jobs.sources.files.formats.text_records import Chunk, chunk_of, chunks
-from jobs.sources.files.formats.text_scan import FileRange, Parser
-from jobs.sources.files.partitions import PartitionColumns
-from jobs.sources.files.typed_values import from_texts
-from state_store.errors import MalformedRecord
+from tidegate.jobs.sources import HIDDEN
+from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.files.content import text_of
+from tidegate.jobs.sources.files.formats.csv_records import EMPTY_LINE, CsvParser
+from tidegate.jobs.sources.files.formats.tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from tidegate.jobs.sources.files.formats.text_records import Chunk, chunk_of, chunks
+from tidegate.jobs.sources.files.formats.text_scan import FileRange, Parser
+from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.sources.files.typed_values import from_texts
+from tidegate.state_store.errors import MalformedRecord
 
 # The JSON key of a wrapped record: one that Postgres' text cannot hold, or that needs its file's header.
 WRAPPED = "_tidegate_record"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from jobs.sources.files.formats.text_tasks import LocalTimes
-from jobs.sources.files.options import PATTERNS, letters_of
+from tidegate.jobs.sources.files.formats.text_tasks import LocalTimes
+from tidegate.jobs.sources.files.options import PATTERNS, letters_of
 
 _ZONES = frozenset("VzOXxZ")
 # What separates the values of a record for Spark, which gets records of one value: no text with it is of any pattern.

@@ -8,8 +8,8 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from jobs.sources.files.stores import PAGE, ObjectInfo, Pin, overwritten
-from state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
+from tidegate.jobs.sources.files.stores import PAGE, ObjectInfo, Pin, overwritten
+from tidegate.state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
