@@ -24,6 +24,7 @@ from zipfile import ZipFile, ZipInfo
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import parse_dsn
 
+import tidegate
 from tidegate.jobs import registry
 from tidegate.jobs.compute.loopback import loopback_address
 from tidegate.jobs.compute.session_files import SessionFile
@@ -35,14 +36,14 @@ from tidegate.state_store.errors import SettingsInvalid
 from tidegate.state_store.settings import Settings
 
 HERE, ELSEWHERE, AUTO = "here", "elsewhere", "auto"
-# `tidegate` is where authors import from; it looks for `dags` when it is asked for a name.
-OURS = {"jobs": "**/*.py", "state_store": "**/*.py", "tidegate": "__init__.py", "dags": "__init__.py"}
+# What tasks import of the package; its `__init__.py` is where authors import from.
+OURS = {"jobs": "**/*.py", "state_store": "**/*.py", ".": "__init__.py"}
 # The connection's parameters that name a file.
 FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
-ROOT = Path(__file__).resolve().parents[2]
-PIPELINES = ROOT / "jobs" / "pipelines"
+PACKAGE = Path(tidegate.__file__).parent
+PIPELINES = "tidegate/jobs/pipelines"  # where a project's pipelines are to executors, too
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def modules_of(pipeline: Pipeline) -> set[str]:
     """Return the author's modules that define a pipeline's transform and sources."""
     modules = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
     modules |= {type(part).__module__ for part in _parts(pipeline.source)}
-    return {name for name in modules if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
+    return {name for name in modules if name.partition(".")[0] not in {tidegate.__name__, *sys.stdlib_module_names, "__main__"}}
 
 
 def packages_of(pipeline: Pipeline) -> set[str]:
@@ -160,7 +161,7 @@ def code_of(modules: Iterable[str]) -> str:
     """Return a digest of the files of authors' modules, and of all in the folder of pipelines, as they are now."""
     digest = hashlib.sha256()
     folder = Path(registry.folder())
-    files = {f"jobs/pipelines/{file.relative_to(folder)}": file for file in folder.rglob("*.py")}
+    files = {f"{PIPELINES}/{file.relative_to(folder)}": file for file in folder.rglob("*.py")}
     for name in modules:
         with contextlib.suppress(SettingsInvalid):  # one that is in no file does not change
             files |= dict(_files_of_module(name))
@@ -175,11 +176,12 @@ def _our_modules() -> Mapping[str, bytes]:
 
     They are read once, because this process, too, keeps the code that it has imported.
     """
-    files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
-    by_path = {file.relative_to(ROOT).as_posix(): file for file in files}
+    files = (file for folder, pattern in OURS.items() for file in (PACKAGE / folder).glob(pattern))
+    by_path = {f"{tidegate.__name__}/{file.relative_to(PACKAGE).as_posix()}": file for file in files}
     if (own := project.own("pipelines")) is not None:
-        by_path = {path: file for path, file in by_path.items() if file.parent != PIPELINES or file.name == "__init__.py"}
-        by_path |= {f"jobs/pipelines/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
+        of_package = f"{PIPELINES}/__init__.py"
+        by_path = {path: file for path, file in by_path.items() if not path.startswith(f"{PIPELINES}/") or path == of_package}
+        by_path |= {f"{PIPELINES}/{file.relative_to(own).as_posix()}": file for file in own.rglob("*.py")}
     return {path: file.read_bytes() for path, file in by_path.items()}
 
 

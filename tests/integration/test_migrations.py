@@ -856,7 +856,9 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, clone: Path,
     migrate("hash_partitions=3, ", ("migrate",))
     assert found() == before
 
-    walk = f"from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{len(FILES) + 1:04d}')"
+    newest = f"{len(FILES) + 1:04d}"
+    imports = "from tidegate import migrations; from tidegate.state_store import Settings"
+    walk = f"{imports}; migrations.walk(Settings.load(), [], '{newest}')"
     assert _python(clone, empty, walk).returncode == 0
     assert found() == before
     assert by_hand("SELECT * FROM state.hours") == rows
