@@ -24,7 +24,6 @@ from zipfile import ZipFile, ZipInfo
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import parse_dsn
 
-import tidegate
 from tidegate.jobs import registry
 from tidegate.jobs.compute.loopback import loopback_address
 from tidegate.jobs.compute.session_files import SessionFile
@@ -42,8 +41,9 @@ OURS = {"jobs": "**/*.py", "state_store": "**/*.py", ".": "__init__.py"}
 FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
-PACKAGE = Path(tidegate.__file__).parent
-PIPELINES = "tidegate/jobs/pipelines"  # where a project's pipelines are to executors, too
+NAME = "tidegate"
+PACKAGE = Path(__file__).parents[2]  # a link in a checkout is not followed
+PIPELINES = f"{NAME}/jobs/pipelines"  # where a project's pipelines are to executors, too
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def modules_of(pipeline: Pipeline) -> set[str]:
     """Return the author's modules that define a pipeline's transform and sources."""
     modules = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
     modules |= {type(part).__module__ for part in _parts(pipeline.source)}
-    return {name for name in modules if name.partition(".")[0] not in {tidegate.__name__, *sys.stdlib_module_names, "__main__"}}
+    return {name for name in modules if name.partition(".")[0] not in {NAME, *sys.stdlib_module_names, "__main__"}}
 
 
 def packages_of(pipeline: Pipeline) -> set[str]:
@@ -177,7 +177,7 @@ def _our_modules() -> Mapping[str, bytes]:
     They are read once, because this process, too, keeps the code that it has imported.
     """
     files = (file for folder, pattern in OURS.items() for file in (PACKAGE / folder).glob(pattern))
-    by_path = {f"{tidegate.__name__}/{file.relative_to(PACKAGE).as_posix()}": file for file in files}
+    by_path = {f"{NAME}/{file.relative_to(PACKAGE).as_posix()}": file for file in files}
     if (own := project.own("pipelines")) is not None:
         of_package = f"{PIPELINES}/__init__.py"
         by_path = {path: file for path, file in by_path.items() if not path.startswith(f"{PIPELINES}/") or path == of_package}

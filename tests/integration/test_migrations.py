@@ -17,6 +17,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tests.checkout import copy_to
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
 from tidegate import migrations
@@ -460,8 +461,7 @@ MAIN = "from tidegate.cli import main; main()"
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A copy of the code that a test may change."""
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(REPOSITORY / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_to(tmp_path)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg2
 import pytest
 
+from tests.checkout import copy_to
 from tests.conftest import Server
 from tidegate import migrations
 from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
@@ -95,8 +96,7 @@ def migrated(shop: Settings, *more: str, message: str = "sales", code: Path = RE
 
 def checkout_in(folder: Path) -> Path:
     """Return a copy of the checkout's code."""
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_to(folder)
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
     return folder
 

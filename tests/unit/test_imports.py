@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
+from tests.checkout import PACKAGES, REPOSITORY, module_of
+
 # Airflow itself imports these files, to warm its processes, to name tasks and to show the page, and Spark the last one; see
 # their docstrings.
 AIRFLOWS_OWN = (
@@ -155,7 +155,7 @@ def test_frequent_imports_load_no_pyspark(tmp_path: Path, program: str) -> None:
 
 
 MODULES = [
-    f"tidegate/{path}".replace("tidegate/tidegate", "tidegate").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module_of(path)
     for path in FILES
     if path != "migrations/env.py" and not path.startswith("migrations/versions/")  # Alembic runs these, inside a migration
 ]

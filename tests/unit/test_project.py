@@ -105,7 +105,7 @@ def test_a_projects_pipelines_take_the_place_of_the_examples(shop: Path, where: 
 def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
     """A folder called pipelines may be anyone's; only a project, or what the variable names, is looked into."""
     (shop / "tidegate.toml").unlink()
-    examples = [str(REPOSITORY / "jobs/pipelines"), ["flights", "word_count"]]
+    examples = [str(REPOSITORY / "tidegate/jobs/pipelines"), ["flights", "word_count"]]
 
     folder, found = json.loads(run(FOUND, where=shop).stdout)
     assert [folder, [name for name, _ in found]] == examples
@@ -133,14 +133,14 @@ def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
     code = (
         "import json; from tidegate.jobs.compute.executors import artifacts_for; from tidegate.state_store import Settings; "
         "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
-        "print(json.dumps(sorted(path for path in found.modules if path.startswith('jobs/pipelines/'))))"
+        "print(json.dumps(sorted(path for path in found.modules if path.startswith('tidegate/jobs/pipelines/'))))"
     )
-    names = ["jobs/pipelines/__init__.py", "jobs/pipelines/_source.py", "jobs/pipelines/orders.py"]
+    names = [f"tidegate/jobs/pipelines/{name}.py" for name in ("__init__", "_source", "orders")]
 
     assert json.loads(run(code, where=shop).stdout) == names
     examples = artifacts_for(Settings(spark_remote="sc://spark.example.com"))
     assert examples is not None
-    assert "jobs/pipelines/flights.py" in examples.modules
+    assert "tidegate/jobs/pipelines/flights.py" in examples.modules
 
 
 def test_the_demo_is_for_the_examples(shop: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import tidegate
+from tests.checkout import PACKAGES, SUBPACKAGES, copy_to
 from tidegate import jobs
 from tidegate.dags.batch_dag import batch_dag
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDERS = ("jobs", "dags", "state_store", "migrations")
 PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
 
 
@@ -25,10 +24,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copies = [
         line.split()[1:] for line in (REPOSITORY / "compose/Dockerfile").read_text().splitlines() if line.startswith("COPY")
     ]
-    for package in ("state_store", "migrations", "jobs", "dags", "tidegate"):
+    for package in PACKAGES:
         assert [package, package] in copies
-        shutil.copytree(REPOSITORY / package, folder / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return copy_to(folder)
 
 
 def run(program: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -74,14 +72,14 @@ def test_the_door_offers_what_the_packages_offer() -> None:
 
 def test_packages_of_the_same_names_do_no_harm(shipped: Path, tmp_path: Path) -> None:
     """Another project's `jobs` or `dags`, first on the path, stay what they are; Tidegate's have its own name before theirs."""
-    other = foreign(tmp_path / "other", *FOLDERS)
-    loaded = f"import json; print(json.dumps([__import__(name).HERE for name in {FOLDERS!r}]))"
+    other = foreign(tmp_path / "other", *SUBPACKAGES)
+    loaded = f"import json; print(json.dumps([__import__(name).HERE for name in {SUBPACKAGES!r}]))"
     done = run(f"{PUBLIC}; from tidegate import migrations; {loaded}", tmp_path, other, shipped)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == ["another project"] * len(FOLDERS)
+    assert json.loads(done.stdout.splitlines()[-1]) == ["another project"] * len(SUBPACKAGES)
 
 
-@pytest.mark.parametrize("package", FOLDERS)
+@pytest.mark.parametrize("package", SUBPACKAGES)
 def test_the_folders_are_no_packages_of_their_own(package: str) -> None:
     """A checkout on the path has them beside `tidegate`: a second copy of the code in one process would be loaded."""
     done = run(f"import {package}", REPOSITORY, REPOSITORY)
