@@ -89,3 +89,6 @@ __all__ = [
     "Variance",
     "state_query",
 ]
+
+if __name__ != "tidegate.jobs":  # a checkout on the path has this folder, too: it would be loaded twice
+    raise ImportError("Import tidegate.jobs: there is no package jobs.")

@@ -47,6 +47,9 @@ from tidegate.state_store.errors import (
 from tidegate.state_store.settings import Settings
 from tidegate.state_store.witness import Witness
 
+if __name__ != "tidegate.migrations":  # a checkout on the path has this folder, too: it would be loaded twice
+    raise ImportError("Import tidegate.migrations: there is no package migrations.")
+
 # Alembic does not look at the default schema, which would be one of Tidegate's if the owner's search path begins with it.
 SEARCH_PATH = "public"
 

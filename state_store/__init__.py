@@ -71,3 +71,7 @@ def __getattr__(name: str) -> Any:
 
         return StateStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ != "tidegate.state_store":  # a checkout on the path has this folder, too: it would be loaded twice
+    raise ImportError("Import tidegate.state_store: there is no package state_store.")

@@ -3,13 +3,11 @@
     from tidegate import Count, Files, Pipeline, State, Sum, batch_dag
 
 Pipelines and Dags import this module only. A name is loaded when it is first used, so a declaration loads neither Spark nor
-Airflow. Tidegate is deployed as a checkout or as its image, where ``dags``, ``jobs`` and ``state_store`` are its own packages;
-if Python finds other packages of these names first, the import fails with an explanation.
+Airflow. In a checkout, the subpackages ``dags``, ``jobs``, ``state_store`` and ``migrations`` are links to the folders of
+these names beside this one.
 """
 
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,36 +119,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Settings": "state_store",
+    "Settings": "tidegate.state_store",
     "StateReader": "tidegate.state_store.state_rows",
-    "StateStore": "state_store",
+    "StateStore": "tidegate.state_store",
     "batch_dag": "tidegate.dags.batch_dag",
     "run_pipeline": "tidegate.jobs.engine.local_run",
 }
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from the package that defines it.
 
-    Raises: AttributeError for any other name; ImportError if another package shadows one of Tidegate's.
+    Raises: AttributeError for any other name.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "jobs")
-    for package in ("state_store", "jobs", "dags"):
-        _check_own(package)
-    found = getattr(import_module(home), name)
+    found = getattr(import_module(_HOMES.get(name, "tidegate.jobs")), name)
     globals()[name] = found
     return found
-
-
-@cache
-def _check_own(package: str) -> None:
-    place = Path(import_module(package).__file__ or "").resolve()
-    if not place.is_relative_to(_ROOT):
-        raise ImportError(
-            f"Tidegate's package {package} is in {_ROOT / package}, but Python found another one first: {place}. Tidegate runs "
-            "from a checkout or its image, and does not share an environment with packages called dags, jobs, state_store or "
-            f"migrations. Put {_ROOT} first on PYTHONPATH, or rename the other package."
-        )

@@ -1,13 +1,14 @@
-"""The pages of `docs/errors`: one for each error code, read from this checkout."""
+"""The pages of `docs/errors`: one for each error code, which the package has, too."""
 
 import difflib
 import re
 from functools import cache
 from pathlib import Path
+from posixpath import normpath
 
 from tidegate.state_store.errors import UsageError
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "errors"
+FOLDER = Path(__file__).parent / "docs" / "errors"
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+)*")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
@@ -59,5 +60,4 @@ def _named(link: re.Match[str]) -> str:
     text, target = link.groups()
     if "/" not in target:
         return text
-    path = (FOLDER / target).resolve().relative_to(FOLDER.parent.parent)
-    return f"{text} ({path.as_posix()})"
+    return f"{text} ({normpath(f'docs/errors/{target}')})"

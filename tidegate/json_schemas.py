@@ -1,4 +1,4 @@
-"""The JSON Schemas of `docs/json`: one for each verb, of what it prints with ``--json``, read from this checkout."""
+"""The JSON Schemas of `docs/json`: one for each verb, of what it prints with ``--json``, which the package has, too."""
 
 import difflib
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 from tidegate.state_store.errors import UsageError
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "json"
+FOLDER = Path(__file__).parent / "docs" / "json"
 
 
 def verbs() -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-CODE = [Path(__file__).resolve().parents[1] / package for package in ("jobs", "state_store", "tidegate")]
+CODE = Path(__file__).parent  # as it stands in tracebacks: a link in a checkout is not followed
 # The width of a table in a file or a pipe, where no window limits it.
 PIPED_WIDTH = 200
 # Characters that a terminal obeys or hides: control characters, marks that change the direction of text, characters without
@@ -71,7 +71,7 @@ def _keep_authors_calls(calls: "StackSummary") -> None:
 
 def _is_ours(file: str) -> bool:
     """Return whether code is Tidegate's; that of its dataclasses has no file."""
-    return file == "<string>" or any(Path(file).is_relative_to(folder) for folder in CODE)
+    return file == "<string>" or Path(file).is_relative_to(CODE)
 
 
 def out() -> "Console":
@@ -98,7 +98,7 @@ class VisibleFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes each log message as a line of JSON, with the fields that the engine gives it (`tidegate.jobs.engine.log_fields`)."""
+    """Writes each log message as a line of JSON, with the engine's fields (`tidegate.jobs.engine.log_fields`)."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: timestamp, level, event and logger, as in Airflow's logs of tasks; then pipeline, txid, attempt."""

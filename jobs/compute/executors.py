@@ -34,13 +34,14 @@ from tidegate.state_store.errors import SettingsInvalid
 from tidegate.state_store.settings import Settings
 
 HERE, ELSEWHERE, AUTO = "here", "elsewhere", "auto"
-# `tidegate` is where authors import from; it looks for `dags` when it is asked for a name.
-OURS = {"jobs": "**/*.py", "state_store": "**/*.py", "tidegate": "__init__.py", "dags": "__init__.py"}
+# What tasks import of the package; its `__init__.py` is where authors import from.
+OURS = {"jobs": "**/*.py", "state_store": "**/*.py", ".": "__init__.py"}
 # The connection's parameters that name a file.
 FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
-ROOT = Path(__file__).resolve().parents[2]
+NAME = "tidegate"
+PACKAGE = Path(__file__).parents[2]  # a link in a checkout is not followed
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def modules_of(pipeline: Pipeline) -> set[str]:
     """Return the author's modules that define a pipeline's transform and sources."""
     modules = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
     modules |= {type(part).__module__ for part in _parts(pipeline.source)}
-    return {name for name in modules if name.partition(".")[0] not in {*OURS, *sys.stdlib_module_names, "__main__"}}
+    return {name for name in modules if name.partition(".")[0] not in {NAME, *sys.stdlib_module_names, "__main__"}}
 
 
 def packages_of(pipeline: Pipeline) -> set[str]:
@@ -172,15 +173,15 @@ def _our_modules() -> Mapping[str, bytes]:
 
     They are read once, because this process, too, keeps the code that it has imported.
     """
-    files = (file for package, pattern in OURS.items() for file in (ROOT / package).glob(pattern))
-    by_path = {file.relative_to(ROOT).as_posix(): file for file in files}
+    files = (file for folder, pattern in OURS.items() for file in (PACKAGE / folder).glob(pattern))
+    by_path = {f"{NAME}/{file.relative_to(PACKAGE).as_posix()}": file for file in files}
     return {path: file.read_bytes() for path, file in (by_path | _pipelines()).items()}
 
 
 def _pipelines() -> dict[str, Path]:
     """Return the files in the folder of pipelines by their paths as modules."""
     folder = Path(registry.folder())
-    return {f"jobs/pipelines/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.py")}
+    return {f"{NAME}/jobs/pipelines/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.py")}
 
 
 def _sendable_files(module: str) -> Iterator[tuple[str, Path]]:

@@ -130,7 +130,7 @@ def test_the_log_as_json_names_the_batch_of_each_line(tidegate: CommandLine) -> 
     assert done.returncode == 0, done.stderr
 
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    ours = {line["event"]: line for line in lines if line["logger"].startswith("jobs.")}
+    ours = {line["event"]: line for line in lines if line["logger"].startswith("tidegate.jobs.")}
     (sealed,) = (line for event, line in ours.items() if "sealed" in event)
     (committed,) = (line for event, line in ours.items() if " committed, " in event)
     for line in (sealed, committed):

@@ -502,7 +502,7 @@ def assert_no_project(settings: Settings) -> None:
 
         import pandas as pd  # noqa: PLC0415
 
-        import jobs.pipelines.flights  # noqa: PLC0415
+        import tidegate.jobs.pipelines.flights  # noqa: PLC0415
 
         for _ in batches:
             try:
@@ -514,7 +514,7 @@ def assert_no_project(settings: Settings) -> None:
 
     with spark_session(settings, "looks") as session:
         (found,) = session.range(0, 1, 1, 1).mapInPandas(look, "place string, project string").collect()
-    assert re.search(r"/tidegate_[0-9a-f]{20}\.zip/jobs/pipelines/flights\.py$", found.place)
+    assert re.search(r"/tidegate_[0-9a-f]{20}\.zip/tidegate/jobs/pipelines/flights\.py$", found.place)
     assert not found.place.startswith(str(REPOSITORY))
     if os.geteuid() == 0:
         assert found.project == "closed"

@@ -73,7 +73,8 @@ def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> No
     """A Dag file is parsed again and again, and by every task; parsing must be cheap."""
     program = (
         "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
-        "print(json.dumps([len(bag.dags), sorted(m for m in sys.modules if m.startswith(('pyspark', 'tidegate.jobs.pipelines.')))]))"
+        "loaded = sorted(m for m in sys.modules if m.startswith(('pyspark', 'tidegate.jobs.pipelines.')));"
+        "print(json.dumps([len(bag.dags), loaded]))"
     )
     environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "TIDEGATE_HOME": str(EXAMPLES)}
     command = [sys.executable, "-c", program, str(EXAMPLES / "dags")]

@@ -7,7 +7,7 @@ import duckdb
 import psycopg2
 import sqlalchemy as sa
 
-from jobs.pipelines.flights import PIPELINE as FLIGHTS
+from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
 from tidegate.jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests.checkout import copy_to
 from tests.conftest import fetch_kafka
 from tests.end_to_end.conftest import Project, wait_for
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -36,7 +37,6 @@ SECONDS = 60
 PATIENCE_SECONDS = 600  # the first batches, several at once, in a Spark that has just started
 RUN_SECONDS = 3000 if IS_SOAK else 600
 REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
 
 PIPELINE = f'''
 """Readings per sensor and partition."""
@@ -188,8 +188,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProject]:
     """The project, with a running stack that has Kafka, and with its pipeline's tables."""
     fetch_kafka()
     home = tmp_path_factory.mktemp("readings")
-    for package in PACKAGES:
-        shutil.copytree(REPOSITORY / package, home / package)
+    copy_to(home)
     shutil.copy(REPOSITORY / "pyproject.toml", home)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(home))  # the clone's modules, not the installed project's

@@ -144,7 +144,7 @@ def test_the_spans_are_children_of_airflows_and_lie_within_each_other(observed: 
 
 def test_log_lines_name_the_batch_as_fields(observed: Observed) -> None:
     """In the logs of Airflow's tasks, for programs that search them; of the triggerer's waits too."""
-    lines = [line for line in observed.log_lines() if line.get("logger", "").startswith(("jobs.", "dags."))]
+    lines = [line for line in observed.log_lines() if line.get("logger", "").startswith(("tidegate.jobs.", "tidegate.dags."))]
     sealed = [line for line in lines if " sealed: " in line["event"]]
     attempts = {key for key, attempt in observed.attempts().items() if attempt["sealed_at"]}
 
@@ -211,7 +211,10 @@ def test_lineage_names_files_and_states_of_each_batch(observed: Observed) -> Non
 
 def test_every_event_of_lineage_keeps_to_the_spec(observed: Observed) -> None:
     """Each part is made again by the class that is generated from the spec's schema, which refuses what it does not know."""
-    ours_or_generated = ("dags.", "openlineage.client.generated.")  # not Airflow's own, which share the URL of their base
+    ours_or_generated = (
+        "tidegate.dags.",
+        "openlineage.client.generated.",
+    )  # not Airflow's own, which share the URL of their base
     known = [cls for cls in _all_subclasses(generated.BaseFacet) if cls.__module__.startswith(ours_or_generated)]
     classes = {cls._get_schema(): cls for cls in known if cls.__module__ != generated.__name__}
     schema = json.loads(SCHEMA.read_text())

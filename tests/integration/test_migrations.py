@@ -640,8 +640,8 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path
     migrate(BY_MONTH, ("migrate",))
     assert found() == before
 
-    walk = "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
-    assert _python(author, empty, walk).returncode == 0
+    walk = "from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
+    assert _python(author, empty, f"from tidegate import migrations; {walk}").returncode == 0
     assert found() == before
     assert by_hand("SELECT * FROM state.visit") == rows
 

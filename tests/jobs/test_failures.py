@@ -1,4 +1,4 @@
-"""The table of `tidegate.jobs.engine.poison` row by row, with real failures: killed servers and workers, lost folders, bad code.
+"""The table of `tidegate.jobs.engine.poison` by row, with real failures: killed servers and workers, lost folders, bad code.
 
 All pipelines here skip poison after one try: a failure that is wrongly taken for content would leave rows out at once.
 """

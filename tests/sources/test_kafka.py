@@ -1139,7 +1139,8 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: TestT
 
 def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
     """Airflow parses declarations often."""
-    program = "import sys; from tidegate.jobs import Kafka; Kafka('orders'); print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
+    loaded = "print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
+    program = f"import sys; from tidegate.jobs import Kafka; Kafka('orders'); {loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

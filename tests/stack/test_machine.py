@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.checkout import copy_to
 from tests.conftest import COMMAND
 from tests.stack.conftest import Stack, remove
 from tests.stack.test_stack import can_query
@@ -278,8 +279,7 @@ def test_a_stopped_supervisor_is_reported_and_ended(running: Stack) -> None:
 
 def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
     """`status`, `up` and `migrate` of newer code say that the stack has to be restarted; new pipelines need no restart."""
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(PROJECT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_to(tmp_path)
     for file in ("pyproject.toml", "requirements.txt"):
         shutil.copy(PROJECT / file, tmp_path)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import command_lines
+from tests.checkout import module_of
 from tests.unit.test_imports import FILES, REPOSITORY
 from tidegate import error_pages, remedies
 from tidegate.cli import exit_code
@@ -26,7 +27,7 @@ def _classes() -> dict[str, tuple[str, list[str]]]:
         for node in ast.walk(ast.parse((REPOSITORY / path).read_text(), path)):
             if isinstance(node, ast.ClassDef):
                 bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-                found[node.name] = (path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), bases)
+                found[node.name] = (module_of(path), bases)
     return found
 
 
@@ -109,7 +110,7 @@ def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
 
 def test_the_image_has_the_pages() -> None:
     """They are read from the project's folder, wherever that is."""
-    assert error_pages.FOLDER == REPOSITORY / "docs" / "errors"
+    assert error_pages.FOLDER.resolve() == REPOSITORY / "docs" / "errors"
     assert "COPY docs/errors docs/errors\n" in Path(REPOSITORY / "compose" / "Dockerfile").read_text()
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import PACKAGES, REPOSITORY, module_of
 from tests.examples import EXAMPLES
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PACKAGES = ("dags", "jobs", "migrations", "state_store", "tidegate")
 # Airflow itself imports these files, to warm its processes, to name tasks and to show the page, and Spark the last one; see
 # their docstrings.
 AIRFLOWS_OWN = (
@@ -60,6 +59,12 @@ def imports(path: str, *, at_import: bool = False) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+def package_of(name: str) -> str:
+    """Return the folder of a module of ours, as in `tidegate.jobs.pipeline`, or the outermost package of another one."""
+    first, *rest = name.split(".")
+    return rest[0] if first == "tidegate" and rest and rest[0] in PACKAGES else first
+
+
 def is_type_checking(node: ast.AST) -> bool:
     """Return whether this is `if TYPE_CHECKING:`."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
@@ -90,7 +95,7 @@ def test_imports_go_one_way(path: str) -> None:
     """Allowed: dags -> jobs -> state_store <- migrations; tidegate -> jobs, migrations, state_store; nothing the other way."""
     package = path.partition("/")[0]
     for line, name in imports(path):
-        root = name.split(".")[0]
+        root = package_of(name)
         if root in PACKAGES and path != DOOR:
             assert root in MAY_IMPORT[package], f"{path}:{line} imports {name}"
         if root in THIRD_PARTY and not (root == "airflow" and path.startswith(PAGE)):
@@ -103,7 +108,7 @@ def test_the_store_needs_nothing_but_the_driver(path: str) -> None:
     """state_store needs only SQLAlchemy, psycopg2 and the standard library, and sqlparse to look into authors' updates."""
     for line, name in imports(path):
         allowed = {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "sqlparse", "state_store"}
-        assert name.split(".")[0] in allowed, f"{path}:{line} imports {name}"
+        assert package_of(name) in allowed, f"{path}:{line} imports {name}"
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.startswith("dags/")])
@@ -135,14 +140,14 @@ LIGHT = {
 @pytest.mark.parametrize("program", LIGHT.values(), ids=LIGHT.keys())
 def test_frequent_imports_load_no_pyspark(tmp_path: Path, program: str) -> None:
     """Importing pyspark is slow; only code that reads or computes rows pays for it."""
-    seen = run(f"import json, sys; {program}; print(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))", tmp_path)
+    seen = run(f"import json, sys; {program}; print(json.dumps(sorted(sys.modules)))", tmp_path)
 
-    assert "jobs" in json.loads(seen) or "state_store" in json.loads(seen)
+    assert {"tidegate.jobs", "tidegate.state_store"}.intersection(json.loads(seen))
     assert {"pyspark", "pandas", "pyarrow"}.isdisjoint(json.loads(seen))
 
 
 MODULES = [
-    path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module_of(path)
     for path in FILES
     if path != "migrations/env.py" and not path.startswith("migrations/versions/")  # Alembic runs these, inside a migration
 ]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.checkout import module_of
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 ROW = re.compile(
     r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,.]+)(?: (?P<unit>\w+))? "
@@ -26,7 +28,7 @@ def test_every_row_is_read() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[row["limit"] for row in ROWS])
 def test_a_limit_is_what_the_page_says(row: re.Match[str]) -> None:
     """The number of the page, in its unit, is that of the constant, or the default of the field."""
-    found: Any = importlib.import_module(row["file"].replace("/", "."))
+    found: Any = importlib.import_module(module_of(row["file"]))
     for part in row["name"].split("."):
         found = getattr(found, part)
     assert float(row["value"].replace(",", "")) * UNITS.get(row["unit"], 1) == found

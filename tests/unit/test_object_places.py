@@ -81,7 +81,8 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
 
 def test_declaring_a_place_loads_no_client() -> None:
     """Airflow parses Dag files often."""
-    code = "import sys; from tidegate.jobs import Files; Files('s3a://lake/in', schema={'a': 'int'}); print('obstore' in sys.modules)"
+    declares = "from tidegate.jobs import Files; Files('s3a://lake/in', schema={'a': 'int'})"
+    code = f"import sys; {declares}; print('obstore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -107,7 +107,7 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
 def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
     """A folder called pipelines may be anyone's; only a project, or what the variable names, is looked into."""
     (shop / "tidegate.toml").unlink()
-    assert json.loads(run(FOUND, where=shop).stdout) == [str(REPOSITORY / "jobs/pipelines"), []]
+    assert json.loads(run(FOUND, where=shop).stdout) == [str(REPOSITORY / "tidegate/jobs/pipelines"), []]
     assert json.loads(run(FOUND, where=shop.parent, TIDEGATE_HOME=str(shop)).stdout)[0] == str(shop / "pipelines")
 
 
@@ -133,9 +133,9 @@ def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
     code = (
         "import json; from tidegate.jobs.compute.executors import artifacts_for; from tidegate.state_store import Settings; "
         "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
-        "print(json.dumps(sorted(path for path in found.modules if path.startswith('jobs/pipelines/'))))"
+        "print(json.dumps(sorted(path for path in found.modules if path.startswith('tidegate/jobs/pipelines/'))))"
     )
-    names = ["jobs/pipelines/__init__.py", "jobs/pipelines/_source.py", "jobs/pipelines/orders.py"]
+    names = [f"tidegate/jobs/pipelines/{name}.py" for name in ("__init__", "_source", "orders")]
 
     assert json.loads(run(code, where=shop).stdout) == names
     assert json.loads(run(code, where=shop.parent).stdout) == names[:1]

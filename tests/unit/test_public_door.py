@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidegate
+from tests.checkout import PACKAGES, SUBPACKAGES, copy_to
 from tidegate import jobs
 from tidegate.dags.batch_dag import batch_dag
 
@@ -24,10 +24,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copies = [
         line.split()[1:] for line in (REPOSITORY / "compose/Dockerfile").read_text().splitlines() if line.startswith("COPY")
     ]
-    for package in ("state_store", "migrations", "jobs", "dags", "tidegate"):
+    for package in PACKAGES:
         assert [package, package] in copies
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return copy_to(folder)
 
 
 def run(program: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
@@ -54,13 +53,17 @@ def foreign(folder: Path, *packages: str) -> Path:
 @pytest.mark.promise("name:*")
 def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
     """From the image's files, outside any checkout."""
-    done = run(f"{PUBLIC}; import json, jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))", tmp_path, shipped)
+    done = run(
+        f"{PUBLIC}; import json; from tidegate import jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))",
+        tmp_path,
+        shipped,
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "jobs/__init__.py"), "tidegate.dags.batch_dag"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "tidegate/jobs/__init__.py"), "tidegate.dags.batch_dag"]
 
 
-def test_the_old_names_are_the_same_things() -> None:
-    """Pipelines that import from `jobs` and `dags` go on working."""
+def test_the_door_offers_what_the_packages_offer() -> None:
+    """Each name is the thing of its package, and others are refused."""
     assert tidegate.Pipeline is jobs.Pipeline
     assert tidegate.batch_dag is batch_dag
     assert set(jobs.__all__) <= set(tidegate.__all__)
@@ -68,26 +71,21 @@ def test_the_old_names_are_the_same_things() -> None:
         _ = tidegate.Pipelines
 
 
-@pytest.mark.parametrize("package", ["jobs", "dags", "state_store"])
-def test_another_package_of_the_name_is_named(shipped: Path, tmp_path: Path, package: str) -> None:
-    """First on the path, it would be taken for Tidegate's: the import names it, and says what to do."""
-    other = foreign(tmp_path / "other", package)
-    done = run("from tidegate import Pipeline", tmp_path, other, shipped)
-    assert done.returncode == 1
-    message = done.stderr.splitlines()[-1]
-    assert message.startswith(
-        f"ImportError: Tidegate's package {package} is in {shipped / package}, but Python found another one"
-    )
-    assert str(other / package / "__init__.py") in message
-    assert f"Put {shipped} first on PYTHONPATH, or rename the other package." in message
-
-
-def test_a_package_of_the_name_further_down_does_no_harm(shipped: Path, tmp_path: Path) -> None:
-    """If Tidegate's packages come first, they are found; the other project's files are not touched."""
-    other = foreign(tmp_path / "other", "jobs", "dags", "migrations")
-    done = run(f"{PUBLIC}; from tidegate import jobs; print(jobs.__file__)", tmp_path, shipped, other)
+def test_packages_of_the_same_names_do_no_harm(shipped: Path, tmp_path: Path) -> None:
+    """Another project's `jobs` or `dags`, first on the path, stay what they are; Tidegate's have its own name before theirs."""
+    other = foreign(tmp_path / "other", *SUBPACKAGES)
+    loaded = f"import json; print(json.dumps([__import__(name).HERE for name in {SUBPACKAGES!r}]))"
+    done = run(f"{PUBLIC}; from tidegate import migrations; {loaded}", tmp_path, other, shipped)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(shipped / "jobs/__init__.py")
+    assert json.loads(done.stdout.splitlines()[-1]) == ["another project"] * len(SUBPACKAGES)
+
+
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_the_folders_are_no_packages_of_their_own(package: str) -> None:
+    """A checkout on the path has them beside `tidegate`: a second copy of the code in one process would be loaded."""
+    done = run(f"import {package}", REPOSITORY, REPOSITORY)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ImportError: Import tidegate.{package}: there is no package {package}."
 
 
 def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> None:

@@ -14,7 +14,7 @@ from tidegate.page import PREFIX
 
 
 def _operator(name: str) -> type:
-    """Return a class of the name of an operator in tidegate.dags.batch_tasks: Airflow compares names, and nothing is imported."""
+    """Return a class named like an operator in tidegate.dags.batch_tasks: Airflow compares names; nothing is imported."""
     return type(name, (), {"__module__": "tidegate.dags.batch_tasks"})
 
 
