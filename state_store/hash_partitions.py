@@ -10,8 +10,8 @@ from typing import Any
 
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store.declaration import StateSpec
-from tidegate.state_store.errors import SchemaOutOfDate
+from tidegate.state_store.base.errors import SchemaOutOfDate
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
 
 
 def partitioned_by(state: StateSpec) -> str:

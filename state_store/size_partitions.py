@@ -13,9 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Table
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store import lookup, range_partitions, state_tables, tables
-from tidegate.state_store.database import LARGE_PARTITION_MIB, set_local
-from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.connections.database import LARGE_PARTITION_MIB, set_local
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import key_lookup, range_partitions, state_tables
 
 # Readers open every partition. For each so many that there are, the next ones may grow by that size more.
 MANY = 64
@@ -120,7 +121,7 @@ def check_whole(connection: Connection, state: StateSpec) -> None:
 
 
 def _missing(connection: Connection, recorded: str) -> Sequence[str]:
-    return lookup.missing_ranges(connection.connection.driver_connection, recorded)
+    return key_lookup.missing_ranges(connection.connection.driver_connection, recorded)
 
 
 def _refuse(recorded: Table, missing: Sequence[str]) -> None:

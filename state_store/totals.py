@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store import tables
+from tidegate.state_store.ledger import tables
 
 # A batch's way into the states: read, computed and staged; sealed; waiting to commit; merged. `latency` is from seal to merge.
 PHASES = ("process", "seal", "wait", "commit", "latency")

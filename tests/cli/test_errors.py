@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
-from tidegate import error_pages
+from tidegate.explain import error_pages
 from tidegate.state_store import Settings
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"

@@ -6,10 +6,10 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tidegate import error_pages
-from tidegate.state_store import revisions
-from tidegate.state_store.revisions import VERSION_TABLE
-from tidegate.state_store.tables import LEDGER
+from tidegate.explain import error_pages
+from tidegate.state_store.ledger import schema_revision
+from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
+from tidegate.state_store.ledger.tables import LEDGER
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 USAGE = 2
@@ -82,7 +82,7 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
     assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
 
     version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
-    older = f"{int(revisions.head_revision()) - 1:04}"
+    older = f"{int(schema_revision.head_revision()) - 1:04}"
     as_owner(sa.update(version).values(version_num=older))
     (cause,) = tidegate.json("why", "flights")["causes"]
     assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")

@@ -13,7 +13,7 @@ from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, stack_beside_hdf
 from tests.sources.test_objects import STATE, parquet, stored
 from tidegate.jobs import Files, Inputs, Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.stack.component import wait_until
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
 
 __all__ = ["server", "template"]  # fixtures

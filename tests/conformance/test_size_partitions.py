@@ -21,20 +21,8 @@ from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
 from tidegate.jobs.sources import changes as changes_source
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import (
-    Settings,
-    merges,
-    partitions,
-    range_partitions,
-    retention,
-    revisions,
-    size_partitions,
-    state_tables,
-    store,
-)
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, size_partitions, store
+from tidegate.state_store.base.errors import (
     AccessRefused,
     PermanentError,
     RangeRefused,
@@ -43,8 +31,14 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.retirement import Request
+from tidegate.state_store.commit import merge_into_states
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger import schema_revision
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.operate import pruning
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes.retirement import Request
+from tidegate.state_store.states import partitions, range_partitions, state_tables
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -111,7 +105,7 @@ class Totals(Flow):
         self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
         self.model.batches[-1] = batch
 
-    def prune(self, up_to_txid: int) -> retention.Pruned:
+    def prune(self, up_to_txid: int) -> pruning.Pruned:
         """Remove changes."""
         return steps.prune(self.owner, self.spec, self.spec.states[0], up_to_txid)
 
@@ -316,7 +310,7 @@ def test_a_crash_at_any_statement_of_a_commit_that_makes_a_partition_leaves_all_
 
 def test_every_kind_of_state_goes_on_as_in_one_table(settings: Settings, register: Callable[..., None]) -> None:
     """With NULL as a key, without a key, with derived values, and with so many columns that two statements write its rows."""
-    many = {f"column_{number}": "bigint" for number in range(merges.MANY_COLUMNS)}
+    many = {f"column_{number}": "bigint" for number in range(merge_into_states.MANY_COLUMNS)}
     kinds: dict[str, Any] = {
         "means": State({"shop": "text"}, {"cents": Avg("cents")}, null_keys=True, kind="opaque", changes=True),
         "overall": State(aggregates={"cents": Sum("cents")}, kind="opaque", changes=True),
@@ -568,7 +562,7 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert flow.parts() == {"": [1, 2, 3], "4": [4], "5": [5], "6": [6]}
     with pytest.raises(RangeRefused, match="has committed up to txid 6"):
         flow.prune(7)
-    with patch.object(retention, "ROWS_AT_ONCE", 2):
+    with patch.object(pruning, "ROWS_AT_ONCE", 2):
         assert flow.prune(2)[:3] == (2, 3, ())
         flow.check(2)
         assert flow.prune(4)[:3] == (4, 0, ("total_changes", "total_changes$4"))
@@ -592,7 +586,7 @@ def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
     flow = totals(NONE)
     flow.merge({f"shop {number}": number for number in range(50)})
     flow.merge(BATCHES[0])
-    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 20)
     with pytest.raises(Crash), patch.object(size_partitions, "remove_rows", dies_at(2)):
         flow.prune(1)
     flow.die()
@@ -623,7 +617,7 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
     flow = totals(EACH)
     deaths = EachPoint()
     is_done = False
-    with patch.object(retention, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
+    with patch.object(pruning, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
         while not is_done:
             done = flow.store.committed("shop")
             flow.merge(BATCHES[0])
@@ -827,8 +821,8 @@ def test_a_table_from_before_goes_on_as_the_first_partition(totals: Callable[...
     flow = totals(NONE)
     for batch in BATCHES[:2]:
         flow.merge(batch)
-    number = next(int(f.name[:4]) for f in revisions.VERSIONS.glob("*.py") if "tidegate.add_partition" in f.read_text())
-    newest = int(revisions.head_revision())
+    number = next(int(f.name[:4]) for f in schema_revision.VERSIONS.glob("*.py") if "tidegate.add_partition" in f.read_text())
+    newest = int(schema_revision.head_revision())
 
     def files() -> list[tuple[Any, ...]]:
         return as_tables_are(flow, "SELECT relname, relfilenode FROM pg_class WHERE relname LIKE 'total%' ORDER BY 1")

@@ -29,10 +29,9 @@ from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import contents, until
 from tidegate import migrations
 from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
-from tidegate.state_store import Settings, executor_reads, lookup, partitions, registration, state_tables, tables
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.declaration import PipelineSpec, StateKind, StateSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import (
     AccessRefused,
     CommitOutOfOrder,
     GuardMismatch,
@@ -43,11 +42,16 @@ from tidegate.state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.queries import ask
-from tidegate.state_store.state_queries import QueriedState
-from tidegate.state_store.state_rows import StateReader
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateKind, StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_states import executor_lookup
+from tidegate.state_store.read_states.named_query_answers import ask
+from tidegate.state_store.read_states.state_rows import StateReader
+from tidegate.state_store.read_states.transform_reads import QueriedState
+from tidegate.state_store.states import key_lookup, partitions, state_tables
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]
@@ -204,7 +208,7 @@ def test_a_hash_partition_whose_detaching_was_broken_off_is_missing(
     with pytest.raises(SchemaOutOfDate, match=refusal):
         flow.rows("counts")
     with pytest.raises(SchemaOutOfDate, match=refusal):
-        lookup.get(settings, flow.spec.states[0], [(word,) for word in "abcdefgh"])
+        key_lookup.get(settings, flow.spec.states[0], [(word,) for word in "abcdefgh"])
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
         partitions.check_complete(connection, state_tables.STATE, [flow.spec])
     as_owner(sa.text(f"{detach} FINALIZE"))
@@ -256,7 +260,7 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     known = [key for key in keys if _is_there(settings, spec, key)]
     assert 0 < len(known) < len(keys), "keys that are found are as they were"
     with pytest.raises(SchemaOutOfDate, match=r"Table state.counts .*it has 1 of 2"):
-        lookup.get(settings, spec, keys)
+        key_lookup.get(settings, spec, keys)
     attempt = flow.start(2)
     flow.seal(attempt, flow.stage(attempt, "counts", dict.fromkeys("abcdefghi", 1).items()))
     before = contents(settings)
@@ -265,13 +269,13 @@ def test_a_batch_does_not_count_while_a_hash_partition_is_detached(
     assert contents(settings) == before
     as_owner(sa.text('ALTER TABLE state.counts ATTACH PARTITION state."counts$1" FOR VALUES WITH (MODULUS 2, REMAINDER 1)'))
     assert flow.rows("counts") == kept
-    assert lookup.get(settings, spec, [("z",), ("a",)]) == [None, kept[0]]
-    assert lookup.get(settings, replace(spec, hash_partitions=1), [("z",)]) == [None]
+    assert key_lookup.get(settings, spec, [("z",), ("a",)]) == [None, kept[0]]
+    assert key_lookup.get(settings, replace(spec, hash_partitions=1), [("z",)]) == [None]
     flow.commit(2)
     assert {row["word"]: row["count"] for row in flow.rows("counts")} == {**dict.fromkeys("abcdefgh", 2), "i": 1}
     as_owner(sa.text('DROP TABLE state."counts$0", state."counts$1"'))
     with pytest.raises(SchemaOutOfDate, match=r"of its hash partitions, it has none\."):
-        lookup.get(settings, spec, keys)
+        key_lookup.get(settings, spec, keys)
 
 
 QUERIED = [StateQuery("words.counts")]
@@ -304,7 +308,7 @@ def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]
         "range of a view": lambda: read("versions", lambda reader: reader.range(limit=9).rows),
         "scan": lambda: read("counts", scanned),
         "query": answered,
-        "tidegate get": lambda: [row["word"] for row in lookup.get(settings, spec, [("a",), ("b",)]) if row],
+        "tidegate get": lambda: [row["word"] for row in key_lookup.get(settings, spec, [("a",), ("b",)]) if row],
         "tidegate inspect": lambda: [row["word"] for row in flow.rows("counts")],
         "state query": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in QUERIED))),
         "state query as of latest": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in LATEST))),
@@ -318,7 +322,7 @@ def _queried(settings: Settings, flow: Flow, spec: PipelineSpec) -> list[str]:
 
 def _asked(settings: Settings, state: QueriedState) -> list[str]:
     """Ask for words as a Spark task does."""
-    with executor_reads.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
+    with executor_lookup.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
         found = state.reading(2, ["word"]).rows(connection, [("a",), ("b",)])
         return [row[0] for _, row in sorted(found)]
 
@@ -384,7 +388,7 @@ def test_a_table_is_not_divided_while_an_attempt_reads_it_as_of_latest(
 
 def _is_there(settings: Settings, spec: StateSpec, key: tuple[str]) -> bool:
     try:
-        return lookup.get(settings, spec, [key])[0] is not None
+        return key_lookup.get(settings, spec, [key])[0] is not None
     except SchemaOutOfDate:
         return False
 

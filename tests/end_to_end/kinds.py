@@ -13,7 +13,7 @@ from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidegate.state_store.updates import UpdateBatch
+    from tidegate.state_store.commit.author_updates import UpdateBatch
 
 OUTBOX = sa.table("outbox", sa.column("carrier"), sa.column("flights"), sa.column("txid"), schema="mail")
 OUTBOX_DDL = """

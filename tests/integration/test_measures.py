@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally
 from tidegate.state_store import Settings, StateStore, totals
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.measures import PipelineMeasures, measures
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
+from tidegate.state_store.seal.attempts import Tracked
 from tidegate.state_store.totals import BOUNDS_SECONDS, PHASES, Settled
-from tidegate.state_store.witness import Witness
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),

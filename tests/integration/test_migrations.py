@@ -22,12 +22,14 @@ from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
 from tidegate import migrations
 from tidegate.jobs.registry import all_pipelines
-from tidegate.state_store import Settings, StateStore, revisions, state_tables, tables
-from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
-from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
+from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.states import state_tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = sorted(file.name for file in revisions.VERSIONS.glob("*.py"))
+FILES = sorted(file.name for file in schema_revision.VERSIONS.glob("*.py"))
 REVISIONS = [name[:4] for name in FILES]
 SPECS = [pipeline.spec for pipeline in all_pipelines()]
 
@@ -85,7 +87,7 @@ def shape(settings: Settings) -> dict[str, list[str]]:
 def revision(settings: Settings) -> str | None:
     """Return a database's revision."""
     with migrations.connected(settings) as connection:
-        return revisions.current_revision(connection)
+        return schema_revision.current_revision(connection)
 
 
 # the files
@@ -97,7 +99,7 @@ def test_a_migrations_name_has_its_number(name: str) -> None:
     assert re.fullmatch(r"\d{4}_[a-z][a-z0-9_]*\.py", name)
     number = FILES.index(name) + 1
     assert int(name[:4]) == number
-    content = (revisions.VERSIONS / name).read_text()
+    content = (schema_revision.VERSIONS / name).read_text()
     previous = f'"{number - 1:04d}"' if number > 1 else "None"
     assert re.search(rf'^revision = "{number:04d}"$', content, re.MULTILINE)
     assert re.search(rf"^down_revision = {previous}$", content, re.MULTILINE)
@@ -107,7 +109,7 @@ def test_a_migrations_name_has_its_number(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_migration_imports_none_of_tidegates_code(name: str) -> None:
     """History is frozen: it must not change when the code does."""
-    imports = re.findall(r"^(?:from|import) (\w+)", (revisions.VERSIONS / name).read_text(), re.MULTILINE)
+    imports = re.findall(r"^(?:from|import) (\w+)", (schema_revision.VERSIONS / name).read_text(), re.MULTILINE)
     assert set(imports) <= {"sqlalchemy", "alembic"}
 
 
@@ -129,7 +131,7 @@ def test_the_checked_in_migrations_create_the_declared_tables(empty: Settings) -
     """Not one column, type, default, constraint or comment is missing or left over."""
     migrations.upgrade(empty, [])
     assert migrations.new_revision(empty, SPECS, "nothing") is None
-    assert sorted(file.name for file in revisions.VERSIONS.glob("*.py")) == FILES
+    assert sorted(file.name for file in schema_revision.VERSIONS.glob("*.py")) == FILES
 
 
 def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings, server: Server) -> None:
@@ -259,7 +261,7 @@ def ledger(settings: Settings) -> dict[str, list[dict]]:
         return {
             table.name: [dict(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key)).mappings()]
             for table in found.sorted_tables
-            if table.name != revisions.VERSION_TABLE
+            if table.name != schema_revision.VERSION_TABLE
         }
 
 
@@ -973,7 +975,7 @@ def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
     started.stdout.readline()  # it has imported its code
     head = FILES[-1][:4]
     number = f"{int(head) + 1:04d}"
-    mark = revisions.OF_STATES_ONLY if of_states_only else ""
+    mark = schema_revision.OF_STATES_ONLY if of_states_only else ""
     new = f"{mark}\nrevision = '{number}'\ndown_revision = '{head}'\ndef upgrade():\n    pass\ndef downgrade():\n    pass\n"
     (clone / f"migrations/versions/{number}_new.py").write_text(new)
     migrated = _tidegate(clone, empty, "migrate")
@@ -983,7 +985,7 @@ def test_code_from_before_a_migration_goes_on_only_if_the_ledger_is_unchanged(
 
     assert (started.returncode == 0) is of_states_only, message
     if not of_states_only:
-        known = revisions.KNOWN_LEDGER
+        known = schema_revision.KNOWN_LEDGER
         assert f"was migrated to revision {number}, but this process was started with code for {known}" in message
         assert "Restart the stack: tidegate down && tidegate up" in message
 

@@ -21,9 +21,8 @@ import sqlalchemy as sa
 from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from tidegate.state_store import Settings, StateStore, cursors, revisions
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     GuardMismatch,
@@ -36,6 +35,8 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
+from tidegate.state_store.ledger import cursors, schema_revision
+from tidegate.state_store.seal.attempts import Tracked
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:
@@ -115,20 +116,20 @@ def test_a_migration_of_the_ledger_and_commits_wait_for_each_other(
     def migrate() -> None:
         with migrations.connected(settings) as connection:
             connection.execute(sa.text("SET LOCAL lock_timeout = '500ms'"))
-            revisions.lock_revision(connection)
+            schema_revision.lock_revision(connection)
 
     with tally.store.engine.begin() as commit:
         cursors.lock_cursor(commit, "tally", tally.store.witness)
         migrate()
         with monkeypatch.context() as patched:
-            patched.setattr(revisions, "ledger_revision", lambda: "9999")
+            patched.setattr(schema_revision, "ledger_revision", lambda: "9999")
             with pytest.raises(StoreUnavailable, match="lock"):
                 migrate()
 
-    monkeypatch.setattr(revisions, "ledger_revision", lambda: "9999")
+    monkeypatch.setattr(schema_revision, "ledger_revision", lambda: "9999")
     impatient = replace(settings, lock_timeout_seconds=1)
     with StateStore.connect(impatient) as store, migrations.connected(settings) as connection:
-        revisions.lock_revision(connection)
+        schema_revision.lock_revision(connection)
         with pytest.raises(StoreUnavailable, match="lock"):
             store.commit_batch(tally.spec, 1, "test")
     assert tally.commit(1).txid == 1

@@ -18,8 +18,10 @@ from tests.checkout import copy_to
 from tests.conftest import Server
 from tidegate import migrations
 from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
-from tidegate.state_store import Settings, StateStore, project, revisions
-from tidegate.state_store.errors import SchemaOutOfDate
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import SchemaOutOfDate
+from tidegate.state_store.ledger import schema_revision
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VERSIONS = "migrations/versions"
@@ -138,7 +140,7 @@ def test_a_newer_tidegate_comes_before_the_projects_migrations(shop: Settings, t
     """The checkout gets a migration of the ledger after the project has its own; an empty database gets both lines, too."""
     migrated(shop)
     newer = checkout_in(tmp_path / "newer")
-    (newer / VERSIONS / "9000_newer.py").write_text(NEW_LEDGER_MIGRATION.replace("@LAST@", revisions.head_revision()))
+    (newer / VERSIONS / "9000_newer.py").write_text(NEW_LEDGER_MIGRATION.replace("@LAST@", schema_revision.head_revision()))
 
     refused = tidegate(shop, "inspect", "sales", code=newer)
     assert (refused.returncode, "this code needs 9000" in refused.stderr) == (1, True)
@@ -197,7 +199,7 @@ def test_pipelines_of_a_checkout_move_to_a_project(shop: Settings, tmp_path: Pat
     for arguments in (["migrate", "--new", "sales"], ["migrate"]):
         done = tidegate(shop, *arguments, code=checkout)
         assert done.returncode == 0, done.stderr
-    last = revisions.head_revision()
+    last = schema_revision.head_revision()
     (file,) = (checkout / VERSIONS).glob(f"{int(last) + 1:04d}_*.py")
     monkeypatch.setenv(project.HOME_VARIABLE, str(shop.home))
 

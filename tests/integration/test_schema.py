@@ -18,13 +18,10 @@ from tests.integration.test_migrations import shape
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.jobs.registry import all_pipelines
-from tidegate.stack import component as components
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.state_store import Settings, StateStore, registration, revisions, state_tables, tables
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.columns import ColumnType, ValueColumn
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AccessRefused,
     DeclarationChanged,
     HoleDetected,
@@ -32,8 +29,14 @@ from tidegate.state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from tidegate.state_store.declarations.column_spec import ColumnType, ValueColumn
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.seal.attempts import Tracked
+from tidegate.state_store.states import state_tables
 
-HEAD = revisions.head_revision()
+HEAD = schema_revision.head_revision()
 Register = Callable[[PipelineSpec], bool]
 
 

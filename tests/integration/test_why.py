@@ -13,16 +13,17 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally, until
-from tidegate import error_pages, remedies
-from tidegate.batch_causes import LONGEST_QUOTE, Cause
+from tidegate.explain import error_pages, remedies
+from tidegate.explain.batch_causes import LONGEST_QUOTE, Cause
+from tidegate.explain.why import explain, of_error, root_causes
 from tidegate.jobs import Changes, Pipeline
 from tidegate.jobs.engine.poison import OUTCOMES
-from tidegate.state_store import StateStore, revisions, tables
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
-from tidegate.state_store.history import BatchStatus
-from tidegate.state_store.witness import Mark
-from tidegate.why import explain, of_error, root_causes
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger.commit_witness import Mark
+from tidegate.state_store.read_ledger.batch_status import BatchStatus
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 OFTEN = replace(TALLY, on_poison="skip", tries=3)
@@ -307,7 +308,7 @@ def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> N
 
 def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run can plan, though the ledger is as the page needs it."""
-    monkeypatch.setattr(revisions, "head_revision", lambda: "9999")
+    monkeypatch.setattr(schema_revision, "head_revision", lambda: "9999")
     idle, outdated = causes(tally)
     assert (idle.code, outdated.code, outdated.command) == ("IDLE", "SCHEMA_OUT_OF_DATE", "tidegate migrate")
     assert "this code needs 9999. Run: tidegate migrate." in outdated.sentence

@@ -15,10 +15,10 @@ import requests
 
 from tests.conftest import running_stack
 from tests.jars import fetch_or_skip
-from tidegate.jobs.sources.files import objects
-from tidegate.stack import maven
-from tidegate.stack.component import reserve_port, wait_until
-from tidegate.stack.spark import java_program, spark_home
+from tidegate.jobs.sources.files.stores import object_places
+from tidegate.stack.components import java_libraries
+from tidegate.stack.components.server_process import reserve_port, wait_until
+from tidegate.stack.components.spark import java_program, spark_home
 from tidegate.state_store import Settings
 
 PACKAGES = ("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)
@@ -134,7 +134,7 @@ class HdfsCluster:
 
     def _command(self, name: str) -> list[str]:
         jars = (path for path in (spark_home() / "jars").glob("*.jar") if path.name.startswith(("hadoop", "slf4j", "log4j")))
-        classes = os.pathsep.join(map(str, (self.configuration, f"{maven.folder(PACKAGES)}/*", *jars)))
+        classes = os.pathsep.join(map(str, (self.configuration, f"{java_libraries.folder(PACKAGES)}/*", *jars)))
         return [java_program(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", classes, name]
 
     def _takes_files(self) -> bool:
@@ -211,8 +211,8 @@ def running_cluster(kind: type[HdfsCluster] = HdfsCluster) -> Iterator[HdfsClust
         cluster = kind(folder, [reserve_port(None, opened) for _ in range(kind.ports)])
         environment.setenv("HADOOP_CONF_DIR", str(cluster.configuration))
         environment.delenv("HADOOP_USER_NAME", raising=False)
-        objects._store.cache_clear()
-        opened.callback(objects._store.cache_clear)
+        object_places._store.cache_clear()
+        opened.callback(object_places._store.cache_clear)
         opened.callback(cluster.stop)
         cluster.start()
         yield cluster

@@ -21,11 +21,10 @@ from tests.sources.hdfs import DATANODE, NAMENODE, HdfsCluster, HdfsFolder, stac
 from tests.sources.test_objects import CASES, STATE, VARIANTS, ObjectsFeed, check_reference, parquet, stored
 from tidegate.jobs import Files, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.files import object_listing, objects
-from tidegate.jobs.sources.files.stores import hdfs
+from tidegate.jobs.sources.files.stores import hdfs, object_listing, object_places
 from tidegate.jobs.testing import Bench
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]  # fixtures
 
@@ -218,11 +217,11 @@ def test_files_are_listed_in_the_order_of_their_names(folder: HdfsFolder) -> Non
     """Not in that of HDFS, which compares signed bytes and counts no slash; from any name on."""
     for name in reversed(IN_ORDER):
         folder.put(name, "")
-    place = objects.place_of(Path(), folder.url)
-    assert isinstance(place, objects.ObjectPath)
+    place = object_places.place_of(Path(), folder.url)
+    assert isinstance(place, object_places.ObjectPath)
 
     def names(after: str | None = None) -> list[str]:
-        return [found.key.partition("/")[2] for page in objects.listed(place, after) for found in page]
+        return [found.key.partition("/")[2] for page in object_places.listed(place, after) for found in page]
 
     assert sorted(IN_ORDER, key=str.encode) == list(IN_ORDER) == names()
     for number, name in enumerate(IN_ORDER):
@@ -235,21 +234,21 @@ def test_a_folder_of_many_files_is_read_page_by_page(folder: HdfsFolder, monkeyp
     for number in range(25):
         folder.put(f"dt=1/{number:04d}.csv", "")
     folder.put("dt=2/0.csv", "")
-    place = objects.place_of(Path(), folder.url)
-    assert isinstance(place, objects.ObjectPath)
+    place = object_places.place_of(Path(), folder.url)
+    assert isinstance(place, object_places.ObjectPath)
     asked: list[str] = []
     get = hdfs.Hdfs._get
     monkeypatch.setattr(
         hdfs.Hdfs, "_get", lambda self, operation, key, **rest: asked.append(key) or get(self, operation, key, **rest)
     )
 
-    pages = list(objects.listed(place))
+    pages = list(object_places.listed(place))
     assert [found.key for page in pages for found in page][23:] == [
         f"{folder.name}/{name}" for name in ("dt=1/0023.csv", "dt=1/0024.csv", "dt=2/0.csv")
     ]
     assert asked == [folder.name, *[f"{folder.name}/dt=1"] * 3, f"{folder.name}/dt=2"]
     asked.clear()
-    assert list(objects.listed(place, "dt=2/0.csv")) == []
+    assert list(object_places.listed(place, "dt=2/0.csv")) == []
     assert asked == [folder.name, f"{folder.name}/dt=2"]
 
     folder.put("_temporary/0/part.csv", "")
@@ -270,7 +269,7 @@ def test_who_may_not_read_is_told_what_to_do(settings: Settings, folder: HdfsFol
     folder.allow("private/one.csv", "600")
 
     def plan(below: str) -> Any:
-        objects._store.cache_clear()
+        object_places._store.cache_clear()
         source = Files(folder.url + below, format="csv", schema=SCHEMA)
         return source.coordinator(settings).initialize_transaction(1, None, None)
 
@@ -285,7 +284,7 @@ def test_who_may_not_read_is_told_what_to_do(settings: Settings, folder: HdfsFol
     with pytest.raises(SourceUnreadable, match="/private may not be read: HDFS refuses stranger: Permission denied"):
         plan("/private")
     monkeypatch.undo()
-    objects._store.cache_clear()
+    object_places._store.cache_clear()
 
 
 def test_without_its_nodes_the_source_is_unavailable_and_the_batch_is_read_later(

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
 from tidegate.jobs.sources.files.stores import PAGE, ObjectInfo, Pin, Store, overwritten
-from tidegate.state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
     import requests
