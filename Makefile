@@ -80,7 +80,7 @@ else
 	    -r requirements.txt -r requirements-dev.txt
 	@$(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation \
 	    --config-settings editable_mode=compat --editable .
-	@$(BIN)/python -m tidegate.stack.class_archive
+	@$(BIN)/python -m tidegate.stack.components.spark_class_archive
 	@cd .venv && pwd -P > folder
 	@touch $@
 endif

@@ -34,7 +34,7 @@ from tests.conftest import Server
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.read import FileReader
-from tidegate.stack.component import log_file
+from tidegate.stack.components.server_process import log_file
 from tidegate.state_store import Settings, StateStore
 
 RECORDS_PER_BATCH = 100

@@ -1,9 +1,9 @@
 """The cost of exactly-once at the store: ledger, seal, fence and txid guard, beside a bare COPY and an unguarded upsert.
 
 Both ways get the same rows in Arrow batches, as Spark delivers them, write them as CSV over new connections, and run
-alternately, one connection at a time. Ours checks the rows and sorts numeric keys (`tidegate.jobs.compute.sink`), stages into a
-logged table, computes the digest of the staged rows twice, and checks again; theirs stages into a temporary table, like a job
-that need not find its work again after a crash.
+alternately, one connection at a time. Ours checks the rows and sorts numeric keys (`tidegate.jobs.compute.stage.staging_sink`),
+stages into a logged table, computes the digest of the staged rows twice, and checks again; theirs stages into a temporary
+table, like a job that need not find its work again after a crash.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from benchmarks.peer import as_csv, copy_and_upsert, create_target
 from benchmarks.pipelines import KEEPING, PAGES, RECORDING, USERS
 from benchmarks.project import Project, stack_without_airflow
 from tidegate.jobs import Pipeline
-from tidegate.jobs.compute.sink import SORTED_ROWS, PartialsReader
+from tidegate.jobs.compute.stage.staging_sink import SORTED_ROWS, PartialsReader
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.copy_in import copy_partition
-from tidegate.state_store.staging import StagedPartition, digest_statement
-from tidegate.state_store.state_tables import staging_table_of
+from tidegate.state_store.connections.copy_into_staging import copy_partition
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
+from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
+from tidegate.state_store.states.state_tables import staging_table_of
 
 BARE = "bare COPY + upsert"
 OWNER = "benchmark"

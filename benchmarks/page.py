@@ -18,7 +18,7 @@ from tests.page.conftest import Server, running_server, token_of
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
-from tidegate.state_store.state_rows import StateReader
+from tidegate.state_store.read_states.state_rows import StateReader
 
 PATIENCE_MS = 60_000
 # An address, and what is seen there once its data has come.

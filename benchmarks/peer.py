@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.pipelines import VERSION, ordinary, words
-from tidegate.stack.spark import MAX_DRIVER_MEMORY
+from tidegate.stack.components.spark import MAX_DRIVER_MEMORY
 from tidegate.state_store import Settings
 
 VERSIONS = ", ".join(f"{name} {kind}" for name, kind in VERSION.items())

@@ -21,11 +21,11 @@ from tests.conftest import register_pipelines, running_stack
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
-from tidegate.commands.runs import FINISHED
+from tidegate.commands.act.run_verbs import FINISHED
 from tidegate.jobs import Pipeline
-from tidegate.stack.component import RunFolder, wait_until
+from tidegate.stack.components.server_process import RunFolder, wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.project import STACK_FOLDER
+from tidegate.state_store.base.project import STACK_FOLDER
 
 DAG = "from tidegate.dags.batch_dag import batch_dag\n\ndag = batch_dag({name!r}, concurrency={concurrency})\n"
 # A Dag of empty tasks, for the time of Airflow itself: N groups of two tasks, like our batches.

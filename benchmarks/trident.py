@@ -20,8 +20,8 @@ from benchmarks.kinds import STORAGE, write_words
 from benchmarks.pipelines import WORDS
 from benchmarks.project import Project, stack_without_airflow
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.stack import maven
-from tidegate.stack.spark import java_program
+from tidegate.stack.components import java_libraries
+from tidegate.stack.components.spark import java_program
 from tidegate.state_store import Settings
 
 PACKAGES = ("org.apache.storm:storm-server:2.8.3", "org.postgresql:postgresql:42.7.7")
@@ -35,8 +35,8 @@ class Trident:
     """A LocalCluster in a process of its own, warm and waiting."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        maven.fetch(PACKAGES, print)
-        libraries = f"{maven.folder(PACKAGES)}/*"
+        java_libraries.fetch(PACKAGES, print)
+        libraries = f"{java_libraries.folder(PACKAGES)}/*"
         compiler = Path(shutil.which(java_program()) or java_program()).resolve().with_name("javac")
         if not compiler.exists():
             raise SystemExit(f"There is no {compiler}: install a JDK, such as openjdk-17-jdk-headless.")

@@ -1,4 +1,4 @@
-"""Exit with 0 if Airflow's health page calls the given part healthy; as in tidegate/stack/airflow.py.
+"""Exit with 0 if Airflow's health page calls the given part healthy; as in tidegate/stack/components/airflow.py.
 
     python healthy.py metadatabase|scheduler|dag_processor|triggerer
 

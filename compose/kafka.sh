@@ -1,6 +1,6 @@
 #!/bin/sh
 # Start the broker: its properties are compose/kafka.properties and the passwords, which are in no argument and no environment.
-# /run/tidegate is in memory. As in tidegate/stack/kafka.py.
+# /run/tidegate is in memory. As in tidegate/stack/components/kafka.py.
 set -eu
 umask 077
 

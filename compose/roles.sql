@@ -1,4 +1,4 @@
--- Creates roles and databases, once, when the cluster is new; the same as in tidegate/stack/postgres.py.
+-- Creates roles and databases, once, when the cluster is new; the same as in tidegate/stack/components/postgres.py.
 -- psql itself reads the passwords, so they are in no environment and no argument.
 
 \set password `cat /run/secrets/postgres_tidegate_owner`

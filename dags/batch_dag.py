@@ -19,9 +19,9 @@ from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryRule, task, task_
 from airflow.sdk.definitions.retry_policy import RetryAction
 
 from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
-from tidegate.dags.turn_trigger import BATCH
+from tidegate.dags.batch_trigger import BATCH
 from tidegate.jobs.registry import choice, folder, has_pipeline, pipeline_names
-from tidegate.state_store.errors import DeclarationInvalid, UnknownPipeline
+from tidegate.state_store.base.errors import DeclarationInvalid, UnknownPipeline
 
 # The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
 # twice as long each time: some five minutes in all, enough for a restart of Postgres or Spark.
@@ -33,7 +33,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "retry_policy": ExceptionRetryPolicy(
         [
             RetryRule(
-                exception="tidegate.state_store.errors.PermanentError",
+                exception="tidegate.state_store.base.errors.PermanentError",
                 action=RetryAction.FAIL,
                 reason="A person has to look; trying again cannot help.",
             )

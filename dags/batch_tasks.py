@@ -25,14 +25,14 @@ from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
 from airflow.triggers.base import StartTriggerArgs
 
+from tidegate.dags.batch_trigger import PROCESS, TurnTrigger
 from tidegate.dags.task_metrics import metrics_listeners
-from tidegate.dags.turn_trigger import PROCESS, TurnTrigger
 from tidegate.jobs.engine.log_fields import about
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import AirflowTry
-from tidegate.state_store.beginning import Mode
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
+from tidegate.state_store.attempt.begin_attempt import Mode
+from tidegate.state_store.base.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.seal.attempts import AirflowTry
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -118,7 +118,7 @@ def report_failure(context: Mapping[str, Any]) -> None:
     otherwise the commit of its predecessor skips it. A task that has waited in vain has nothing to report: the ledger knows.
 
     Airflow calls this after the last failure, in the task, or in the Dag processor if the task stopped sending heartbeats.
-    It calls nothing for a task that is killed in its last try or marked as failed by hand: `tidegate.dags.turn_trigger` finds
+    It calls nothing for a task that is killed in its last try or marked as failed by hand: `tidegate.dags.batch_trigger` finds
     those.
     """
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
@@ -216,7 +216,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
         self.execute(context)
 
     def _execute(self, context: Any, mode: Mode) -> None:
-        from tidegate.jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from tidegate.jobs.engine.retries import with_servers  # noqa: PLC0415 - brings pyspark
 
         here, settings = _try(context["ti"]), Settings.load()
         if with_servers(settings, lambda: self._process(settings, here, mode)):
@@ -249,7 +249,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
 class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     """Waits until every earlier txid has committed; then commits the batch, if no other task has.
 
-    It starts in the triggerer, without a worker (`tidegate.dags.turn_trigger`), and mostly ends there. The scheduler keeps the
+    It starts in the triggerer, without a worker (`tidegate.dags.batch_trigger`), and mostly ends there. The scheduler keeps the
     timeout of the wait, so it ends the wait even if no triggerer is left.
     """
 
@@ -287,7 +287,7 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     @naming_the_page()
     def execute_complete(self, context: Any, event: str | None = None) -> None:
         """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
-        from tidegate.jobs.engine.recovery import with_servers  # noqa: PLC0415 - brings pyspark
+        from tidegate.jobs.engine.retries import with_servers  # noqa: PLC0415 - brings pyspark
         from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415
 
         if event:

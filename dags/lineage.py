@@ -14,8 +14,8 @@ from openlineage.client.generated.schema_dataset import SchemaDatasetFacet, Sche
 from tidegate.jobs.registry import find_pipeline
 from tidegate.jobs.sources import Dataset
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.batches import QUARANTINED
-from tidegate.state_store.declaration import StateSpec
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
+from tidegate.state_store.ledger.batches import QUARANTINED
 
 MOST_LOCATIONS = 1000  # of one batch's files: an event is meant to be small
 

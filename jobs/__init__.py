@@ -22,9 +22,9 @@ from tidegate.jobs.aggregates import (
     Variance,
 )
 from tidegate.jobs.checks import Check
-from tidegate.jobs.combiners import Combiner
+from tidegate.jobs.custom_aggregates import Combiner
+from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
-from tidegate.jobs.queries import Query
 from tidegate.jobs.sketches import ApproxDistinct, ApproxQuantiles
 from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.changes import Changes
@@ -39,7 +39,7 @@ from tidegate.jobs.sources.postgres.source import PostgresTable
 from tidegate.jobs.state_queries import StateQuery, state_query
 from tidegate.jobs.states import History, Newest, Rows, State, Update
 from tidegate.jobs.windows import Session, Sliding, Tumbling
-from tidegate.state_store.declaration import Ranges
+from tidegate.state_store.declarations.pipeline_spec import Ranges
 
 __all__ = [
     "ApproxDistinct",

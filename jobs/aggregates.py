@@ -13,10 +13,10 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from tidegate.state_store.columns import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
+from tidegate.state_store.declarations.column_spec import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
 
 if TYPE_CHECKING:
-    from tidegate.jobs.combiners import Combiner
+    from tidegate.jobs.custom_aggregates import Combiner
 
 # The most digits of a decimal whose square has to fit into Spark's 38 digits.
 SQUARED_DIGITS = 18

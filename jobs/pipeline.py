@@ -9,7 +9,7 @@ from tidegate.jobs import state_queries
 from tidegate.jobs.checks import Check, check_declared
 from tidegate.jobs.state_queries import StateQuery
 from tidegate.jobs.states import AnyState
-from tidegate.state_store.declaration import WINDOW, PipelineSpec, exactly_once, rebuilt_name
+from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec, exactly_once, rebuilt_name
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources import Source

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tidegate.jobs.pipelines
+from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
-from tidegate.jobs.queries import Query
-from tidegate.state_store import project
-from tidegate.state_store.declaration import RebuildName, rebuild_named
-from tidegate.state_store.errors import SettingsInvalid, UnknownPipeline, UsageError
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError
+from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuild_named
 
 ENTRY_POINTS = "tidegate.pipelines"
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from math import ceil, log
 
 from tidegate.jobs.aggregates import MOST_ELEMENTS, Part
-from tidegate.state_store.columns import ColumnType, DerivedColumn
+from tidegate.state_store.declarations.column_spec import ColumnType, DerivedColumn
 
 RANKS = 32  # rows of a bitmap: the hash of a value sets one bit, in row n (from 1) with a probability of 2^-n
 WORD_BITS = 64

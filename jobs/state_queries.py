@@ -15,8 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from tidegate.state_store.declaration import AsOf, PipelineSpec, StateRead, check_of
-from tidegate.state_store.errors import DeclarationInvalid
+from tidegate.state_store.base.errors import DeclarationInvalid
+from tidegate.state_store.declarations.pipeline_spec import AsOf, PipelineSpec, StateRead, check_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.aggregates import Aggregate, Part, in_order
 from tidegate.jobs.windows import Window, parts_of
-from tidegate.state_store.columns import POSITION, ColumnType, DerivedColumn, KeyColumn
-from tidegate.state_store.declaration import Ranges, StateKind, StateSpec, Validity
-from tidegate.state_store.window_spec import WINDOW_START
+from tidegate.state_store.declarations.column_spec import POSITION, ColumnType, DerivedColumn, KeyColumn
+from tidegate.state_store.declarations.pipeline_spec import Ranges, StateKind, StateSpec, Validity
+from tidegate.state_store.declarations.window_spec import WINDOW_START
 
 if TYPE_CHECKING:
-    from tidegate.state_store.updates import UpdateBatch
+    from tidegate.state_store.commit.author_updates import UpdateBatch
 
 # Postgres' name for the row that an upsert inserts: a table of this name could not be distinguished from it.
 _UPSERTED = "excluded"
@@ -289,8 +289,8 @@ class Update(_PerRow):
 
     ``update(batch)`` runs in the commit of each batch, under the cursor's lock and after the other states have been merged:
     once per txid that counts, in txid order. `batch.rows` are the rows as a table of SQLAlchemy, `batch.execute` executes
-    statements, `batch.txid` is the txid (`tidegate.state_store.updates.UpdateBatch`). If the commit fails, nothing of it is
-    left.
+    statements, `batch.txid` is the txid (`tidegate.state_store.commit.author_updates.UpdateBatch`). If the commit fails,
+    nothing of it is left.
 
     ``before(batch)``, if given, runs in the same commit before the other states are merged, and so sees them without the batch.
 

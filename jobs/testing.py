@@ -20,19 +20,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.jobs.aggregates import Aggregate
-from tidegate.jobs.compute.aggregate import aggregate
-from tidegate.jobs.compute.aggregate_bench import AggregateBench, BrokenPromise
+from tidegate.jobs.compute.partials.aggregate_promises import AggregateBench, BrokenPromise
+from tidegate.jobs.compute.partials.rows_to_partials import aggregate
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
 from tidegate.jobs.sources.inputs.read import merged
+from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.jobs.state_queries import How, answered_by
-from tidegate.jobs.task_errors import reported_in
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import DeclarationInvalid, TidegateError
-from tidegate.state_store.settings import Settings
-from tidegate.state_store.source_files import TakenFile, files_in
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.ledger.counted_files import TakenFile, files_in
+from tidegate.state_store.seal.attempts import Attempt
 
 MAX_BATCHES = 100
 Rows = Counter[tuple[Any, ...]]

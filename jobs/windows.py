@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import get_args
 
 from tidegate.jobs.aggregates import Part
-from tidegate.state_store.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
+from tidegate.state_store.declarations.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, TimeType, WindowSpec
 
 _DURATION = re.compile(r"(\d+) (microsecond|millisecond|second|minute|hour|day|week)s?")
 _MICROSECOND = timedelta(microseconds=1)

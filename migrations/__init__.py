@@ -19,24 +19,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from tidegate.migrations import prerequisites
-from tidegate.state_store import (
-    history_views,
-    operations,
-    overview,
-    partitions,
-    project,
-    rebuilds,
-    rebuilt_tables,
-    registration,
-    revisions,
-    state_tables,
-    table_identity,
-    table_keys,
-    tables,
-)
-from tidegate.state_store.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import (
     DeclarationChanged,
     HoleDetected,
     PipelineRetired,
@@ -44,8 +28,15 @@ from tidegate.state_store.errors import (
     TidegateError,
     UsageError,
 )
-from tidegate.state_store.settings import Settings
-from tidegate.state_store.witness import Witness
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.connections.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.operate import recorded_actions
+from tidegate.state_store.pipeline_changes import rebuild_swap, rebuilds, registration
+from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.states import history_state_view, partitions, primary_keys, state_tables, table_identity
 
 if __name__ != "tidegate.migrations":  # a checkout on the path has this folder, too: it would be loaded twice
     raise ImportError("Import tidegate.migrations: there is no package migrations.")
@@ -64,7 +55,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | No
     with rows of committed batches is gone; DeclarationChanged, also if a pipeline has to be rebuilt first;
     AccessRefused, StoreUnavailable.
     """
-    with connected(settings) as connection, history_views.privileges_kept(connection, specs):
+    with connected(settings) as connection, history_state_view.privileges_kept(connection, specs):
         done = _upgrade(connection, specs, may_wait=False)
         if done.waiting:
             raise DeclarationChanged(" ".join(done.waiting.values()), pipeline=next(iter(done.waiting)))
@@ -73,7 +64,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | No
         ordered = registration.in_order(connection, done.specs)
         changed = [spec.name for spec in ordered if registration.register(connection, spec) or spec.name in done.rebuilt]
         _note_tables(connection, done, ordered)
-    return revisions.project_head(), changed
+    return schema_revision.project_head(), changed
 
 
 def roles(settings: Settings) -> str:
@@ -89,8 +80,8 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
     Raises: SchemaOutOfDate, AccessRefused, StoreUnavailable.
     """
     with connected(settings) as connection:
-        revisions.check_all_but_states(connection)
-        return operations.accept_epoch(connection, Witness(settings), owner)
+        schema_revision.check_all_but_states(connection)
+        return recorded_actions.accept_epoch(connection, Witness(settings), owner)
 
 
 def retired(settings: Settings, specs: Sequence[PipelineSpec]) -> dict[str, str]:
@@ -111,7 +102,7 @@ def column_changes(settings: Settings, specs: Sequence[PipelineSpec]) -> list[st
     """
     with connected(settings) as connection:
         prerequisites.check(connection)
-        revisions.check_not_newer(connection)
+        schema_revision.check_not_newer(connection)
         rebuilt = rebuilds.begun(connection, specs)
         return list(map(str, registration.column_changes(connection, [spec for spec in specs if spec.name not in rebuilt])))
 
@@ -124,7 +115,7 @@ def upgrade_all_but_broken(settings: Settings, specs: Sequence[PipelineSpec]) ->
     Raises: AccessRefused, StoreUnavailable; SchemaOutOfDate if other code has made the ledger;
     DeclarationChanged if a migration drops a column of a pipeline that cannot be registered without it.
     """
-    with connected(settings) as connection, history_views.privileges_kept(connection, specs):
+    with connected(settings) as connection, history_state_view.privileges_kept(connection, specs):
         done = _upgrade(connection, specs, may_wait=True)
         broken = done.retired | done.refused | done.waiting
         for spec in registration.in_order(connection, done.specs):
@@ -170,8 +161,8 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
     pipeline of which a table is lost is an error too, or is refused.
     """
     prerequisites.check(connection)
-    revisions.lock_revision(connection)
-    revisions.check_not_newer(connection)
+    schema_revision.lock_revision(connection)
+    schema_revision.check_not_newer(connection)
     left_out = registration.retired(connection, specs)
     in_service = [spec for spec in specs if spec.name not in left_out]
     registration.lock_changed(connection, in_service)
@@ -204,7 +195,7 @@ def _rebuild(connection: Connection, specs: Sequence[PipelineSpec], ready: Seque
     Raises: SchemaOutOfDate if the migrations do not make the tables of a rebuilt pipeline; DeclarationChanged.
     """
     for spec in ready:
-        rebuilt_tables.empty(connection, spec, overview.spec_of_pipeline(connection, spec.name))
+        rebuild_swap.empty(connection, spec, pipeline_overview.spec_of_pipeline(connection, spec.name))
     refused = _migrate_and_compare(connection, specs)
     for spec in ready:
         if spec.name in refused:
@@ -235,7 +226,8 @@ def _migrate_and_compare(connection: Connection, specs: Sequence[PipelineSpec]) 
     specs = [spec for spec in specs if spec.name not in broken]
     config.attributes["specs"] = tuple(specs)
     keys = {
-        _Table(state_tables.STATE, change.table.name) for change in table_keys.differing(connection, state_tables.STATE, specs)
+        _Table(state_tables.STATE, change.table.name)
+        for change in primary_keys.differing(connection, state_tables.STATE, specs)
     }
     broken |= {spec.name: _missing(spec, keys) for spec in specs if keys & _state_tables(spec)}
     try:
@@ -319,8 +311,8 @@ def new_revision(settings: Settings, specs: Sequence[PipelineSpec], message: str
 
 
 def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message: str) -> Path | None:
-    revisions.lock_revision(connection)
-    revisions.check_not_newer(connection)
+    schema_revision.lock_revision(connection)
+    schema_revision.check_not_newer(connection)
     left_out = registration.retired(connection, specs)
     specs = [spec for spec in specs if spec.name not in left_out]
     if shared := _shared(specs):
@@ -333,14 +325,14 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
     if lost := table_identity.losses(connection, {spec.name for spec in specs}.difference(begun)):
         raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
     if begun:
-        revisions.check_migrated(connection)
+        schema_revision.check_migrated(connection)
     config = _run(connection, specs)
     registration.check_states(connection, [spec for spec in specs if spec.name not in begun])
     if losing := partitions.losing_their_column(connection, state_tables.STATE, specs):
         raise DeclarationChanged(" ".join(losing.values()))
     with connection.begin_nested() as compared:
         for name in begun:
-            rebuilt_tables.make_lost(connection, overview.spec_of_pipeline(connection, name))
+            rebuild_swap.make_lost(connection, pipeline_overview.spec_of_pipeline(connection, name))
         path = _write_missing(connection, specs, config, message)
         compared.rollback()
     return path
@@ -350,12 +342,12 @@ def _write_missing(connection: Connection, specs: Sequence[PipelineSpec], config
     """Write the migration from the tables as they are to the declared states; return None if there is no difference."""
     try:
         command.check(config)
-        is_missing = bool(table_keys.differing(connection, state_tables.STATE, specs))
+        is_missing = bool(primary_keys.differing(connection, state_tables.STATE, specs))
     except AutogenerateDiffsDetected:
         is_missing = True
     if is_missing:
         _folder()  # only a project has migrations
-        number = f"{int(revisions.project_head() or 0) + 1:04d}"
+        number = f"{int(schema_revision.project_head() or 0) + 1:04d}"
         script = command.revision(config, message, autogenerate=True, rev_id=number)
         assert not isinstance(script, list)
         assert script is not None
@@ -367,10 +359,10 @@ def walk(settings: Settings, specs: Sequence[PipelineSpec], target: str) -> None
     """Migrate the project's states to one revision, up or down; for tests and emergencies."""
     with connected(settings) as connection:
         own = _folder()
-        upwards = target > (revisions.current_revision(connection) or "")
+        upwards = target > (schema_revision.current_revision(connection) or "")
         step = command.upgrade if upwards else command.downgrade
         step(_project_config(connection, specs, own), "base" if target == "0000" else target)
-        revisions.note_project(connection, own)
+        schema_revision.note_project(connection, own)
 
 
 def _folder() -> Path:
@@ -391,16 +383,16 @@ def _run(connection: Connection, specs: Sequence[PipelineSpec], *, states_wait: 
 
     Without any, that of the ledger compares states as well.
     """
-    if not revisions.has_ledger(connection):
+    if not schema_revision.has_ledger(connection):
         command.upgrade(_config(connection, specs), "head")
     own = project.own("migrations")
     if own is None or not own.is_dir():
         return _config(connection, specs)
-    revisions.check_numbers(own)
+    schema_revision.check_numbers(own)
     config = _project_config(connection, specs, own)
     if not states_wait:
         command.upgrade(config, "head")
-    revisions.note_project(connection, own)
+    schema_revision.note_project(connection, own)
     return config
 
 
@@ -408,7 +400,7 @@ def _project_config(connection: Connection, specs: Sequence[PipelineSpec], own: 
     config = _config(connection, specs)
     config.set_main_option("version_locations", str(own).replace("%", "%%"))
     config.set_main_option("path_separator", "newline")  # the folder's name may have any other separator
-    config.attributes["version_table"] = revisions.PROJECT_VERSION_TABLE
+    config.attributes["version_table"] = schema_revision.PROJECT_VERSION_TABLE
     return config
 
 
@@ -423,7 +415,7 @@ def _config(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection
     config.attributes["specs"] = tuple(specs)
-    config.attributes["version_table"] = revisions.VERSION_TABLE
+    config.attributes["version_table"] = schema_revision.VERSION_TABLE
     return config
 
 

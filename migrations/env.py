@@ -9,7 +9,8 @@ from sqlalchemy import inspect
 from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
-from tidegate.state_store import history_views, partitions, state_tables, table_keys, tables
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import history_state_view, partitions, primary_keys, state_tables
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -44,13 +45,13 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
         _complete_changes_of_columns(operations)
     again = partitions.differing(connection, state_tables.STATE, specs)
-    for change in table_keys.differing(connection, state_tables.STATE, specs):
+    for change in primary_keys.differing(connection, state_tables.STATE, specs):
         if change.table.name not in {declared.table_name for declared, _ in again}:
             for operations, *keys in (
                 (script.upgrade_ops.ops, change.found, change.declared),
                 (script.downgrade_ops.ops, change.declared, change.found),
             ):
-                first, last = table_keys.statements(*keys)
+                first, last = primary_keys.statements(*keys)
                 operations[:0] = _statements(first)
                 operations.extend(_statements(last))
     for declared, found in again:
@@ -122,7 +123,7 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
-views = {s.table_name: history_views.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
+views = {s.table_name: history_state_view.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(

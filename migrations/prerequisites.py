@@ -8,10 +8,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from tidegate.state_store import state_tables, tables
-from tidegate.state_store.copy_in import STAGING
-from tidegate.state_store.errors import AccessRefused, PermanentError
-from tidegate.state_store.revisions import VERSION_TABLE
+from tidegate.state_store.base.errors import AccessRefused, PermanentError
+from tidegate.state_store.connections.copy_into_staging import STAGING
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
+from tidegate.state_store.states import state_tables
 
 OLDEST, NEWEST_TESTED = 15, 18
 OWNER = "tidegate_owner"

@@ -56,7 +56,7 @@ The modules, by what they are about:
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.state_store.store import StateStore

@@ -15,54 +15,37 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from tidegate.state_store import (
-    attempts,
-    batches,
-    beginning,
-    commits,
-    cursors,
-    history,
-    mending,
-    merges,
-    operations,
-    overview,
-    plans,
-    quarantine,
-    range_partitions,
-    rebuilds,
-    retention,
-    retirement,
-    revisions,
-    search,
-    source_files,
-    staging,
-    state_queries,
-    turns,
-    waits,
-    windows,
-)
-from tidegate.state_store.attempt_times import AttemptTimes, attempt_times
-from tidegate.state_store.attempts import AirflowTry, Attempt, Tracked
-from tidegate.state_store.batches import BatchInput
-from tidegate.state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.copy_in import CsvReader
-from tidegate.state_store.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
-from tidegate.state_store.declaration import PipelineSpec, SourceMetadata, Staged, StateSpec
-from tidegate.state_store.errors import LockHeld, StoreUnavailable, storable
-from tidegate.state_store.held_tables import hold
-from tidegate.state_store.history import BatchHistory, BatchStatus, Lag
-from tidegate.state_store.mending import Mend, Original
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.search import BatchFilter, SearchResult
-from tidegate.state_store.settings import Settings
-from tidegate.state_store.source_files import TakenFile
-from tidegate.state_store.staging import StagedPartition
-from tidegate.state_store.state_queries import QueriedState
-from tidegate.state_store.turns import UNREGISTERED, Processing, Turn
-from tidegate.state_store.waits import Wait
-from tidegate.state_store.windows import EventTimeProgress
-from tidegate.state_store.witness import Witness
+from tidegate.state_store.attempt import begin_attempt, turns
+from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.attempt.turns import UNREGISTERED, Processing, Turn
+from tidegate.state_store.base.errors import LockHeld, StoreUnavailable, storable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.commit import event_windows, merge_into_states, ordered_commit, quarantined_records
+from tidegate.state_store.commit.event_windows import EventTimeProgress
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.connections.copy_into_staging import CsvReader
+from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
+from tidegate.state_store.connections.table_locks import hold
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, Staged, StateSpec
+from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision
+from tidegate.state_store.ledger.batches import BatchInput
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.ledger.counted_files import TakenFile
+from tidegate.state_store.operate import mended_records, pruning, recorded_actions
+from tidegate.state_store.operate.mended_records import Mend, Original
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import rebuilds, retirement
+from tidegate.state_store.read_ledger import batch_search, batch_status, pipeline_overview, wait_facts
+from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchResult
+from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus, Lag
+from tidegate.state_store.read_ledger.trace_times import AttemptTimes, attempt_times
+from tidegate.state_store.read_ledger.wait_facts import Wait
+from tidegate.state_store.read_states import transform_reads
+from tidegate.state_store.read_states.transform_reads import QueriedState
+from tidegate.state_store.seal import attempts, staging_tables
+from tidegate.state_store.seal.attempts import AirflowTry, Attempt, Tracked
+from tidegate.state_store.seal.staging_tables import StagedPartition
+from tidegate.state_store.states import range_partitions
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +77,7 @@ class StateStore(Database):
         store = cls(settings, user=user)
         try:
             with store._transaction(f"connecting as {user or settings.pg_user}") as connection:
-                revisions.check_revision(connection)
+                schema_revision.check_revision(connection)
         except BaseException:
             store.close()
             raise
@@ -102,20 +85,22 @@ class StateStore(Database):
 
     # plan
 
-    def begin_plan(self, pipeline: str, run_id: str) -> plans.Beginning:
+    def begin_plan(self, pipeline: str, run_id: str) -> plan_outcomes.Beginning:
         """Return where a plan begins. A run that has planned before goes on in a paused pipeline.
 
         Raises: PipelinePaused; SchemaOutOfDate if the pipeline is not registered.
         """
         with self._transaction("beginning a plan") as connection:
             if not batches.run_txids(connection, pipeline, run_id):
-                operations.check_not_paused(connection, pipeline)
-            return plans.Beginning(cursors.committed(connection, pipeline), plans.succeeded(connection, pipeline))
+                recorded_actions.check_not_paused(connection, pipeline)
+            return plan_outcomes.Beginning(
+                cursors.committed(connection, pipeline), plan_outcomes.succeeded(connection, pipeline)
+            )
 
-    def fail_plan(self, pipeline: str, began: plans.Beginning, run_id: str, error: str) -> bool:
+    def fail_plan(self, pipeline: str, began: plan_outcomes.Beginning, run_id: str, error: str) -> bool:
         """Record why a plan failed, for people, until another succeeds; False, unrecorded, if one has since it began."""
         with self._write_transaction("recording that a plan has failed") as connection:
-            return plans.note_failure(connection, pipeline, began, run_id, storable(error))
+            return plan_outcomes.note_failure(connection, pipeline, began, run_id, storable(error))
 
     def last_opened(self, pipeline: str) -> BatchInput | None:
         """Return the newest opened batch with its current metadata; None before the first.
@@ -147,11 +132,11 @@ class StateStore(Database):
         """
         # First of uncommitted batches: one that commits meanwhile is seen twice rather than not at all.
         with self._transaction("reading which files are planned") as connection:
-            planned = source_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid))
+            planned = counted_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid))
         for start in range(0, len(names), FILES_AT_ONCE):
             chunk = names[start : start + FILES_AT_ONCE]
             with self._transaction("reading which files have counted") as connection:
-                counted = source_files.counted(connection, pipeline, chunk, before_txid)
+                counted = counted_files.counted(connection, pipeline, chunk, before_txid)
             for name in chunk:
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
@@ -164,7 +149,7 @@ class StateStore(Database):
             self._write_transaction("noting when files were touched") as connection,
             left_for_later(connection, f"The noting of when files of {pipeline} were touched"),
         ):
-            source_files.note_times(connection, pipeline, files)
+            counted_files.note_times(connection, pipeline, files)
 
     def run_txids(self, pipeline: str, run_id: str) -> list[int]:
         """Return the txids that a run covers, in order; empty if it has not planned yet."""
@@ -196,10 +181,10 @@ class StateStore(Database):
         with self._write_transaction("opening batches") as connection:
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
-            operations.check_not_paused(connection, spec.name)
+            recorded_actions.check_not_paused(connection, spec.name)
             cursors.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered
-                commits.check_declaration(connection, spec)
+                ordered_commit.check_declaration(connection, spec)
             with left_for_later(connection, f"The window of {spec.name}"):
                 batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
@@ -216,7 +201,7 @@ class StateStore(Database):
                 return None
             if metadata is not None:
                 with left_for_later(connection, f"The note that a plan of {spec.name} has succeeded"):
-                    plans.note_success(connection, spec.name, only_that=not txids)
+                    plan_outcomes.note_success(connection, spec.name, only_that=not txids)
             return txids
 
     def batches_to_rebuild(self, spec: PipelineSpec, after: int, most: int) -> list[SourceMetadata]:
@@ -251,7 +236,7 @@ class StateStore(Database):
             self._write_transaction("dropping old staging") as connection,
             left_for_later(connection, f"Old staging of {spec.name}"),
         ):
-            return staging.drop_old(connection, spec, hours, STAGING_DROPS_PER_PLAN)
+            return staging_tables.drop_old(connection, spec, hours, STAGING_DROPS_PER_PLAN)
         return 0
 
     # process
@@ -277,8 +262,8 @@ class StateStore(Database):
         that cannot be redone.
         """
         with self._write_transaction("starting an attempt") as connection:
-            request = beginning.Request(txid, owner, mode, airflow, new_input)
-            return beginning.start_attempt(connection, spec, request, self.witness)
+            request = begin_attempt.Request(txid, owner, mode, airflow, new_input)
+            return begin_attempt.start_attempt(connection, spec, request, self.witness)
 
     @contextmanager
     def queried_states(self, spec: PipelineSpec) -> Iterator[dict[str, QueriedState]]:
@@ -294,7 +279,7 @@ class StateStore(Database):
                 yield {}
                 return
             with self._transaction(doing) as connection:
-                states = state_queries.find(connection, spec, self.settings.pg_stager)
+                states = transform_reads.find(connection, spec, self.settings.pg_stager)
             yield states
             return
         with ExitStack() as kept:
@@ -305,7 +290,7 @@ class StateStore(Database):
                 patience = self.settings.lock_timeout_seconds
                 hold(connection.connection.driver_connection, latest, lock_timeout_seconds=patience)
                 hold_open(connection)
-                states = state_queries.find(connection, spec, self.settings.pg_stager)
+                states = transform_reads.find(connection, spec, self.settings.pg_stager)
             try:
                 yield states
             finally:
@@ -365,7 +350,7 @@ class StateStore(Database):
         Raises: StoreUnavailable, also for an error that `content` raises while it is read.
         """
         with self._transaction(f"staging {staged.name}") as connection:
-            return staging.fill(connection, staged, attempt.txid, attempt.number, content)
+            return staging_tables.fill(connection, staged, attempt.txid, attempt.number, content)
 
     def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
@@ -432,7 +417,7 @@ class StateStore(Database):
         """Return the commits of which the source has yet to learn, in order, at most `limit`."""
         with self._transaction("looking for acks that are due") as connection:
             txids = batches.awaiting_acks(connection, pipeline, limit)
-            return [done for txid in txids if (done := commits.find(connection, pipeline, txid))]
+            return [done for txid in txids if (done := ordered_commit.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it has committed already: in txid order, each exactly once (I1-I4, I8).
@@ -447,7 +432,7 @@ class StateStore(Database):
         try:
             with self._commit_transaction(spec.name, f"committing {spec.name} {txid}") as connection:
                 timeout = attempt_timeout_seconds or self.settings.attempt_timeout_seconds
-                return commits.commit_batch(connection, spec, txid, owner, timeout, self.witness)
+                return ordered_commit.commit_batch(connection, spec, txid, owner, timeout, self.witness)
         except StoreUnavailable as unknown:
             cause = unknown.__cause__
             if isinstance(cause, DBAPIError) and not cause.connection_invalidated:
@@ -458,7 +443,7 @@ class StateStore(Database):
             return done
 
     def commit_ready(
-        self, spec: PipelineSpec, owner: str, *, max_batches: int = commits.MAX_BATCHES_TOGETHER, wait: bool = True
+        self, spec: PipelineSpec, owner: str, *, max_batches: int = ordered_commit.MAX_BATCHES_TOGETHER, wait: bool = True
     ) -> list[Commit]:
         """Commit all sealed batches that directly follow the last commit, in order, in one transaction; return them.
 
@@ -469,7 +454,7 @@ class StateStore(Database):
         Raises: what `commit_batch` raises. Then nothing was committed; committing one by one shows which batch is at fault.
         """
         with self._commit_transaction(spec.name, f"committing what is ready of {spec.name}") as connection:
-            return commits.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
+            return ordered_commit.commit_ready(connection, spec, owner, self.witness, max_batches=max_batches, wait=wait)
 
     def check_not_followed(self, spec: PipelineSpec, txid: int, without: Collection[str] = ()) -> None:
         """Refuse to redo a txid if a pipeline besides `without` follows a state. A hint: `redo_batch` decides.
@@ -477,7 +462,7 @@ class StateStore(Database):
         Raises: RangeRefused; UsageError if one of `without` follows no state.
         """
         with self._transaction("reading who follows states") as connection:
-            operations.check_not_followed(connection, spec, txid, without)
+            recorded_actions.check_not_followed(connection, spec, txid, without)
 
     def redo_batch(self, spec: PipelineSpec, txid: int, request: Redo) -> Commit:
         """Replace the effect of the last committed txid by that of its newest attempt. As the owner of the tables only.
@@ -485,28 +470,30 @@ class StateStore(Database):
         Raises: RangeRefused if it cannot be redone; UsageError; what `commit_batch` raises.
         """
         with self._commit_transaction(spec.name, f"redoing {spec.name} {txid}") as connection:
-            return operations.redo(connection, spec, txid, replace(request, reason=storable(request.reason)), self.witness)
+            return recorded_actions.redo(
+                connection, spec, txid, replace(request, reason=storable(request.reason)), self.witness
+            )
 
     # by hand
 
-    def followers(self, pipeline: str, state: str) -> list[retention.Follower]:
+    def followers(self, pipeline: str, state: str) -> list[pruning.Follower]:
         """Return the inputs of registered pipelines that follow a state."""
         with self._transaction("reading who follows a state") as connection:
-            return retention.followers(connection, pipeline, state)
+            return pruning.followers(connection, pipeline, state)
 
     def pruned_txid(self, state: StateSpec) -> int:
         """Return the txid up to which a state's recorded changes were removed; 0 if none were."""
         with self._transaction(f"reading what was removed of state {state.name}") as connection:
-            return retention.pruned_txid(connection, state)
+            return pruning.pruned_txid(connection, state)
 
     def has_changes(self, state: StateSpec, up_to_txid: int) -> bool:
         """Return whether there are recorded changes of txids up to this one."""
         with self._transaction(f"looking for changes of state {state.name}") as connection:
-            return retention.has_changes(connection, state, up_to_txid)
+            return pruning.has_changes(connection, state, up_to_txid)
 
     def prune_changes(
-        self, spec: PipelineSpec, state: StateSpec, so_far: retention.Pruned, owner: str, reason: str
-    ) -> retention.Pruned:
+        self, spec: PipelineSpec, state: StateSpec, so_far: pruning.Pruned, owner: str, reason: str
+    ) -> pruning.Pruned:
         """Remove some of the recorded changes of txids up to one; repeat it with what it returns while there are more.
 
         As the owner of the tables only. No follower needs them, as the caller has checked
@@ -518,19 +505,19 @@ class StateStore(Database):
         if so_far.changes or so_far.partitions:
             time.sleep(SECONDS_BETWEEN_REMOVALS)
         action = (owner, storable(reason))
-        step = partial(retention.prune, spec=spec, state=state, so_far=so_far, action=action, witness=self.witness)
+        step = partial(pruning.prune, spec=spec, state=state, so_far=so_far, action=action, witness=self.witness)
         return self._removed(spec, state, step)
 
     def prune_ranges(
-        self, spec: PipelineSpec, state: StateSpec, removal: retention.Removal, owner: str, reason: str
-    ) -> retention.PrunedRanges:
+        self, spec: PipelineSpec, state: StateSpec, removal: pruning.Removal, owner: str, reason: str
+    ) -> pruning.PrunedRanges:
         """Remove range partitions of appended rows, as the owner of the tables (`retention.prune_ranges`).
 
         Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, LockHeld also if
         readers hold the tables for long.
         """
         action = (owner, storable(reason))
-        step = partial(retention.prune_ranges, spec=spec, state=state, removal=removal, action=action, witness=self.witness)
+        step = partial(pruning.prune_ranges, spec=spec, state=state, removal=removal, action=action, witness=self.witness)
         return self._removed(spec, state, step)
 
     def _removed(self, spec: PipelineSpec, state: StateSpec, remove: Callable[[Connection], _Removed]) -> _Removed:
@@ -561,22 +548,22 @@ class StateStore(Database):
         HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
         """
         with self._commit_transaction(spec.name, f"skipping {spec.name} {txid}") as connection:
-            return operations.skip(connection, spec, txid, owner, storable(reason), self.witness)
+            return recorded_actions.skip(connection, spec, txid, owner, storable(reason), self.witness)
 
     def retry(self, pipeline: str, txid: int | None, owner: str, reason: str) -> list[int]:
         """Let a batch be tried again, or, without a txid, all that were halted or given up; return the txids."""
         with self._write_transaction("letting batches be tried again") as connection:
-            return operations.retry(connection, pipeline, txid, owner, storable(reason))
+            return recorded_actions.retry(connection, pipeline, txid, owner, storable(reason))
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
         """Stop new runs of the pipeline; runs that have planned go on. False if it was paused already."""
         with self._write_transaction("pausing a pipeline") as connection:
-            return operations.pause(connection, pipeline, owner, storable(reason))
+            return recorded_actions.pause(connection, pipeline, owner, storable(reason))
 
     def resume(self, pipeline: str, owner: str, reason: str) -> bool:
         """Let runs of the pipeline start again. False if it was not paused."""
         with self._write_transaction("resuming a pipeline") as connection:
-            return operations.resume(connection, pipeline, owner, storable(reason))
+            return recorded_actions.resume(connection, pipeline, owner, storable(reason))
 
     def retire(self, pipeline: str, request: retirement.Request) -> retirement.Retirement:
         """Retire a pipeline: from the commit of this on, no plan, attempt or commit of it goes on. As the owner only.
@@ -621,7 +608,7 @@ class StateStore(Database):
         Raises: PipelinePaused, with operator, time and reason; PipelineRetired.
         """
         with self._transaction("reading the pipeline") as connection:
-            operations.check_not_paused(connection, pipeline)
+            recorded_actions.check_not_paused(connection, pipeline)
 
     def replay_quarantined(
         self, spec: PipelineSpec, owner: str, reason: str, *, txid: int | None = None, beside: SourceMetadata | None = None
@@ -637,7 +624,7 @@ class StateStore(Database):
         while True:
             with self._write_transaction("replaying quarantined records") as connection:
                 cursors.check_history(connection, spec.name, self.witness)
-                opened = operations.replay_quarantined(connection, spec, owner, storable(reason), txid, beside or {})
+                opened = recorded_actions.replay_quarantined(connection, spec, owner, storable(reason), txid, beside or {})
                 if opened is not False:
                     return opened
                 connection.rollback()  # another planner was faster: its batch has the txid
@@ -651,7 +638,7 @@ class StateStore(Database):
         for a payload that cannot be stored, or is not JSON of the record's columns where the original is.
         """
         with self._write_transaction("mending a quarantined record") as connection:
-            return mending.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
+            return mended_records.mend(connection, pipeline, txid, number, replace(mend, reason=storable(mend.reason)))
 
     def _resolve(self, pipeline: str, txid: int) -> Commit | None:
         """Return the commit of a txid, looked up under the cursor's lock; None if it did not commit."""
@@ -659,7 +646,7 @@ class StateStore(Database):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
                     cursors.lock_cursor(connection, pipeline, self.witness, may_be_retired=True)
-                    return commits.find(connection, pipeline, txid)
+                    return ordered_commit.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:
                     raise
@@ -694,7 +681,7 @@ class StateStore(Database):
     def lag(self, pipelines: Sequence[str] | None = None) -> list[Lag]:
         """Return how far each pipeline is."""
         with self._transaction("reading the lag") as connection:
-            return history.lag(connection, pipelines)
+            return batch_status.lag(connection, pipelines)
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
         """Return what each of these pipelines, and its requested txid, waits for, as of one moment.
@@ -702,14 +689,14 @@ class StateStore(Database):
         Pipelines that are not registered are left out.
         """
         with self._transaction("reading the cursors") as connection:
-            marked = waits.marks(connection, list(requested), self.witness)
+            marked = wait_facts.marks(connection, list(requested), self.witness)
         with self._snapshot("reading what is waited for") as connection:
-            return waits.read(connection, requested, marked, self.witness)
+            return wait_facts.read(connection, requested, marked, self.witness)
 
     def losses(self) -> dict[str, str]:
         """Return a sentence for each pipeline that is halted because this database lacks commits, or may."""
         with self._transaction("reading which pipelines there are") as connection:
-            pipelines = overview.pipeline_names(connection)
+            pipelines = pipeline_overview.pipeline_names(connection)
         return {name: loss for name, wait in self.waits(dict.fromkeys(pipelines)).items() if (loss := wait.loss)}
 
     def check_history(self, pipeline: str) -> None:
@@ -723,17 +710,17 @@ class StateStore(Database):
     def batch_statuses(self, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100) -> list[BatchStatus]:
         """Return ledger rows in txid order: the given txids, or the newest `limit`."""
         with self._transaction("reading the ledger") as connection:
-            return history.batch_statuses(connection, pipeline, txids, limit)
+            return batch_status.batch_statuses(connection, pipeline, txids, limit)
 
     def search(self, pipeline: str, wanted: BatchFilter, *, before: int | None = None, limit: int = 100) -> SearchResult:
         """Return some batches that fulfil all conditions, newest first, and where to go on; by statements of bounded work."""
         with self._snapshot("searching the ledger") as connection:
-            return search.search(connection, pipeline, wanted, before, limit)
+            return batch_search.search(connection, pipeline, wanted, before, limit)
 
     def batch_history(self, pipeline: str, txid: int) -> BatchHistory:
         """Return everything that the ledger knows of one batch."""
         with self._transaction("reading a batch") as connection:
-            return history.batch_history(connection, pipeline, txid)
+            return batch_status.batch_history(connection, pipeline, txid)
 
     def attempt_times(self, pipeline: str, txids: Sequence[int]) -> list[AttemptTimes]:
         """Return when the attempts at some batches ran, and when those that counted were committed."""
@@ -743,35 +730,37 @@ class StateStore(Database):
     def quarantined(self, pipeline: str, *, txid: int | None = None, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records that wait in quarantine, in the order of their batches, without holding them all."""
         with self._transaction("reading the quarantine") as connection:
-            yield from quarantine.records(connection, pipeline, txid, limit)
+            yield from quarantined_records.records(connection, pipeline, txid, limit)
 
     def quarantine_counts(self, pipeline: str, txid: int | None = None) -> dict[int, int]:
         """Return how many records and partials of each txid, or of the given one, are in quarantine."""
         with self._transaction("reading the quarantine") as connection:
-            return quarantine.counts(connection, pipeline, txid)
+            return quarantined_records.counts(connection, pipeline, txid)
 
-    def quarantine_totals(self, pipeline: str, txid: int | None = None) -> quarantine.QuarantineTotals:
+    def quarantine_totals(self, pipeline: str, txid: int | None = None) -> quarantined_records.QuarantineTotals:
         """Return how many records wait in quarantine, and how many partials commits have set aside."""
         with self._transaction("reading the quarantine") as connection:
-            return quarantine.totals(connection, pipeline, txid)
+            return quarantined_records.totals(connection, pipeline, txid)
 
-    def try_merge(self, state: StateSpec, kept: merges.TextRow | None, partial: merges.TextRow) -> merges.TextRow:
+    def try_merge(
+        self, state: StateSpec, kept: merge_into_states.TextRow | None, partial: merge_into_states.TextRow
+    ) -> merge_into_states.TextRow:
         """Return what a state keeps of a row, or none, and a partial, as Postgres' text: for tests of aggregates.
 
         Raises: the errors of a merge, such as Overflow.
         """
         with self._transaction("trying a merge") as connection:
-            return merges.try_merge(connection, state, kept, partial)
+            return merge_into_states.try_merge(connection, state, kept, partial)
 
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
-            yield from history.state_rows(connection, state, limit)
+            yield from batch_status.state_rows(connection, state, limit)
 
     def event_time(self, state: StateSpec) -> EventTimeProgress | None:
         """Return how far event time has come in a state with windows; None before its first batch."""
         with self._transaction(f"reading the watermark of state {state.name}") as connection:
-            return windows.progress(connection, state)
+            return event_windows.progress(connection, state)
 
     def changes(self, state: StateSpec, after_txid: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield what each txid after one changed in a state, by txid and key, from one snapshot, without holding it all.
@@ -782,4 +771,4 @@ class StateStore(Database):
         Raises: ValueError for a state that does not record changes.
         """
         with self._transaction(f"reading the changes of state {state.name}") as connection:
-            yield from history.changes(connection, state, after_txid, limit)
+            yield from batch_status.changes(connection, state, after_txid, limit)

@@ -25,11 +25,13 @@ from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of ever
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.jobs import Pipeline
-from tidegate.stack import kafka, spark
-from tidegate.stack.component import reserve_port
+from tidegate.stack.components import kafka, spark
+from tidegate.stack.components.server_process import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
-from tidegate.state_store import Settings, StateStore, registration, state_tables
-from tidegate.state_store.project import STACK_FOLDER
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.project import STACK_FOLDER
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.states import state_tables
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

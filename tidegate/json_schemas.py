@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tidegate.state_store.errors import UsageError
+from tidegate.state_store.base.errors import UsageError
 
 FOLDER = Path(__file__).parent / "docs" / "json"
 

@@ -8,7 +8,7 @@ from importlib.metadata import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from tidegate.state_store.errors import SourceUnreadable
+from tidegate.state_store.base.errors import SourceUnreadable
 
 FLIGHT_COLUMNS = ["year", "month", "day", "dep_time", "dep_delay", "carrier", "flight", "origin", "dest", "distance"]
 LICENCES_OF = ("alembic", "apache-airflow-core", "numpy", "pandas", "pyarrow", "requests", "rich", "sqlalchemy")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
-from tidegate.state_store.errors import TidegateError, UsageError
+from tidegate.state_store.base.errors import TidegateError, UsageError
 
 SERVICE = "tidegate"
 # Any of these asks for traces.

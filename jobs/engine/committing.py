@@ -2,10 +2,10 @@
 
     committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
     together   all sealed batches after the cursor in one transaction, up to limits of number and size
-    (`tidegate.state_store.commits`) alone      a batch of an opaque state, one that was given up, and every batch after a joint
-    commit has failed timing     at once; but a sealed batch waits a little for others that could be merged with it
-    (`tidegate.state_store.turns`) busy       while another task holds the cursor's lock, a task that processed leaves the
-               commit to it; a batch's own commit task waits for the lock
+    (`tidegate.state_store.commit.ordered_commit`) alone      a batch of an opaque state, one that was given up, and every batch
+    after a joint commit has failed timing     at once; but a sealed batch waits a little for others that could be merged with
+    it (`tidegate.state_store.attempt.turns`) busy       while another task holds the cursor's lock, a task that processed
+               leaves the commit to it; a batch's own commit task waits for the lock
     errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
 
 The cursor is the row with the last committed txid. A batch's turn opens when its predecessor has committed and its own
@@ -21,9 +21,9 @@ from tidegate.jobs.engine.log_fields import about
 from tidegate.jobs.engine.processing import halting
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.errors import StagingLost, TidegateError
-from tidegate.state_store.operations import Redo
+from tidegate.state_store.base.errors import StagingLost, TidegateError
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.operate.recorded_actions import Redo
 
 logger = logging.getLogger(__name__)
 

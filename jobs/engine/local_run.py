@@ -7,15 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from tidegate.jobs.compute.session import check_reachable
+from tidegate.jobs.compute.sessions.session import check_reachable
 from tidegate.jobs.engine.log_fields import about
-from tidegate.jobs.engine.recovery import with_retries, with_servers
+from tidegate.jobs.engine.retries import with_retries, with_servers
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.commit.ordered_commit import Commit
 
 logger = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from tidegate.jobs.engine.acks import give_overdue_acks
 from tidegate.jobs.engine.listeners import harmless
-from tidegate.jobs.engine.ranges import MAX_BATCHES_PER_RUN, check_range
+from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, check_range
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
 from tidegate.jobs.sources import Coordinator
 from tidegate.state_store import StateStore
-from tidegate.state_store.batches import QUARANTINED, BatchInput, encode_metadata, position_of
-from tidegate.state_store.beginning import ReplanNeeded
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
-from tidegate.state_store.plans import Beginning
-from tidegate.state_store.source_files import TakenFile
+from tidegate.state_store.attempt.begin_attempt import ReplanNeeded
+from tidegate.state_store.base.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, encode_metadata, position_of
+from tidegate.state_store.ledger.counted_files import TakenFile
+from tidegate.state_store.ledger.plan_outcomes import Beginning
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ bad: for no other fault are rows ever left out. A permanent error of unknown fau
 from enum import Enum
 
 from tidegate.jobs.pipeline import Pipeline, PoisonPolicy
-from tidegate.state_store.errors import Fault, PermanentError, TidegateError
+from tidegate.state_store.base.errors import Fault, PermanentError, TidegateError
 
 
 class Outcome(Enum):

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tidegate.jobs.compute.computation import stage_batch
-from tidegate.jobs.compute.executors import modules_of, packages_of
-from tidegate.jobs.compute.route import Routing, has_short_rows
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.batch_attempt import stage_batch
+from tidegate.jobs.compute.sessions.executor_artifacts import modules_of, packages_of
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.compute.shortcuts import Routing, has_short_rows
 from tidegate.jobs.engine.acks import call_source
 from tidegate.jobs.engine.listeners import Listener
 from tidegate.jobs.engine.log_fields import about
@@ -16,11 +16,11 @@ from tidegate.jobs.engine.planning import replan
 from tidegate.jobs.engine.poison import Outcome, fault_of, outcome_of
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import AirflowTry, Attempt
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.beginning import Mode, NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
+from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.base.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import AirflowTry, Attempt
 
 logger = logging.getLogger(__name__)
 

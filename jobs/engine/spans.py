@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 from tidegate.jobs.engine.listeners import Listener, harmless
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt_times import AttemptTimes
+from tidegate.state_store.read_ledger.trace_times import AttemptTimes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Self
 
-from tidegate.jobs.compute.route import Routing, choose
+from tidegate.jobs.compute.shortcuts import Routing, choose
 from tidegate.jobs.engine.committing import Committer
 from tidegate.jobs.engine.listeners import Listener
 from tidegate.jobs.engine.log_fields import about
@@ -27,11 +27,11 @@ from tidegate.jobs.engine.spans import Spans
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import AirflowTry
-from tidegate.state_store.beginning import Mode
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.errors import AttemptFenced, describe
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.attempt.begin_attempt import Mode
+from tidegate.state_store.base.errors import AttemptFenced, describe
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.seal.attempts import AirflowTry
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Each has its `PIPELINE`. Modules whose names begin with ``_`` are no pipelines; 
 
 from pathlib import Path
 
-from tidegate.state_store import project
+from tidegate.state_store.base import project
 
 # On Spark's executors, what has travelled is in an archive beside this module.
 if Path(__file__).is_file() and (_own := project.own("pipelines")) is not None:

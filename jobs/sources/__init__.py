@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import DeclarationInvalid, TidegateError
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidegate.jobs.pipeline import Pipeline
-    from tidegate.state_store.attempts import Attempt
-    from tidegate.state_store.source_files import TakenFile
+    from tidegate.state_store.ledger.counted_files import TakenFile
+    from tidegate.state_store.seal.attempts import Attempt
 
 # Columns that `Emitter.emit_records` adds: the record's place, why it cannot be read (NULL: it can), and its raw text.
 HIDDEN = ORIGIN, REFUSAL, PAYLOAD = "_tidegate_origin", "_tidegate_refusal", "_tidegate_payload"

@@ -18,20 +18,20 @@ from psycopg2 import sql
 
 from tidegate.jobs.sources import Coordinator, Dataset, Emitter, Source
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.postgres.query import TableQuery
-from tidegate.state_store import lock_holders
-from tidegate.state_store.columns import ColumnType
-from tidegate.state_store.declaration import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
-from tidegate.state_store.driver_errors import translate
-from tidegate.state_store.errors import SourceChanged, SourceUnreadable, UsageError
-from tidegate.state_store.settings import Settings
+from tidegate.jobs.sources.postgres.table_query import TableQuery
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, UsageError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections.postgres_errors import translate
+from tidegate.state_store.declarations.column_spec import ColumnType
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidegate.state_store import StateStore
-    from tidegate.state_store.attempts import Attempt
-    from tidegate.state_store.declaration import PipelineSpec
+    from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+    from tidegate.state_store.seal.attempts import Attempt
 
 _SPARK_NAMES = {"text": "string", "integer": "int", "timestamptz": "timestamp", "timestamp": "timestamp_ntz", "bytea": "binary"}
 _UPSTREAM = """
@@ -171,7 +171,7 @@ class ChangesEmitter(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark requests it."""
-        from tidegate.jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
+        from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
         from tidegate.jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
 
         query = self._find_upstream(metadata).query
@@ -224,8 +224,8 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     Raises: SourceUnreadable if there is no such state, or it cannot be followed; SourceChanged if its table is another one;
     SchemaOutOfDate if it lacks a partition, whose rows would be passed.
     """
-    from tidegate.state_store import lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
-    from tidegate.state_store.declaration import spec_of  # noqa: PLC0415
+    from tidegate.state_store.declarations.pipeline_spec import spec_of  # noqa: PLC0415
+    from tidegate.state_store.states import key_lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     with connection.cursor() as cursor:
         cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})
@@ -240,12 +240,12 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
         reason = "has no such state" if state is None else "does not record changes of it: declare the state with changes=True"
         raise SourceUnreadable(f"Changes({source.of!r}): pipeline {source.pipeline} {reason}.")
     table = state.stream[0]
-    if committed and not lookup.is_same_table(connection, table):
+    if committed and not key_lookup.is_same_table(connection, table):
         raise SourceChanged(
             f"Changes({source.of!r}): table state.{table} is gone, or was put back by itself, so rows of committed txids may "
             f"be missing; {source.pipeline} does not go on either. See what it says: tidegate run {source.pipeline}"
         )
-    missing = lookup.missing_ranges(connection, table)
+    missing = key_lookup.missing_ranges(connection, table)
     if refusal := range_partitions.why_not_whole(f"state.{table}", missing):
         raise refusal
     return _Upstream(committed, _query(source, state), pruned)
@@ -332,7 +332,7 @@ def removable(
 
     Raises: UsageError if one of these is no follower.
     """
-    from tidegate.state_store.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+    from tidegate.state_store.ledger.batches import position_of  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     needed: dict[str, int] = {}
     followers = store.followers(spec.name, state.name)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tidegate.jobs.sources import Coordinator, Source
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import SourceChanged
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SourceChanged
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 
 class DataFilesSource(Source):

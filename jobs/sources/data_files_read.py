@@ -10,10 +10,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import TidegateError
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.seal.attempts import Attempt
 
 
 class DataFilesReader(Emitter):

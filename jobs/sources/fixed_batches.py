@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.jobs.sources.column_types import columns_of
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import SourceChanged
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SourceChanged
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 Row = Sequence[Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from typing import Protocol
 
 from tidegate.jobs.sources import Coordinator
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import PartitionUnavailable
+from tidegate.state_store.base.errors import PartitionUnavailable
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 logger = logging.getLogger(__name__)
 

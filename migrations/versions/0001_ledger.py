@@ -2,12 +2,12 @@
 
 from alembic import op
 
-from tidegate.state_store import revisions
+from tidegate.state_store.ledger import schema_revision
 
-revision = revisions.DIGEST
+revision = schema_revision.DIGEST
 down_revision = None
 
 
 def upgrade() -> None:
     # As the file is: in a text of SQLAlchemy, colons and percent signs would have a meaning.
-    op.get_bind().exec_driver_sql(revisions.SCHEMA, execution_options={"no_parameters": True})
+    op.get_bind().exec_driver_sql(schema_revision.SCHEMA, execution_options={"no_parameters": True})

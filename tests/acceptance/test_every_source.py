@@ -21,8 +21,8 @@ from tests.sources.feeds import FEEDS, TableFeed
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import RowsLost, SourceChanged
+from tidegate.state_store.base.errors import RowsLost, SourceChanged
+from tidegate.state_store.seal.attempts import Attempt
 
 STRIDE = 1 if os.environ.get("SOAK") else 50
 # A folder that empties itself is not the same for the next crash.

@@ -15,7 +15,8 @@ from tests.conftest import COMMAND, create_states
 from tests.examples import copy_examples
 from tidegate import json_schemas
 from tidegate.jobs.pipelines import flights, word_count
-from tidegate.state_store import Settings, project
+from tidegate.state_store import Settings
+from tidegate.state_store.base import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandLine, check_schema
-from tidegate.needs import COMPONENTS
-from tidegate.stack.airflow import PROJECT
+from tidegate.doctor_checks import COMPONENTS
+from tidegate.stack.components.airflow import PROJECT
 
 
 def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import CommandLine, write_flights
 from tests.conftest import Server
-from tidegate import error_pages
+from tidegate.explain import error_pages
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130

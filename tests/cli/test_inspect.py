@@ -8,8 +8,8 @@ import pytest
 from tests.cli.conftest import CommandLine
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 USAGE = 2
 SPEC = flights.PIPELINE.spec

@@ -9,14 +9,15 @@ import sqlalchemy as sa
 
 from tests.cli import shop
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tidegate.commands import operations
-from tidegate.commands.operations import operator
+from tidegate.commands.act import operator_verbs
+from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import flights
-from tidegate.state_store import Settings, StateStore, range_partitions
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.errors import PermanentError
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import PermanentError
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
+from tidegate.state_store.states import range_partitions
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")
@@ -311,11 +312,11 @@ def test_old_partitions_of_changes_are_removed_with_the_rest(
     """As a whole, if all of it is old, and the rest one by one."""
     monkeypatch.setattr(range_partitions, "TXIDS", 2)
     monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
-    monkeypatch.setattr(operations, "find_pipeline", lambda _: shop.ORDERS)
+    monkeypatch.setattr(operator_verbs, "find_pipeline", lambda _: shop.ORDERS)
     for number, amount in enumerate((100, 200, 300, 400, 500), start=1):
         write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", f"Lisbon,{amount}")
         run_pipeline(shops.settings, shop.ORDERS, run_id=f"run {number}")
-    operations.prune.main(["orders", "revenue", "--keep", "1", "--yes"], standalone_mode=False)
+    operator_verbs.prune.main(["orders", "revenue", "--keep", "1", "--yes"], standalone_mode=False)
     said = "revenue_changes$0, revenue_changes$2 and 1 more change of revenue removed, up to txid 4."
     assert said in "".join(capsys.readouterr())
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [5]
@@ -375,9 +376,9 @@ def test_a_prune_that_fails_midway_says_what_is_removed(
     as_owner(sa.text('CREATE VIEW state.shown AS SELECT * FROM state."sale$3000"'))
     monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", 2)
     monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
-    monkeypatch.setattr(operations, "find_pipeline", lambda _: shop.ORDERS)
+    monkeypatch.setattr(operator_verbs, "find_pipeline", lambda _: shop.ORDERS)
     with pytest.raises(PermanentError, match="cannot drop table"):
-        operations.prune.main(["orders", "sale", "--before", "5000", "--yes"], standalone_mode=False)
+        operator_verbs.prune.main(["orders", "sale", "--before", "5000", "--yes"], standalone_mode=False)
     assert "sale$0, sale$1000 removed. Then it failed." in capsys.readouterr().err
     as_owner(sa.text("DROP VIEW state.shown"))
     done = shops.json("prune", "orders", "sale", "--before", "5000", "--yes")

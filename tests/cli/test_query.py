@@ -8,7 +8,7 @@ from tests.cli.conftest import CommandLine
 from tests.integration.conftest import Tally
 from tidegate.jobs.pipelines import word_count
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.seal.attempts import Tracked
 
 
 @pytest.fixture

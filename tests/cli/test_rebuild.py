@@ -16,8 +16,8 @@ from tests.conftest import Server, copied
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
 from tidegate.state_store import Settings
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.project import HOME_VARIABLE
+from tidegate.state_store.base.project import HOME_VARIABLE
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 
 USAGE = 2
 SALES = """

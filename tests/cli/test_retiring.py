@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tidegate.commands.operations import operator
+from tidegate.commands.act.operator_verbs import operator
 from tidegate.state_store import StateStore
 
 USAGE, TRY_AGAIN = 2, 75
@@ -105,7 +105,7 @@ def test_what_is_left_undone_is_said(tidegate: CommandLine, store: StateStore) -
         connection.exec_driver_sql("UPDATE tidegate.batch SET awaits_ack = true")
     write_flights(tidegate.settings.home, 2, *ROWS)
     from tidegate.jobs.pipelines import flights  # noqa: PLC0415
-    from tidegate.state_store.batches import encode_metadata  # noqa: PLC0415
+    from tidegate.state_store.ledger.batches import encode_metadata  # noqa: PLC0415
 
     assert store.open_batches(
         flights.PIPELINE.spec, "r", [], store.last_opened("flights"), [encode_metadata({"files": []})] * 2

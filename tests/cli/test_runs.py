@@ -7,11 +7,11 @@ import pytest
 from tests.cli.conftest import CommandLine
 from tidegate import airflow_client
 from tidegate.airflow_client import AirflowClient
-from tidegate.commands import runs
+from tidegate.commands.act import run_verbs
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.errors import PermanentError, PipelinePaused, UnknownPipeline
+from tidegate.state_store.base.errors import PermanentError, PipelinePaused, UnknownPipeline
+from tidegate.state_store.ledger.batches import encode_metadata
 
 SPEC = flights.PIPELINE.spec
 
@@ -60,14 +60,14 @@ def airflow(tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> type[Airf
 
 
 def _trigger() -> None:
-    runs.through_airflow("flights", {}, 10, as_json=False)
+    run_verbs.through_airflow("flights", {}, 10, as_json=False)
 
 
 @pytest.mark.promise("error:RUN_UNFINISHED", "verb:trigger")
 def test_a_run_that_was_marked_as_done_is_no_success(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
     """Airflow calls it one, and the ledger knows better: programs that wait for the run must not go on."""
     airflow.planned = 2
-    with pytest.raises(runs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
+    with pytest.raises(run_verbs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
         _trigger()
     assert "Committed" not in capsys.readouterr().err
 
@@ -77,7 +77,7 @@ def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.C
     _trigger()
     assert "Skipped: nothing new at the source" in capsys.readouterr().err
     airflow.plan_state = "success"
-    with pytest.raises(runs.RunUnfinished, match="before it planned anything"):
+    with pytest.raises(run_verbs.RunUnfinished, match="before it planned anything"):
         _trigger()
     airflow.plan_state, airflow.paused_by = "skipped", "anna"
     with pytest.raises(PipelinePaused, match="paused by anna"):

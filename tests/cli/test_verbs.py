@@ -13,7 +13,7 @@ from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tidegate.cli import app
-from tidegate.state_store.declaration import SourceKind, StateKind, exactly_once
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, StateKind, exactly_once
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 UNITED = {
@@ -257,7 +257,7 @@ def test_a_lookup_loads_nothing_slow() -> None:
     """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
     program = (
         "import sys\nfrom tidegate.commands import inspection\nfrom tidegate.jobs.registry import find_pipeline\n"
-        "from tidegate.state_store import lookup\nfind_pipeline('flights')\n"
+        "from tidegate.state_store.states import key_lookup\nfind_pipeline('flights')\n"
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
     )
 

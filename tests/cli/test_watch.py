@@ -23,8 +23,8 @@ from tests.cli.conftest import CommandLine
 from tests.conftest import Server
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 SPEC = flights.PIPELINE.spec
 INTERRUPTED, READER_GONE = 130, 1

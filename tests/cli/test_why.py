@@ -7,9 +7,9 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tidegate import error_pages
-from tidegate.state_store.revisions import VERSION_TABLE
-from tidegate.state_store.tables import LEDGER
+from tidegate.explain import error_pages
+from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
+from tidegate.state_store.ledger.tables import LEDGER
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 USAGE = 2

@@ -28,10 +28,10 @@ from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, wait_for
 from tests.examples import copy_examples
 from tidegate.airflow_client import AirflowClient
 from tidegate.jobs import Pipeline
-from tidegate.stack import component as components
-from tidegate.stack.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.airflow import LOCAL_SETTINGS, PROJECT, airflow_settings
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import UnknownPipeline
+from tidegate.state_store.base.errors import UnknownPipeline
 
 PYTHON = Path(sys.executable)
 SECONDS = 400  # for Airflow to start

@@ -17,7 +17,7 @@ from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, binaries
 from tidegate import migrations
-from tidegate.stack.component import group_of
+from tidegate.stack.components.server_process import group_of
 from tidegate.state_store import Settings, StateStore
 
 LONG = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: make cluster-test")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from tidegate.stack.spark import SERVER_CLASS, spark_home
+from tidegate.stack.components.spark import SERVER_CLASS, spark_home
 from tidegate.state_store import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from tests.sources.s3 import Bucket, S3Server, running_server, spark_packages
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import flights
-from tidegate.stack import maven
+from tidegate.stack.components import java_libraries
 from tidegate.state_store import Settings
 
 __all__ = ["author", "database", "days"]  # fixtures
@@ -42,7 +42,7 @@ def cluster(stack: Settings, s3: S3Server, free_port: Callable[[], int]) -> Iter
     packages = spark_packages().split(",")
     fetch_or_skip(*packages)
     environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    jars = maven.spark_jars(packages)
+    jars = java_libraries.spark_jars(packages)
     with standalone_cluster(stack, free_port, properties={}, second_worker={}, environment=environment, jars=jars) as started:
         yield started
 

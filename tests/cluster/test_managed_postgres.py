@@ -38,10 +38,9 @@ from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, running
 from tidegate import migrations
-from tidegate.jobs.sources.postgres import origin
+from tidegate.jobs.sources.postgres import table_origin
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     AccessRefused,
     AttemptFenced,
     HoleDetected,
@@ -49,6 +48,7 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
+from tidegate.state_store.seal.attempts import Tracked
 
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
 
@@ -110,7 +110,7 @@ def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPos
     with pytest.raises(psycopg2.errors.InsufficientPrivilege):
         managed.execute("SELECT * FROM pg_control_system()", user="tidegate", database=database.pg_database)
     with closing(psycopg2.connect(**database.conninfo())) as connection, connection, connection.cursor() as cursor:
-        assert origin._server(cursor) == origin.HIDDEN  # a table there can be a source, too
+        assert table_origin._server(cursor) == table_origin.HIDDEN  # a table there can be a source, too
 
 
 def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPostgres, database: Settings) -> None:

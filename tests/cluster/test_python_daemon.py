@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tidegate.jobs.compute.session import spark_session
-from tidegate.stack.component import wait_until
-from tidegate.stack.spark import PYTHON_DAEMON
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.stack.components.server_process import wait_until
+from tidegate.stack.components.spark import PYTHON_DAEMON
 from tidegate.state_store import Settings
 
 pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form, which waits for minutes: make cluster-test")

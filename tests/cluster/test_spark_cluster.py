@@ -32,12 +32,12 @@ from tests.conftest import Server, register_pipelines
 from tests.postgres_versions import AnyPostgres, running
 from tidegate import migrations, sample_data
 from tidegate.jobs import Pipeline
-from tidegate.jobs.compute import route
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute import shortcuts
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import RunResult, run_pipeline
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import AccessRefused, ExecutorsUnprepared
+from tidegate.state_store.base.errors import AccessRefused, ExecutorsUnprepared
 
 long = pytest.mark.skipif("CLUSTER" not in os.environ, reason="takes minutes: make cluster-test")
 DAYS = 20
@@ -346,7 +346,7 @@ def test_an_executor_is_cut_off_from_postgres(
     def has_failed() -> bool:
         return "while staging per_route on " in caplog.text + events_of(cluster)[before:]
 
-    monkeypatch.setattr(route, "FEW_ROWS", 0)  # executors stage all batches, not only the first
+    monkeypatch.setattr(shortcuts, "FEW_ROWS", 0)  # executors stage all batches, not only the first
     closed = 0
     with Run(settings, pipeline) as run:
         while run.is_on and closed < 5:
@@ -501,7 +501,6 @@ def assert_no_project(settings: Settings) -> None:
         from pathlib import Path  # noqa: PLC0415
 
         import pandas as pd  # noqa: PLC0415
-
         import tidegate.jobs.pipelines.flights  # noqa: PLC0415
 
         for _ in batches:

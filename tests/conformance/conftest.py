@@ -24,13 +24,12 @@ from tests.postgres_versions import running_version
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.jobs.sources import Coordinator, Emitter, Source
-from tidegate.state_store import Settings, StateStore, history_views, partitions, state_tables, tables
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import QUARANTINED, encode_metadata, position_of
-from tidegate.state_store.beginning import NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.commits import Commit
-from tidegate.state_store.copy_in import copy_partition
-from tidegate.state_store.declaration import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempt.begin_attempt import NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.base.errors import AttemptNotSealed, StagingLost
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.connections.copy_into_staging import copy_partition
+from tidegate.state_store.declarations.pipeline_spec import (
     PipelineSpec,
     QuarantineSpec,
     SourceKind,
@@ -39,9 +38,12 @@ from tidegate.state_store.declaration import (
     StateKind,
     StateSpec,
 )
-from tidegate.state_store.errors import AttemptNotSealed, StagingLost
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.staging import StagedPartition, digest_statement
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.seal.attempts import Attempt, Tracked
+from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
+from tidegate.state_store.states import history_state_view, partitions, state_tables
 
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),
@@ -358,7 +360,7 @@ class Flow:
 def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
     """Make a state's table again with other partitions than before, as a migration does."""
     if state.history:
-        connection.execute(sa.text(history_views.drop_of("state", state)))
+        connection.execute(sa.text(history_state_view.drop_of("state", state)))
     table = state_tables.state_table_of(state)
     for statement in partitions.set_aside(table, before):
         connection.execute(sa.text(statement))

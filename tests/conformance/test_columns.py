@@ -20,10 +20,12 @@ from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
 from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
-from tidegate.state_store import Settings, project, range_partitions
-from tidegate.state_store.declaration import PipelineSpec, StateSpec
-from tidegate.state_store.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
-from tidegate.state_store.operations import Redo
+from tidegate.state_store import Settings
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.states import range_partitions
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 
@@ -373,9 +375,9 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
     spec = declare(COME, version=2, divided=divided).spec
     migrations.new_revision(team.settings, [spec], "columns")
     threads: list[threading.Thread] = []
-    from tidegate.state_store import commits  # noqa: PLC0415
+    from tidegate.state_store.commit import ordered_commit  # noqa: PLC0415
 
-    record = commits.record
+    record = ordered_commit.record
 
     def begin_migration(*arguments: Any, **named: Any) -> Any:
         if not threads:
@@ -385,7 +387,7 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
             until(lambda: team.asked(waiting))
         return record(*arguments, **named)
 
-    monkeypatch.setattr(commits, "record", begin_migration)
+    monkeypatch.setattr(ordered_commit, "record", begin_migration)
     old.commit(sealed)
     team.count(sealed, LINES[3:5])
     threads[0].join(60)

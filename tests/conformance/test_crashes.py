@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tests.conformance.conftest import Flow, fold
 from tests.crashes import Crash, EachPoint
-from tidegate.state_store.operations import Redo
+from tidegate.state_store.operate.recorded_actions import Redo
 
 Begin = Callable[..., Flow]
 

@@ -11,7 +11,7 @@ from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tidegate.jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
 from tidegate.state_store import Settings
-from tidegate.state_store.updates import UpdateBatch
+from tidegate.state_store.commit.author_updates import UpdateBatch
 
 OUTBOX = sa.Table(
     "outbox",

@@ -26,8 +26,8 @@ from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import Coordinator
-from tidegate.state_store import Settings, StateStore, registration, tables
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     DeclarationChanged,
     PipelinePaused,
     PipelineRetired,
@@ -38,8 +38,10 @@ from tidegate.state_store.errors import (
     SourceUnreadable,
     UnknownPipeline,
 )
-from tidegate.state_store.history import Lag
-from tidegate.state_store.retirement import Request
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.pipeline_changes.retirement import Request
+from tidegate.state_store.read_ledger.batch_status import Lag
 
 __all__ = ["as_role", "waiting"]  # fixtures
 
@@ -236,7 +238,7 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
 
 def test_metadata_that_is_too_large_fails_the_plan(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is a refusal: every later plan would be refused as well."""
-    monkeypatch.setattr("tidegate.state_store.batches.MAX_METADATA_BYTES", 10)
+    monkeypatch.setattr("tidegate.state_store.ledger.batches.MAX_METADATA_BYTES", 10)
     fail(settings, asking(lambda _txid: {"name": "x" * 10}), error=RangeRefused)
     assert (status(settings).plan_error or "").startswith("RANGE_REFUSED: asked: the metadata of one batch")
 

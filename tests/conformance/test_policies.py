@@ -10,11 +10,9 @@ from sqlalchemy.schema import DropTable
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Record, declare, fold
 from tests.integration.conftest import contents
 from tidegate.jobs.engine.acks import give_overdue_acks
-from tidegate.state_store import Settings, state_tables, tables
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.declaration import QuarantineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import (
     AttemptFenced,
     CommitOutOfOrder,
     PipelinePaused,
@@ -22,7 +20,11 @@ from tidegate.state_store.errors import (
     SourceChanged,
     StagingLost,
 )
-from tidegate.state_store.operations import Redo
+from tidegate.state_store.declarations.pipeline_spec import QuarantineSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.seal.attempts import Tracked
+from tidegate.state_store.states import state_tables
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK
 from tests.conftest import Server
 from tests.sources.feeds import FEEDS
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.state_store import Settings
 

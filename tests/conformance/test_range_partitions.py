@@ -17,13 +17,15 @@ from tests.integration.conftest import contents
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import Settings, lookup, partitions, range_partitions, registration, state_tables, store
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.retention import PrunedRanges, Removal
-from tidegate.state_store.state_rows import StateReader
+from tidegate.state_store import Settings, store
+from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.operate.pruning import PrunedRanges, Removal
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.read_states.state_rows import StateReader
+from tidegate.state_store.states import key_lookup, partitions, range_partitions, state_tables
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -250,12 +252,12 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
             lambda: reader.get_many([(1, 0)]),
             lambda: reader.range(limit=10),
             lambda: reader.scan().__enter__(),
-            lambda: lookup.get(settings, spec, [("1", "0")]),
+            lambda: key_lookup.get(settings, spec, [("1", "0")]),
             lambda: flow.merge(1, [], redo=True),
         ):
             with pytest.raises(SchemaOutOfDate, match=lacks):
                 read()
-    assert lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
+    assert key_lookup.get(settings, spec, [("1", "1")])[0]["amount"] == 2  # type: ignore[index]
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=lacks):
         partitions.check_complete(connection, [flow.spec])
     flow.start(1, mode="redo")
@@ -308,7 +310,7 @@ def test_a_partition_whose_detaching_was_broken_off_is_missing(
     with pytest.raises(SchemaOutOfDate, match=refusal):
         flow.rows("sales")
     with pytest.raises(SchemaOutOfDate, match=refusal):
-        lookup.get(settings, flow.spec.states[0], [("1", "0")])
+        key_lookup.get(settings, flow.spec.states[0], [("1", "0")])
     with migrations.connected(settings) as connection, pytest.raises(SchemaOutOfDate, match=refusal):
         partitions.check_complete(connection, [flow.spec])
     as_owner(sa.text(f"{detach} FINALIZE"))

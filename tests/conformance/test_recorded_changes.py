@@ -21,10 +21,8 @@ from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
 from tidegate.jobs.sources import changes as changes_source
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import Settings, merges, partitions, range_partitions, retention, store
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, store
+from tidegate.state_store.base.errors import (
     AccessRefused,
     PermanentError,
     RangeRefused,
@@ -33,8 +31,13 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     TidegateError,
 )
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.retirement import Request
+from tidegate.state_store.commit import merge_into_states
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.operate import pruning
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes.retirement import Request
+from tidegate.state_store.states import partitions, range_partitions
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -101,7 +104,7 @@ class Totals(Flow):
         self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
         self.model.batches[-1] = batch
 
-    def prune(self, up_to_txid: int) -> retention.Pruned:
+    def prune(self, up_to_txid: int) -> pruning.Pruned:
         """Remove changes."""
         return steps.prune(self.owner, self.spec, self.spec.states[0], up_to_txid)
 
@@ -277,7 +280,7 @@ def test_every_kind_of_state_is_divided_as_it_is_in_one_table(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With NULL as a key, without a key, with derived values, and with so many columns that two statements write its rows."""
-    many = {f"column_{number}": "bigint" for number in range(merges.MANY_COLUMNS)}
+    many = {f"column_{number}": "bigint" for number in range(merge_into_states.MANY_COLUMNS)}
     kinds: dict[str, Any] = {
         "means": State({"shop": "text"}, {"cents": Avg("cents")}, null_keys=True, kind="opaque", changes=True),
         "overall": State(aggregates={"cents": Sum("cents")}, kind="opaque", changes=True),
@@ -514,7 +517,7 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert flow.parts() == {"0": [1, 2], "3": [3, 4, 5], "6": [6]}
     with pytest.raises(RangeRefused, match="has committed up to txid 6"):
         flow.prune(7)
-    with patch.object(retention, "ROWS_AT_ONCE", 2):
+    with patch.object(pruning, "ROWS_AT_ONCE", 2):
         assert flow.prune(1)[:3] == (1, 2, ())
         flow.check(1)
         assert flow.prune(2)[:3] == (2, 0, ("total_changes$0",))
@@ -543,7 +546,7 @@ def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
     flow = totals(MANY)
     flow.merge({f"shop {number}": number for number in range(50)})
     flow.merge(BATCHES[0])
-    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 20)
     with pytest.raises(Crash), patch.object(range_partitions, "remove_rows", dies_at(2)):
         flow.prune(1)
     flow.die()
@@ -573,7 +576,7 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
     flow = totals(FEW)
     deaths = EachPoint()
     is_done = False
-    with patch.object(retention, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
+    with patch.object(pruning, "ROWS_AT_ONCE", 2), patch.object(range_partitions, "MOST_AT_ONCE", 1):
         while not is_done:
             done = flow.store.committed("shop")
             for batch in BATCHES:

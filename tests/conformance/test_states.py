@@ -29,10 +29,9 @@ from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import contents, until
 from tidegate import migrations
 from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
-from tidegate.state_store import Settings, executor_reads, lookup, registration, state_tables, tables
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.declaration import PipelineSpec, StateKind, StateSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import (
     AccessRefused,
     CommitOutOfOrder,
     GuardMismatch,
@@ -43,11 +42,16 @@ from tidegate.state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.queries import ask
-from tidegate.state_store.state_queries import QueriedState
-from tidegate.state_store.state_rows import StateReader
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateKind, StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_states import executor_lookup
+from tidegate.state_store.read_states.named_query_answers import ask
+from tidegate.state_store.read_states.state_rows import StateReader
+from tidegate.state_store.read_states.transform_reads import QueriedState
+from tidegate.state_store.states import key_lookup, state_tables
 
 pytestmark = BOTH_POSTGRES_IN_SOAK
 Begin = Callable[..., Flow]
@@ -213,7 +217,7 @@ def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]
         "range of a view": lambda: read("versions", lambda reader: reader.range(limit=9).rows),
         "scan": lambda: read("counts", scanned),
         "query": answered,
-        "tidegate get": lambda: [row["word"] for row in lookup.get(settings, spec, [("a",), ("b",)]) if row],
+        "tidegate get": lambda: [row["word"] for row in key_lookup.get(settings, spec, [("a",), ("b",)]) if row],
         "tidegate inspect": lambda: [row["word"] for row in flow.rows("counts")],
         "state query": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in QUERIED))),
         "state query as of latest": lambda: _queried(settings, flow, replace(flow.spec, queries=tuple(q.read for q in LATEST))),
@@ -227,7 +231,7 @@ def _queried(settings: Settings, flow: Flow, spec: PipelineSpec) -> list[str]:
 
 def _asked(settings: Settings, state: QueriedState) -> list[str]:
     """Ask for words as a Spark task does."""
-    with executor_reads.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
+    with executor_lookup.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
         found = state.reading(2, ["word"]).rows(connection, [("a",), ("b",)])
         return [row[0] for _, row in sorted(found)]
 
@@ -293,7 +297,7 @@ def test_a_table_is_not_made_again_while_an_attempt_reads_it_as_of_latest(
 
 def _is_there(settings: Settings, spec: StateSpec, key: tuple[str]) -> bool:
     try:
-        return lookup.get(settings, spec, [key])[0] is not None
+        return key_lookup.get(settings, spec, [key])[0] is not None
     except SchemaOutOfDate:
         return False
 

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from tests.conformance.conftest import Flow, Stream
 from tidegate.jobs import Max, Newest, Pipeline, Rows, State, Sum
 from tidegate.jobs.states import AnyState
-from tidegate.state_store import Settings, combiners, merges
-from tidegate.state_store.errors import GuardMismatch
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import GuardMismatch
+from tidegate.state_store.commit import merge_expressions, merge_into_states
 
 WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
     "rows": (1_590, lambda names: Rows(dict.fromkeys(names, "bigint"))),
@@ -77,8 +78,8 @@ def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once
         batches.append([[key, *(draw.choice(choice) for choice in choices)] for key in keys])
     found = []
     for name, many, record in (("narrow", 30, 1_000), ("wide", 0, 1_000), ("wider", 0, 3)):
-        monkeypatch.setattr(merges, "MANY_COLUMNS", many)
-        monkeypatch.setattr(combiners, "MOST_IN_RECORD", record)
+        monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", many)
+        monkeypatch.setattr(merge_expressions, "MOST_IN_RECORD", record)
         states = {f"{name}_newest": Newest({"key": "text"}, **VERSION, null_keys=True)}
         if not together:
             states[f"{name}_opaque"] = Newest({"key": "text"}, **VERSION, null_keys=True, kind="opaque", changes=True)
@@ -95,7 +96,7 @@ def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether or not the batch has a newer version than the row of that writer."""
-    monkeypatch.setattr(merges, "MANY_COLUMNS", 0)
+    monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", 0)
     pipeline = Pipeline("wide", Stream("transactional"), {"wide": Newest({"key": "text"}, **VERSION)})
     register(pipeline)
     f = Flow(settings, pipeline.spec)
@@ -108,7 +109,7 @@ def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(
     for key in ("older", "newer"):
         for txid in (2, 1):
             with f.owner.engine.begin() as connection:
-                merges.open_tables(connection, f.spec)
+                merge_into_states.open_tables(connection, f.spec)
                 connection.execute(sa.text("UPDATE state.wide SET txid = :txid WHERE key = :key"), {"txid": txid, "key": key})
             if txid == 2:
                 with pytest.raises(GuardMismatch, match=r"1 of 2 rows of state.wide carry a txid of at least 2 already"):

@@ -19,17 +19,19 @@ from tests.crashes import Crash, EachPoint
 from tests.windows_model import Event, Model, piece_of, sessions_of
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
-from tidegate.state_store import Settings, tables, windows
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.declaration import StateSpec
-from tidegate.state_store.errors import AccessRefused, GuardMismatch, RangeRefused
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.measures import measures
-from tidegate.state_store.mending import Mend
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.staging import StagedPartition
-from tidegate.state_store.state_tables import state_table_of
-from tidegate.state_store.witness import Witness
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, RangeRefused
+from tidegate.state_store.commit import event_windows
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.operate.mended_records import Mend
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_ledger.metric_values import measures
+from tidegate.state_store.seal.attempts import Attempt
+from tidegate.state_store.seal.staging_tables import StagedPartition
+from tidegate.state_store.states.state_tables import state_table_of
 
 MINUTE = 60 * 1_000_000
 HOUR = 60 * MINUTE
@@ -423,7 +425,7 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
         window = Tumbling("at", "1 hour", final_after="0 seconds", keep=keep)
         return declare(window)
 
-    monkeypatch.setattr(windows, "REMOVED_AT_ONCE", 4)
+    monkeypatch.setattr(event_windows, "REMOVED_AT_ONCE", 4)
     register(kept_for(None))
     f = Windows(settings, kept_for(None).spec)
     f.count([(key, hour * HOUR, 1) for hour in range(10) for key in "ab"])

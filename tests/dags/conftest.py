@@ -14,9 +14,9 @@ with pytest.MonkeyPatch.context() as _environment:
 
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.commits import Commit
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLICKS = Pipeline(

@@ -9,7 +9,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from tidegate import airflow_policy
 from tidegate.dags import batch_dag
-from tidegate.dags.turn_trigger import COMMIT, PROCESS
+from tidegate.dags.batch_trigger import COMMIT, PROCESS
 
 CONCURRENCY = 3
 RUN = SimpleNamespace(dag_id="flights", run_id="run", context_carrier={})

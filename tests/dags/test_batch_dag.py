@@ -32,14 +32,15 @@ from tests.dags.conftest import CLICKS, REPOSITORY, Batches
 from tests.examples import EXAMPLES
 from tidegate.dags import batch_dag, batch_tasks
 from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
-from tidegate.dags.turn_trigger import BATCH, COMMIT, PROCESS
+from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.engine.worker import POLL_SECONDS
 from tidegate.jobs.registry import pipeline_names
-from tidegate.stack.component import wait_until
-from tidegate.state_store import Settings, StateStore, errors
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.declaration import WINDOW
+from tidegate.stack.components.server_process import wait_until
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base import errors
+from tidegate.state_store.declarations.pipeline_spec import WINDOW
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
 
@@ -130,7 +131,7 @@ def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> No
     found = set(texts(DagSerialization.to_dict(flights)))
 
     assert not [text for text in found if str(REPOSITORY) in text or str(Path.home()) in text]
-    assert any(text.startswith("tidegate.dags.turn_trigger") for text in found)
+    assert any(text.startswith("tidegate.dags.batch_trigger") for text in found)
 
 
 def test_an_author_may_put_a_pipeline_before_others() -> None:
@@ -627,7 +628,7 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
 
     assert _phases(clicks)[-1] == (WINDOW + 1, "planned")
     assert waiting.value.trigger.serialize() == (
-        "tidegate.dags.turn_trigger.TurnTrigger",
+        "tidegate.dags.batch_trigger.TurnTrigger",
         {"pipeline_name": CLICKS.name, "awaited": "begin", "concurrency": 1},
     )
     assert waiting.value.timeout == timedelta(hours=6)

@@ -11,12 +11,12 @@ from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from tests.dags.conftest import CLICKS, Batches
-from tidegate.dags import dispatch, turn_trigger
-from tidegate.dags.places import Answer, Place
-from tidegate.dags.turn_trigger import PROCESS, TurnPoller, TurnTrigger
+from tidegate.dags import batch_trigger, dispatch
+from tidegate.dags.batch_trigger import PROCESS, TurnPoller, TurnTrigger
+from tidegate.dags.waiting_tasks import Answer, Place
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.declaration import WINDOW
+from tidegate.state_store.declarations.pipeline_spec import WINDOW
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 PATIENCE_SECONDS = 60
 CONCURRENCY = 2
@@ -34,8 +34,8 @@ class Airflow:
 def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
     """Return an Airflow that is asked often."""
     monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(turn_trigger, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     return Airflow()
 
 
@@ -58,7 +58,7 @@ class Waits:
 
     async def none_but(self, *txids: int) -> None:
         """Check that only the waits of these txids are over, also a while later."""
-        await asyncio.sleep(8 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(8 * batch_trigger.POLL_SECONDS)
         assert [txid for txid, task in enumerate(self.tasks, start=1) if task.done()] == sorted(txids)
 
 
@@ -205,7 +205,7 @@ def test_the_trigger_of_a_process_task_ends_it_or_sends_it_to_a_worker(
     batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, try_number: int, is_sealed: bool, event: TriggerEvent
 ) -> None:
     """A task that was cleared, or is tried again, goes to a worker at once: it may have to process its batch again."""
-    monkeypatch.setattr(turn_trigger, "_poller", poller)
+    monkeypatch.setattr(batch_trigger, "_poller", poller)
     batches.plan("run", 1)
     if is_sealed:
         attempt = batches.begin(1)

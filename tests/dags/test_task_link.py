@@ -6,7 +6,7 @@ from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.serialization.serialized_objects import DagSerialization
 
 from tidegate.dags.batch_dag import batch_dag
-from tidegate.dags.turn_trigger import COMMIT, PROCESS
+from tidegate.dags.batch_trigger import COMMIT, PROCESS
 
 
 def test_the_tasks_of_a_batch_have_a_button_and_the_plan_has_none() -> None:

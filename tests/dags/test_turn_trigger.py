@@ -18,11 +18,11 @@ from psycopg2 import sql
 
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
-from tidegate.dags import turn_trigger
-from tidegate.dags.turn_trigger import COMMIT, Place, TurnPoller, TurnTrigger
+from tidegate.dags import batch_trigger
+from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.declaration import WINDOW
-from tidegate.state_store.turns import Turn
+from tidegate.state_store.attempt.turns import Turn
+from tidegate.state_store.declarations.pipeline_spec import WINDOW
 
 PATIENCE_SECONDS = 60
 END_CONNECTIONS = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s")
@@ -82,7 +82,7 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
         waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
         await asyncio.to_thread(batches.seal, 2)
         await asyncio.to_thread(batches.seal, 3)
-        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
         assert not any(wait.done() for wait in waits)
 
         for txid, wait in enumerate(waits, start=1):
@@ -104,7 +104,7 @@ def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller:
             asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin")))
             for txid in (WINDOW + 1, WINDOW + 2)
         )
-        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
         assert not last.done()
 
         await asyncio.to_thread(batches.seal, 1)
@@ -141,7 +141,7 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, se
 
     async def body() -> tuple[Turn, Turn]:
         waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
-        await asyncio.sleep(6 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(6 * batch_trigger.POLL_SECONDS)
         assert not any(wait.done() for wait in waits)
         await asyncio.to_thread(batches.seal, 1)
         states[0] = "success"
@@ -161,7 +161,7 @@ def test_a_halted_batch_whose_cleared_task_fails_again_ends_the_waits(batches: B
 
     async def body() -> Turn:
         wait = asyncio.create_task(_turn(poller, *_places([2])))
-        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
         assert not wait.done()
         states[0] = "failed"
         return await wait
@@ -208,7 +208,7 @@ def test_a_trigger_that_airflow_drops_does_not_disturb_the_others(batches: Batch
 
     async def body() -> list[Any]:
         dropped, once, twice = (asyncio.create_task(_turn(poller, place)) for place in _places([2, 1, 1]))
-        await asyncio.sleep(turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(batch_trigger.POLL_SECONDS)
         dropped.cancel()
         await asyncio.to_thread(batches.seal, 1)
         return await asyncio.gather(once, twice)
@@ -232,7 +232,7 @@ def test_waits_outlive_an_unreachable_postgres(
     async def body() -> Any:
         return await _turn(poller, *_places([1]))
 
-    with caplog.at_level(logging.WARNING, logger="tidegate.dags.turn_trigger"):
+    with caplog.at_level(logging.WARNING, logger="tidegate.dags.batch_trigger"):
         turn = _run(body)
 
     assert turn.opens
@@ -261,7 +261,7 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
     batches.plan("run", 3)
     poller = _poller(settings, [], lambda _pipeline, _run_id: [1])
 
@@ -278,7 +278,7 @@ def test_a_failed_task_whose_batch_has_committed_since_ends_nothing(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ledger has the last word: another run may have done the work."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 2)
     batches.seal(1)
     batches.commit(1)
@@ -309,12 +309,12 @@ def test_a_run_that_another_database_does_not_know_ends_its_waits(
     batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 1)
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([1])))
-        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
         assert not wait.done()
         await asyncio.to_thread(_forget_batches, batches.store.settings)
         return await wait
@@ -340,8 +340,8 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
     batches: Batches, settings: Settings, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
-    monkeypatch.setattr(turn_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
     batches.plan("run", 2)
     if has_begun:
         batches.begin(1)
@@ -375,10 +375,10 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
         chosen = {name: state for name, state in states.items() if name.rpartition("_")[0] in task_ids or name in task_ids}
         return {run_ids[0]: chosen}
 
-    monkeypatch.setattr(turn_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
+    monkeypatch.setattr(batch_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
 
-    assert set(turn_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
-    assert turn_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running"}
+    assert set(batch_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
+    assert batch_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running"}
 
 
 def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
@@ -423,7 +423,7 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
 
     Airflow creates the trigger again from its serialized form.
     """
-    monkeypatch.setattr(turn_trigger, "_poller", poller)
+    monkeypatch.setattr(batch_trigger, "_poller", poller)
     batches.plan("run", 1, awaits_ack="acked" in situation)
     batches.seal(1)
     if situation == "halted":
@@ -451,7 +451,7 @@ def test_a_batch_that_was_given_up_gets_its_turn_and_halts_no_other(batches: Bat
 
     async def body() -> None:
         first, second, third = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3]))
-        await asyncio.sleep(3 * turn_trigger.POLL_SECONDS)
+        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
         assert not any(wait.done() for wait in (first, second, third))
         await asyncio.to_thread(batches.seal, 1)
         assert (await first).opens
@@ -482,7 +482,7 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, is_next: bool
 ) -> None:
     """The predecessor's commit skips it; but if that is over, and the batch is not skipped, the later waits end."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     batches.give_up(2)
     if is_next:
@@ -518,7 +518,7 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
     batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow knows of a failure before our callback has run: here, the batch is given up between two queries."""
-    monkeypatch.setattr(turn_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     looks = 0
 
@@ -554,7 +554,7 @@ def test_triggers_record_the_waits_and_commits_of_many_batches(
         if txid % WINDOW == 0 or txid == count:
             batches.store.commit_ready(CLICKS.spec, "test", wait=True)
     monkeypatch.setattr(Settings, "load", lambda: settings)
-    monkeypatch.setattr(turn_trigger, "_poller", poller)
+    monkeypatch.setattr(batch_trigger, "_poller", poller)
 
     async def wait(map_index: int) -> None:
         trigger = TurnTrigger(CLICKS.name, "commit")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psycopg2
 import sqlalchemy as sa
-
 from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
+
 from tidegate.jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidegate.state_store.updates import UpdateBatch
+    from tidegate.state_store.commit.author_updates import UpdateBatch
 
 OUTBOX = sa.table("outbox", sa.column("carrier"), sa.column("flights"), sa.column("txid"), schema="mail")
 OUTBOX_DDL = """

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import register_pipelines
 from tests.end_to_end import kinds
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
-from tidegate.dags.turn_trigger import COMMIT, PROCESS
+from tidegate.dags.batch_trigger import COMMIT, PROCESS
 
 FINISHED = ("success", "failed")
 CONCURRENCY = 4  # of pipeline flights

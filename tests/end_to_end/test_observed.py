@@ -15,8 +15,8 @@ from openlineage.client.generated import base as generated
 
 from tests.collector import Collector, Span, collector, real_collector
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, running_project, wait_for
+from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.dags.lineage import TidegateBatchRunFacet
-from tidegate.dags.turn_trigger import COMMIT, PROCESS
 
 DAGS = Path(__file__).resolve().parent / "observed_dags"
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/TidegateBatchRunFacet.json"

@@ -39,9 +39,9 @@ from tidegate.jobs import Count, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.files import content
-from tidegate.jobs.sources.files.formats import text_reader, text_scan
+from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.base.errors import TidegateError
 
 PIPELINE = "fuzz"  # one name, so that all rounds share one Spark session
 SHOWN = 2000

@@ -12,9 +12,9 @@ from itertools import product
 import pytest
 
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files.formats import text_records
-from tidegate.jobs.sources.files.formats.csv_records import CsvParser
-from tidegate.jobs.sources.files.formats.text_records import Grammar, chunks
+from tidegate.jobs.sources.files.formats.records import text_records
+from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar, chunks
 
 LETTERS = ["a", '"', ",", "\n", "\r", " ", '""', "\t", "\u00e9", "\ufeff", "\0", "'", "\\", "\v", "\u2028", "\x85", "#", "\r\n"]
 KINDS = {"x": parse_type("string"), "y": parse_type("string")}

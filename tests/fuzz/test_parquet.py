@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.jobs import Files
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.state_store import Settings
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import MalformedRecord, SourceUnreadable
+from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
+from tidegate.state_store.seal.attempts import Attempt
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000" if os.environ.get("SOAK") else "40"))
 SEED = int(os.environ.get("SEED", "1"))

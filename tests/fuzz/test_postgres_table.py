@@ -19,7 +19,7 @@ import pytest
 
 from tests.sources.shop import Shop, shop
 from tidegate.jobs import PostgresTable
-from tidegate.state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 __all__ = ["shop"]  # a fixture
 

@@ -14,11 +14,9 @@ import sqlalchemy as sa
 
 from tests.integration.conftest import Execute, Tally, contents, frozen, until
 from tidegate import migrations
-from tidegate.state_store import Settings, StateStore, registration
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import (
     AttemptFenced,
     DeclarationChanged,
     HoleDetected,
@@ -29,6 +27,9 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
+from tidegate.state_store.ledger.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.seal.attempts import Tracked
 
 # plan
 

@@ -10,8 +10,8 @@ from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, until
 from tidegate.jobs.engine import worker
 from tidegate.state_store import Settings
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.errors import StoreUnavailable
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import StoreUnavailable
 
 CLAIMANTS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"
 

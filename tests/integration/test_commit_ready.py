@@ -16,9 +16,10 @@ import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
-from tidegate.state_store import Settings, StateStore, combine
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
+from tidegate.state_store.commit import combine_batches
+from tidegate.state_store.seal.attempts import Tracked
 
 KINDS = Pipeline(
     name="kinds",
@@ -75,7 +76,7 @@ ODD_TYPES = Pipeline(
 def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are combined in the upsert, or before it in a table, by several processes."""
     if request.param == "by several processes":
-        monkeypatch.setattr(combine, "SHARED_ROWS", 0)
+        monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
 
 
 @pytest.mark.usefixtures("either_way")
@@ -278,7 +279,7 @@ def test_every_key_is_in_one_part(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """However many processes share the keys: one key column has a single value, the other is NULL in some rows."""
-    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(DAYS)
     draw = random.Random(processes)
@@ -312,7 +313,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     are_in_order: bool,
 ) -> None:
     """Whether or not the rows were staged in key order, which only makes the merge quicker."""
-    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(VISITS)
     draw = random.Random(processes)
@@ -355,7 +356,7 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
 def test_many_rows_are_added_up_by_several_processes(tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process adds up all of its keys, whatever the aggregate; their table is gone after the commit."""
     shops = 200_000
-    monkeypatch.setattr(combine, "SHARED_ROWS", 2 * shops)
+    monkeypatch.setattr(combine_batches, "SHARED_ROWS", 2 * shops)
     tally.plan(2)
     tally.process(1, [(f"shop {number:06d}", 2, 30, 10, 20) for number in range(shops)])
     tally.process(2, [(f"shop {number:06d}", 1, 5, 5, 5) for number in range(shops)])
@@ -531,7 +532,7 @@ def test_keys_may_be_dates_that_python_cannot_represent(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Years beyond 9999, before Christ and infinity: only Postgres divides the keys among processes."""
-    monkeypatch.setattr(combine, "SHARED_ROWS", 0)
+    monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
     sentinels = Pipeline(
         name="sentinels",

@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests.conftest import Server
-from tidegate.stack.component import wait_until
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.database import set_limits
-from tidegate.state_store.driver_errors import translate
-from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.connections.database import set_limits
+from tidegate.state_store.connections.postgres_errors import translate
 
 SECONDS = 10
 
@@ -61,7 +61,7 @@ def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings
 def test_a_store_that_cannot_connect_holds_nothing(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused store keeps no connection open, nor do later stores."""
     with monkeypatch.context() as patched:
-        patched.setattr("tidegate.state_store.revisions.DIGEST", "0123456789ab")
+        patched.setattr("tidegate.state_store.ledger.schema_revision.DIGEST", "0123456789ab")
         with pytest.raises(SchemaOutOfDate):
             StateStore.connect(settings)
     StateStore.connect(settings).close()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Tracked
+from tidegate.state_store.seal.attempts import Tracked
 
 
 @contextmanager

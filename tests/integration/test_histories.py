@@ -12,9 +12,11 @@ from tests.conftest import Server
 from tests.integration.test_migrations import shape
 from tidegate import migrations
 from tidegate.jobs import Files, History, Pipeline
-from tidegate.state_store import Settings, registration, state_tables
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import DeclarationChanged
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.states import state_tables
 
 
 @pytest.fixture

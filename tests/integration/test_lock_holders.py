@@ -12,9 +12,9 @@ import pytest
 
 from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
-from tidegate import remedies, why
+from tidegate.explain import remedies, why
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import LockHeld, StoreUnavailable
+from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 
 PLAN = "UPDATE tidegate.plan SET failed = 1, failing_since = now(), failed_at = now(), failed_run = 'a run', error = 'gone'"
 FAILED = "SELECT failed FROM tidegate.plan"

@@ -13,10 +13,12 @@ from tests.conftest import Server
 from tests.integration.conftest import Tally
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State
-from tidegate.state_store import Settings, StateStore, lookup, registration, state_tables
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
-from tidegate.state_store.session_times import prepare_times
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.connections.utc_times import prepare_times
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.seal.attempts import Tracked
+from tidegate.state_store.states import key_lookup, state_tables
 
 KEYED = Pipeline(
     name="keyed",
@@ -77,7 +79,7 @@ def get(filled: Settings) -> Get:
     def look_up(state: str, *keys: tuple[str, ...]) -> list[Mapping[str, object] | None]:
         spec = KEYED.spec.state(state)
         assert spec is not None
-        return lookup.get(filled, spec, keys)
+        return key_lookup.get(filled, spec, keys)
 
     return look_up
 
@@ -119,7 +121,7 @@ def test_rows_keep_the_order_and_the_duplicates_of_the_keys(get: Get) -> None:
 
 def test_many_keys_are_looked_up_across_statements(get: Get) -> None:
     """More keys than one statement takes give one list of answers, still in order."""
-    count = 2 * lookup.KEYS_PER_STATEMENT + 1
+    count = 2 * key_lookup.KEYS_PER_STATEMENT + 1
     keys = [("a",) if number % 7 == 0 else (f"missing {number}",) for number in range(count)]
     found = get("words", *keys)
     assert len(found) == count
@@ -186,13 +188,13 @@ def test_a_database_that_cannot_answer_says_why(settings: Settings, store: State
     """No table, no such user, no server: each has its own error and remedy."""
     (state,) = (state for state in KEYED.spec.states if state.name == "words")
     with pytest.raises(SchemaOutOfDate, match=r'relation "state\.words" does not exist.*Run: tidegate migrate'):
-        lookup.get(settings, state, [("a",)])
+        key_lookup.get(settings, state, [("a",)])
     with pytest.raises(AccessRefused, match="tidegate settings"):
-        lookup.get(replace(settings, pg_user="unknown_user"), state, [("a",)])
+        key_lookup.get(replace(settings, pg_user="unknown_user"), state, [("a",)])
     with pytest.raises(AccessRefused, match='database "gone" does not exist'):
-        lookup.get(replace(settings, pg_database="gone"), state, [("a",)])
+        key_lookup.get(replace(settings, pg_database="gone"), state, [("a",)])
     with pytest.raises(StoreUnavailable, match="tidegate up"):
-        lookup.get(replace(settings, pg_port=1), state, [("a",)])
+        key_lookup.get(replace(settings, pg_port=1), state, [("a",)])
 
 
 def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -> None:
@@ -200,7 +202,7 @@ def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -
     days = KEYED.spec.state("days")
     assert days is not None
     far = {"day": "12000-02-03", "last": "20000-01-01 00:00:00+00", "txid": 1}
-    assert lookup.get(filled, days, [("12000-02-03",), ("0044-03-15 BC",), ("13000-01-01",)]) == [
+    assert key_lookup.get(filled, days, [("12000-02-03",), ("0044-03-15 BC",), ("13000-01-01",)]) == [
         far,
         {"day": "0044-03-15 BC", "last": datetime(2013, 1, 1, tzinfo=UTC), "txid": 1},
         None,

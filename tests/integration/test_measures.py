@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.measures import PipelineMeasures, measures
-from tidegate.state_store.witness import Witness
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
+from tidegate.state_store.seal.attempts import Tracked
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),
@@ -88,7 +88,7 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that its alert ends, and no scrape reads all commits."""
-    monkeypatch.setattr("tidegate.state_store.measures.RECENT", 3)
+    monkeypatch.setattr("tidegate.state_store.read_ledger.metric_values.RECENT", 3)
     tally.plan(4)
     tally.start(1)
     tally.store.halt_batch(TALLY.name, 1, "its task was killed in try 6.")

@@ -21,9 +21,12 @@ from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from tidegate.state_store import Settings, StateStore, project, revisions, state_tables, tables
-from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
-from tidegate.state_store.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.states import state_tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SALES = Pipeline(
@@ -120,7 +123,7 @@ def shape(settings: Settings) -> dict[str, list[str]]:
 def revision(settings: Settings) -> str | None:
     """Return a database's revision of the project."""
     with migrations.connected(settings) as connection:
-        return revisions.current_revision(connection)
+        return schema_revision.current_revision(connection)
 
 
 # up and down
@@ -753,7 +756,7 @@ def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: 
         **_command(tmp_path, empty, program, code=code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     started.stdout.readline()  # it has imported its code
-    with (code / "state_store/schema.sql").open("a") as schema:
+    with (code / "state_store/ledger/schema.sql").open("a") as schema:
         schema.write("\nCOMMENT ON SCHEMA tidegate IS 'newer';\n")
     migrate = (
         "from tidegate import migrations; from tidegate.state_store import Settings; migrations.upgrade(Settings.load(), [])"
@@ -764,7 +767,7 @@ def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: 
     _, message = started.communicate("\n", timeout=60)
 
     assert started.returncode != 0
-    assert f"than this process was started with ({revisions.DIGEST})" in message
+    assert f"than this process was started with ({schema_revision.DIGEST})" in message
     assert "restart the stack: tidegate down && tidegate up" in message
     again = _python(tmp_path, empty, program.replace("input(); ", ""), code=code)
     assert again.returncode == 0, again.stderr

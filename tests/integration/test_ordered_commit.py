@@ -21,9 +21,8 @@ import sqlalchemy as sa
 from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from tidegate.state_store import Settings, StateStore, cursors, revisions
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     GuardMismatch,
@@ -36,6 +35,8 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
+from tidegate.state_store.ledger import cursors, schema_revision
+from tidegate.state_store.seal.attempts import Tracked
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:
@@ -111,10 +112,10 @@ def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
         cursors.lock_cursor(commit, "tally", tally.store.witness)
         with migrations.connected(settings) as connection:
             connection.execute(sa.text("SET LOCAL lock_timeout = '500ms'"))
-            revisions.lock_revision(connection)
+            schema_revision.lock_revision(connection)
     as_role("tidegate_owner", "CREATE TABLE tidegate.alembic_version_of_project AS SELECT '9999' AS version_num")
     with migrations.connected(settings) as connection:
-        revisions.lock_revision(connection)
+        schema_revision.lock_revision(connection)
         assert tally.commit(1).txid == 1
 
 

@@ -20,11 +20,12 @@ import pytest
 from tests.conftest import Server, register_pipelines
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate import migrations
-from tidegate.stack import component as components
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.state_store import Settings, StateStore, cursors, witness
-from tidegate.state_store.errors import HoleDetected
-from tidegate.state_store.witness import Mark, Witness
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import HoleDetected
+from tidegate.state_store.ledger import commit_witness, cursors
+from tidegate.state_store.ledger.commit_witness import Mark, Witness
 
 ROW = [("a", 1, 1, 1, 1)]
 
@@ -396,7 +397,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
     """Killed at any moment, it leaves the previous mark or the new one."""
     code = (
         "import sys, itertools; from pathlib import Path; from tidegate.state_store import Settings; "
-        "from tidegate.state_store.witness import Mark, Witness\n"
+        "from tidegate.state_store.ledger.commit_witness import Mark, Witness\n"
         "w = Witness(Settings(home=Path(sys.argv[1])))\n"
         "first = int(sys.argv[2])\n"
         "for n in itertools.count(first):\n"
@@ -424,7 +425,7 @@ def test_a_suspended_writer_does_not_block_others(tmp_path: Path, monkeypatch: p
     """The mark is out of date then, which is harmless."""
     folder = Witness(Settings(home=tmp_path))
     folder.advance(mark(1))
-    monkeypatch.setattr(witness, "LOCK_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(commit_witness, "LOCK_PATIENCE_SECONDS", 0.2)
     with (folder.folder / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         folder.advance(mark(2))
@@ -439,8 +440,8 @@ def test_old_histories_are_forgotten(tmp_path: Path) -> None:
     """Databases that are created and dropped leave a bounded number of marks; other pipelines keep theirs."""
     folder = Witness(Settings(home=tmp_path))
     folder.advance(replace(mark(1), pipeline="tally_2"))
-    for number in range(witness.HISTORIES_KEPT + 5):
+    for number in range(commit_witness.HISTORIES_KEPT + 5):
         folder.advance(mark(1, history=f"h{number}"))
         os.utime(folder.file_of("tally", f"h{number}"), ns=(number, number))
     left = {file.name for file in folder.folder.glob("*.json")}
-    assert left == {f"tally.h{number}.json" for number in range(5, witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}
+    assert left == {f"tally.h{number}.json" for number in range(5, commit_witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}

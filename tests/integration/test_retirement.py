@@ -14,6 +14,7 @@ from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate import migrations
+from tidegate.explain.why import explain
 from tidegate.jobs import (
     Changes,
     Count,
@@ -28,19 +29,8 @@ from tidegate.jobs import (
     StateQuery,
     Sum,
 )
-from tidegate.state_store import (
-    Settings,
-    StateStore,
-    attempts,
-    lookup,
-    range_partitions,
-    registration,
-    retirement,
-    state_tables,
-)
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AttemptFenced,
     AttemptNotSealed,
     DeclarationChanged,
@@ -52,12 +42,16 @@ from tidegate.state_store.errors import (
     UnknownPipeline,
     UsageError,
 )
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.measures import measures
-from tidegate.state_store.retirement import Request, Retirement
-from tidegate.state_store.state_rows import StateReader
-from tidegate.state_store.witness import Witness
-from tidegate.why import explain
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.pipeline_changes import registration, retirement
+from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_ledger.metric_values import measures
+from tidegate.state_store.read_states.state_rows import StateReader
+from tidegate.state_store.seal import attempts
+from tidegate.state_store.seal.attempts import Attempt
+from tidegate.state_store.states import key_lookup, range_partitions, state_tables
 
 ROW, DAY = [("a", 1, 5, 5, 5)], [("2013-01-01", 1)]
 SPEC = TALLY.spec
@@ -378,7 +372,7 @@ def test_readers_keep_the_states(busy: Tally, owner: StateStore, settings: Setti
     """By SQL, `tidegate get` and programs, with the txid of the last commit; no one may write them."""
     retire(owner)
     found = {"shop": "a", "sold": 1, "cents": 5, "least": 5, "most": 5, "txid": 1}
-    assert lookup.get(settings, SPEC.states[0], [("a",)]) == [found]
+    assert key_lookup.get(settings, SPEC.states[0], [("a",)]) == [found]
     with StateReader.open(settings, "tally", "per_shop") as reader:
         assert (reader.get_many([("a",)]).txid, reader.get_many([("a",)]).rows) == (1, [found])
 

@@ -8,7 +8,8 @@ import pytest
 from psycopg2 import errors
 
 from tests.integration.conftest import Execute, Tally, contents
-from tidegate.state_store import Settings, StateStore, lookup
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.states import key_lookup
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
@@ -228,7 +229,9 @@ def test_the_reader_can_run_every_query(busy: Tally, settings: Settings) -> None
         assert reader.batch_history("tally", 1).status.phase == "committed"
         assert [lag.pending for lag in reader.lag()] == [0]
         assert reader.turn("tally", 1).opens
-    assert lookup.get(reading, per_shop, [("a",)]) == [{"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}]
+    assert key_lookup.get(reading, per_shop, [("a",)]) == [
+        {"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}
+    ]
 
 
 WRITES = {

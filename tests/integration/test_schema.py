@@ -13,13 +13,10 @@ from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
-from tidegate.stack import component as components
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.state_store import Settings, StateStore, registration, revisions, state_tables, tables
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.columns import ColumnType, ValueColumn
-from tidegate.state_store.declaration import WINDOW, PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AccessRefused,
     DeclarationChanged,
     HoleDetected,
@@ -27,6 +24,12 @@ from tidegate.state_store.errors import (
     StagingLost,
     StoreUnavailable,
 )
+from tidegate.state_store.declarations.column_spec import ColumnType, ValueColumn
+from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.seal.attempts import Tracked
+from tidegate.state_store.states import state_tables
 
 Register = Callable[[PipelineSpec], bool]
 
@@ -52,7 +55,7 @@ def test_a_database_without_tables_names_the_command(settings: Settings, server:
             "0032",
             r"by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources again",
         ),
-        ("0123456789ab", rf"\(schema.sql 0123456789ab\) than this process was started with \({revisions.DIGEST}\)"),
+        ("0123456789ab", rf"\(schema.sql 0123456789ab\) than this process was started with \({schema_revision.DIGEST}\)"),
     ],
 )
 def test_a_ledger_of_other_code_is_refused(settings: Settings, as_role: Execute, found: str, message: str) -> None:

@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from tests.integration.conftest import Execute, Tally
-from tidegate.commands import filters
-from tidegate.state_store import search
-from tidegate.state_store.history import BatchStatus
-from tidegate.state_store.search import PHASES, BatchFilter, Phase, SearchResult
+from tidegate.commands.show import batch_filters
+from tidegate.state_store.read_ledger import batch_search
+from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
+from tidegate.state_store.read_ledger.batch_status import BatchStatus
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 ERRORS = ("SPARK_FAILED", "SOURCE_CHANGED", "ZeroDivisionError")
@@ -87,7 +87,7 @@ def test_every_combination_finds_what_a_filter_over_all_finds(
     ledger: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch, looked_at: int, limit: int
 ) -> None:
     """However few txids a statement looks at, and however few are requested."""
-    monkeypatch.setattr(search, "LOOKED_AT", looked_at)
+    monkeypatch.setattr(batch_search, "LOOKED_AT", looked_at)
     batches = {batch.txid: (batch, last_event(batch, as_role)) for batch in ledger.store.batch_statuses("tally")}
     assert {batch.phase for batch, _ in batches.values()} == set(PHASES)
     times = [None, NOON + timedelta(minutes=20), NOON + timedelta(minutes=45), NOON + timedelta(hours=2)]
@@ -120,7 +120,7 @@ def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> Non
 
 def test_an_old_search_ends_before_the_oldest_batch(ledger: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once many committed batches in a row had no event since then: earlier ones committed earlier."""
-    monkeypatch.setattr(search, "LOOKED_AT", 5)
+    monkeypatch.setattr(batch_search, "LOOKED_AT", 5)
     looked: list[int | None] = []
     before = None
     while True:
@@ -140,7 +140,7 @@ def test_a_search_among_many_batches_goes_on_page_by_page(ledger: Tally, as_role
     )
     as_role("tidegate_owner", "ANALYZE tidegate.batch")
     found = ledger.store.search("tally", BatchFilter(phase="halted"))
-    assert (found.batches, found.before) == ([], 60_000 - search.LOOKED_AT + 1)
+    assert (found.batches, found.before) == ([], 60_000 - batch_search.LOOKED_AT + 1)
     assert ledger.store.search("tally", BatchFilter(phase="committed")).batches[0].txid == 40
 
 
@@ -151,4 +151,4 @@ def test_an_unregistered_pipeline_has_no_batches(tally: Tally) -> None:
 
 def test_the_command_line_offers_the_phases_of_the_ledger() -> None:
     """It has a list of its own, because it starts without SQLAlchemy."""
-    assert filters.PHASES == PHASES == get_args(Phase)
+    assert batch_filters.PHASES == PHASES == get_args(Phase)

@@ -14,8 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.integration.conftest import Tally
 from tidegate.jobs.engine.spans import Spans
-from tidegate.state_store import StateStore, tables
-from tidegate.state_store.attempts import Tracked
+from tidegate.state_store import StateStore
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.seal.attempts import Tracked
 
 LATER = 3600
 

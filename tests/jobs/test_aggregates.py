@@ -38,7 +38,7 @@ from tidegate.jobs import (
     Variance,
 )
 from tidegate.state_store import StateStore
-from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
 
 Row = dict[str, Any]
 COLUMNS = {

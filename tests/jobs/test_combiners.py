@@ -17,10 +17,10 @@ from tests.jobs.conftest import Tables
 from tests.jobs.test_aggregates import run_together
 from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Last, State
 from tidegate.jobs.aggregates import Aggregate
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import BrokenPromise, check_aggregate
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import DeclarationChanged, DeclarationInvalid, Overflow
+from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, Overflow
 
 
 @dataclass(frozen=True)

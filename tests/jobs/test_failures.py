@@ -23,11 +23,11 @@ from pyspark.sql.connect.session import SparkSession as ConnectSession
 from tests import steps
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Files, Pipeline
-from tidegate.jobs.compute import session as spark_module
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions import session as spark_module
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     AttemptTimedOut,
     DeclarationInvalid,
     SettingsInvalid,
@@ -102,7 +102,7 @@ IN_WORKERS: dict[str, tuple[str, bool]] = {
     "a value": ("int('two')", True),
     "a key": ("{}['two']", True),
     "NULL": ("None.strip()", True),
-    "a refusal": ("from tidegate.state_store.errors import MalformedRecord; raise MalformedRecord('no')", True),
+    "a refusal": ("from tidegate.state_store.base.errors import MalformedRecord; raise MalformedRecord('no')", True),
     "a missing file": ("open('/nonexistent')", False),
     "a refused connection": ("raise ConnectionRefusedError('gone')", False),
     "no memory": ("raise MemoryError", False),

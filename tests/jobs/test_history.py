@@ -18,12 +18,13 @@ from tests.jobs.conftest import Tables
 from tests.jobs.test_aggregates import run_together
 from tidegate.jobs import Changes, Count, Files, History, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import StateStore, lookup
-from tidegate.state_store.errors import BadKey, UsageError
-from tidegate.state_store.history import changes as changes_of
-from tidegate.state_store.mending import Mend
-from tidegate.state_store.state_rows import StateReader, rows_after
-from tidegate.state_store.state_tables import state_table_of
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import BadKey, UsageError
+from tidegate.state_store.operate.mended_records import Mend
+from tidegate.state_store.read_ledger.batch_status import changes as changes_of
+from tidegate.state_store.read_states.state_rows import StateReader, rows_after
+from tidegate.state_store.states import key_lookup
+from tidegate.state_store.states.state_tables import state_table_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = {"name": "string", "label": "string", "n": "bigint", "at": "timestamp", "gone": "boolean"}
@@ -157,7 +158,7 @@ def test_every_reader_sees_until_when_a_version_is_valid(tables: Tables) -> None
     only = {"name": "b", "at": at(0), "gone": None, "label": "only", "n": 1, "valid_to": None, "to_txid": None, "txid": 1}
     assert all_of(tables, "versions") == [first, middle, last, only]
     keys = [["a", str(at(10))], ["a", str(at(30))], ["b", str(at(0))]]
-    assert lookup.get(tables.settings, spec, keys) == [middle, None, only]
+    assert key_lookup.get(tables.settings, spec, keys) == [middle, None, only]
     with StateReader.open(tables.settings, pipeline.name, "versions") as reader:
         assert reader.get_many(keys).rows == [middle, None, only]
         assert reader.range(["a"], ["a"], limit=10).rows == [first, middle, last]
@@ -298,7 +299,7 @@ def test_every_reader_finds_a_version_whose_key_is_null(tables: Tables) -> None:
     tables.put(as_table(rows[::2]), as_table(rows[1::2]))
     tables.run(pipeline)
     keys: list[list[str | None]] = [[None, str(at(10))], ["a", str(at(10))], [None, str(at(11))]]
-    found = lookup.get(tables.settings, spec, keys)
+    found = key_lookup.get(tables.settings, spec, keys)
     assert [row and (row["name"], row["label"], row["valid_to"]) for row in found] == [
         (None, "v10", at(20)),
         ("a", "v10", at(20)),

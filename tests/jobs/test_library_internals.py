@@ -1,4 +1,4 @@
-"""The parts that `tidegate.jobs.library_internals` relies on exist in the installed versions."""
+"""The parts that `tidegate.jobs.spark.library_internals` relies on exist in the installed versions."""
 
 import codecs
 from importlib.metadata import version
@@ -7,8 +7,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.connect.client.core import RpcDeadlines
 
-from tidegate.jobs import library_internals
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.spark import library_internals
 from tidegate.state_store import Settings
 
 

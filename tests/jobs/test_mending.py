@@ -14,9 +14,9 @@ from tests import steps
 from tests.jobs.test_policies import KEPT_EXACTLY, two_records_of
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from tidegate.jobs.compute.quarantine import BLOCK_BYTES, WaitingReader
+from tidegate.jobs.compute.stage.bad_records import BLOCK_BYTES, WaitingReader
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.mending import Mend
+from tidegate.state_store.operate.mended_records import Mend
 
 SCHEMA = {"name": "string", "amount": "int"}
 CHECK = {"not negative": "amount >= 0"}

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from tests import steps
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from tidegate.jobs.compute import computation, tracking
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute import batch_attempt
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.compute.stage import row_tracking
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore, tables
-from tidegate.state_store.attempts import AirflowTry
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AttemptFenced,
     AttemptTimedOut,
     BatchRetried,
@@ -28,6 +28,8 @@ from tidegate.state_store.errors import (
     RowsLost,
     SourceChanged,
 )
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.seal.attempts import AirflowTry
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
@@ -371,13 +373,13 @@ def test_rows_lost_and_doubled_in_pairs_are_noticed(inbox: Inbox, monkeypatch: p
     """If a, a, a, a arrive for a, a, b, b, the number of rows and the XOR of their ids agree, but not the sum."""
     inbox.write("1.csv", "name,amount\na,1\na,1\nb,1\nb,1\n")
     pipeline = declare(inbox, transform=lambda rows: rows)
-    real = computation.aggregate
+    real = batch_attempt.aggregate
 
     def corrupting(rows: Any, *arguments: Any, **named: Any) -> Any:
         doubled = rows.where("name = 'a'").selectExpr("explode(array(1, 1)) AS twice", "*").drop("twice")
         return real(doubled, *arguments, **named)
 
-    monkeypatch.setattr(computation, "aggregate", corrupting)
+    monkeypatch.setattr(batch_attempt, "aggregate", corrupting)
     inbox.plan(pipeline, "run")
     with pytest.raises(RowsLost, match=r"of 4 rows 4 arrived .*the sums of their hashes differ by 0x[1-9a-f]"):
         steps.process(inbox.settings, pipeline, 1, owner="test", routing=steps.ROUTINGS[route])
@@ -392,12 +394,12 @@ def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
     groups = [[-(2**63)] * 5, [2**63 - 1] * 7, [-1] * 3, hashes]
     with spark_session(inbox.settings, "inbox") as session:
         rows = session.createDataFrame([(n, h) for n, group in enumerate(groups) for h in group], "n int, h bigint")
-        found = {row.n: row.total for row in rows.groupBy("n").agg(tracking.hash_sum("h").alias("total")).collect()}
-        (nothing,) = rows.where("n < 0").agg(tracking.hash_sum("h").alias("total")).collect()
+        found = {row.n: row.total for row in rows.groupBy("n").agg(row_tracking.hash_sum("h").alias("total")).collect()}
+        (nothing,) = rows.where("n < 0").agg(row_tracking.hash_sum("h").alias("total")).collect()
 
-    assert found == {n: tracking.signed(sum(group)) for n, group in enumerate(groups)}
+    assert found == {n: row_tracking.signed(sum(group)) for n, group in enumerate(groups)}
     assert nothing.total is None
-    assert [tracking.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
+    assert [row_tracking.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
 
 
 def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:

@@ -18,14 +18,14 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 from tests import steps
 from tests.jobs.conftest import Tables
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
-from tidegate.jobs.compute import session, staging
-from tidegate.jobs.compute.executors import modules_of
-from tidegate.jobs.compute.route import Route, choose
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions import session
+from tidegate.jobs.compute.sessions.executor_artifacts import modules_of
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.compute.shortcuts import Route, choose
+from tidegate.jobs.compute.stage import stage_partials
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     BadKey,
     DeclarationInvalid,
     MalformedRecord,
@@ -34,7 +34,8 @@ from tidegate.state_store.errors import (
     TidegateError,
     TransformFailed,
 )
-from tidegate.state_store.staging import NO_TASK
+from tidegate.state_store.seal.attempts import Attempt
+from tidegate.state_store.seal.staging_tables import NO_TASK
 
 PRICE = pa.decimal128(10, 2)
 PRICES = State(
@@ -239,13 +240,13 @@ def test_a_partial_that_is_lost_after_its_task_is_noticed(
     """Partials are followed from the task that read the file until COPY has written them, even if others replace them."""
     pipeline = tables.declare_over(table([]).schema, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None)]))
-    real = getattr(staging, way)
+    real = getattr(stage_partials, way)
 
     def losing(where: Any, attempt: Any, spec: Any, rows: Any, *counter: Any, **limit: Any) -> Any:
         others = rows.where("name <> 'a'").selectExpr(f"explode(array_repeat(1, {times}))", "*").drop("col")
         return real(where, attempt, spec, others, *counter, **limit)
 
-    monkeypatch.setattr(staging, way, losing)
+    monkeypatch.setattr(stage_partials, way, losing)
     tables.plan(pipeline, "test")
     routing = choose if way == "stage_in_process" else steps.on_executors
     with pytest.raises(RowsLost, match=message):

@@ -9,8 +9,8 @@ from contextlib import closing
 import psutil
 import pytest
 
-from tidegate.stack.component import wait_until
-from tidegate.stack.spark import PYTHON_DAEMON, PYTHON_SETTINGS
+from tidegate.stack.components.server_process import wait_until
+from tidegate.stack.components.spark import PYTHON_DAEMON, PYTHON_SETTINGS
 
 QUICK = f"import {PYTHON_DAEMON} as it; it.SECONDS_BETWEEN_LOOKS = 0.05; it.main()"
 

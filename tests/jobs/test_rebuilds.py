@@ -35,10 +35,8 @@ from tidegate.jobs import (
     Update,
 )
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore, overview, range_partitions, rebuilds, rebuilt_tables
-from tidegate.state_store.checks import CheckedBatch
-from tidegate.state_store.declaration import PipelineSpec
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     CheckFailed,
     DeclarationChanged,
     HoleDetected,
@@ -48,11 +46,16 @@ from tidegate.state_store.errors import (
     SourceChanged,
     TidegateError,
 )
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.mending import Mend
-from tidegate.state_store.project import HOME_VARIABLE
-from tidegate.state_store.retirement import Request
-from tidegate.state_store.state_rows import StateReader, version_of
+from tidegate.state_store.base.project import HOME_VARIABLE
+from tidegate.state_store.commit.commit_checks import CheckedBatch
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.operate.mended_records import Mend
+from tidegate.state_store.pipeline_changes import rebuild_swap, rebuilds
+from tidegate.state_store.pipeline_changes.retirement import Request
+from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_states.state_rows import StateReader, version_of
+from tidegate.state_store.states import range_partitions
 
 numbers = iter(range(1, 1_000_000))
 SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}
@@ -571,8 +574,8 @@ def test_a_view_of_the_team_is_in_the_way_and_its_trigger_index_and_grants_are_k
 
     def take_place() -> None:
         with migrations.connected(settings) as connection:
-            spec = overview.spec_of_pipeline(connection, "sales")
-            rebuilt_tables.empty(connection, changed.spec, spec)
+            spec = pipeline_overview.spec_of_pipeline(connection, "sales")
+            rebuild_swap.empty(connection, changed.spec, spec)
             connection.execute(sa.text("ALTER TABLE state.by_shop ADD cents bigint, ADD dearest integer"))
             rebuilds.take_place(connection, changed.spec)
 

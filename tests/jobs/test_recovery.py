@@ -12,11 +12,12 @@ import sqlalchemy as sa
 from tests import steps
 from tests.jobs.test_failures import Held, counted, server_process, skipping
 from tests.sources.conftest import Inbox
-from tidegate.jobs.compute.computation import _Computation
+from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore, tables
-from tidegate.state_store.attempts import LONGEST_SILENCE_SECONDS
-from tidegate.state_store.errors import SparkUnavailable
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import SparkUnavailable
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS
 
 BATCHES = 4
 

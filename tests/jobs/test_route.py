@@ -8,12 +8,12 @@ import pytest
 from tests import steps
 from tests.sources.conftest import Inbox, inbox
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from tidegate.jobs.compute.paths import paths
-from tidegate.jobs.compute.route import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
-from tidegate.jobs.compute.staging import FEW_ROWS
+from tidegate.jobs.compute.shortcut_report import paths
+from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
+from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.batches import QUARANTINED
+from tidegate.state_store.ledger.batches import QUARANTINED
+from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["inbox"]  # a fixture
 

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from tests import steps
 from tests.jobs.conftest import Tables
 from tidegate.jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
-from tidegate.state_store import StateStore, lookup
-from tidegate.state_store.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
-from tidegate.state_store.state_tables import state_table_of
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import BadKey, GuardMismatch, MalformedRecord, Overflow
+from tidegate.state_store.states import key_lookup
+from tidegate.state_store.states.state_tables import state_table_of
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 ALL = Rows({"name": "text", "amount": "bigint"})
@@ -178,7 +179,7 @@ def test_a_row_is_found_by_txid_and_position(tables: Tables) -> None:
     pipeline = declare(tables, {"log": ALL})
     tables.put(as_table([("a", 1), ("b", 2)]))
     tables.run(pipeline)
-    found = lookup.get(tables.settings, ALL.spec("log"), [["1", "1"], ["2", "0"]])
+    found = key_lookup.get(tables.settings, ALL.spec("log"), [["1", "1"], ["2", "0"]])
     assert found == [{"txid": 1, "position": 1, "name": "b", "amount": 2}, None]
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.acceptance.conftest import SALES, clean_state, sales, stored_state, write_sales
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.stack.component import wait_until
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import MalformedRecord, RangeRefused
+from tidegate.state_store.base.errors import MalformedRecord, RangeRefused
 
 __all__ = ["sales"]  # a fixture
 

@@ -16,7 +16,7 @@ from tests.jobs.test_aggregates import run_together
 from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Count, State
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.state_store import StateStore
-from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
 
 CHANCES = {"p05": Decimal("0.05"), "p50": Decimal("0.5"), "p999": Decimal("0.999")}
 PROBABILITIES = [*map(str, CHANCES.values())]

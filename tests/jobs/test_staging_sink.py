@@ -6,9 +6,9 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from tidegate.jobs.compute import sink
-from tidegate.state_store.columns import ColumnType, KeyColumn, ValueColumn
-from tidegate.state_store.declaration import StateSpec
+from tidegate.jobs.compute.stage import staging_sink
+from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
 
 DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
 TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
@@ -37,7 +37,7 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
 )
 def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:
     """Over all Arrow batches of a task, in any order in which Spark has sent them."""
-    ordered = pa.Table.from_batches(sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
+    ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
 
     assert ordered["key"].to_pylist() == sorted(keys)
     assert [keys[event] for event in ordered["events"].to_pylist()] == sorted(keys)
@@ -46,7 +46,7 @@ def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: 
 def test_null_keys_come_last_as_postgres_sorts_them() -> None:
     """Each row is there once, with its value."""
     keys = [3, None, -1, None]
-    rows = pa.Table.from_batches(sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
+    rows = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
 
     assert [row["key"] for row in rows] == [-1, 3, None, None]
     assert [row["events"] for row in rows[:2]] == [2, 0]
@@ -56,7 +56,7 @@ def test_null_keys_come_last_as_postgres_sorts_them() -> None:
 @pytest.mark.promise("limit:SORTED_BYTES", "performance:partials-are-staged-in-key-order-32")
 def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later batches are not fetched before the first rows have been passed on."""
-    monkeypatch.setattr(sink, "SORTED_BYTES", 2 * 16)
+    monkeypatch.setattr(staging_sink, "SORTED_BYTES", 2 * 16)
     taken: list[pa.RecordBatch] = []
 
     def fetched() -> Iterator[pa.RecordBatch]:
@@ -64,7 +64,7 @@ def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> 
             taken.append(batch)
             yield batch
 
-    ordered = sink.in_key_order(fetched(), _state("bigint"))
+    ordered = staging_sink.in_key_order(fetched(), _state("bigint"))
 
     assert next(ordered)["key"].to_pylist() == [3, 4]
     assert len(taken) == 2
@@ -75,4 +75,4 @@ def test_texts_are_staged_unsorted() -> None:
     """Sorting them would take longer than it saves."""
     batches = list(_batches(["b", "c", "a"], pa.string(), 2))
 
-    assert list(sink.in_key_order(iter(batches), _state("text"))) == batches
+    assert list(staging_sink.in_key_order(iter(batches), _state("text"))) == batches

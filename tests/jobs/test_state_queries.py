@@ -17,6 +17,7 @@ from tests import steps
 from tests.conftest import Server
 from tests.integration.conftest import Tally
 from tests.jobs.conftest import Tables
+from tidegate.explain.why import explain
 from tidegate.jobs import (
     ApproxDistinct,
     ApproxQuantiles,
@@ -32,17 +33,15 @@ from tidegate.jobs import (
     Sum,
     state_query,
 )
-from tidegate.jobs.compute.computation import stage_batch
-from tidegate.jobs.compute.session import spark_session
-from tidegate.jobs.compute.state_answers import StateAnswers
+from tidegate.jobs.compute.batch_attempt import stage_batch
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.testing import partials
-from tidegate.state_store import StateStore, registration
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.beginning import NotStarted
-from tidegate.state_store.declaration import StateRead
-from tidegate.state_store.errors import (
+from tidegate.state_store import StateStore
+from tidegate.state_store.attempt.begin_attempt import NotStarted
+from tidegate.state_store.base.errors import (
     AccessRefused,
     AttemptFenced,
     DeclarationInvalid,
@@ -52,8 +51,10 @@ from tidegate.state_store.errors import (
     SparkFailed,
     StoreUnavailable,
 )
-from tidegate.state_store.state_queries import QueriedState
-from tidegate.why import explain
+from tidegate.state_store.declarations.pipeline_spec import StateRead
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.read_states.transform_reads import QueriedState
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 PER_NAME = State(
     key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"

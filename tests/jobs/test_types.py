@@ -15,10 +15,11 @@ from tests import steps
 from tests.jobs.conftest import Tables
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.shop import Shop, shop
-from tidegate.commands.inspection import get, inspect
+from tidegate.commands.show.inspect_verbs import get, inspect
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
-from tidegate.state_store import StateStore, lookup
-from tidegate.state_store.errors import BadKey, MalformedRecord, UsageError
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import BadKey, MalformedRecord, UsageError
+from tidegate.state_store.states import key_lookup
 
 __all__ = ["inbox", "shop"]  # fixtures
 
@@ -157,16 +158,16 @@ def test_keys_are_looked_up_and_printed_in_the_form_of_postgres(
     for name, keys in requested.items():
         spec = pipeline.spec.state(name)
         assert spec is not None
-        assert None not in lookup.get(settings, spec, keys), name
+        assert None not in key_lookup.get(settings, spec, keys), name
     by_owner, by_code = pipeline.spec.state("by_owner"), pipeline.spec.state("by_code")
     assert by_owner is not None
     assert by_code is not None
-    assert lookup.get(settings, by_code, [("\\x0102",)]) == [None]
+    assert key_lookup.get(settings, by_code, [("\\x0102",)]) == [None]
     with pytest.raises(UsageError, match="invalid input syntax for type uuid"):
-        lookup.get(settings, by_owner, [("0a",)])
+        key_lookup.get(settings, by_owner, [("0a",)])
 
-    monkeypatch.setattr("tidegate.commands.inspection.find_pipeline", lambda _name: pipeline)
-    monkeypatch.setattr("tidegate.commands.inspection.Settings.load", lambda *_: settings)
+    monkeypatch.setattr("tidegate.commands.show.inspect_verbs.find_pipeline", lambda _name: pipeline)
+    monkeypatch.setattr("tidegate.commands.show.inspect_verbs.Settings.load", lambda *_: settings)
     shown = CliRunner().invoke(inspect, ["inbox", "--state", "by_code", "--json"])
     assert shown.exit_code == 0, shown.output
     printed = json.loads(shown.stdout)

@@ -15,8 +15,8 @@ from tests import steps
 from tests.jobs.conftest import Tables
 from tidegate.jobs import Count, Files, Pipeline, State, Update
 from tidegate.state_store import StateStore
-from tidegate.state_store.errors import DeclarationInvalid, PermanentError, TidegateError
-from tidegate.state_store.updates import UpdateBatch
+from tidegate.state_store.base.errors import DeclarationInvalid, PermanentError, TidegateError
+from tidegate.state_store.commit.author_updates import UpdateBatch
 
 METADATA = sa.MetaData(schema="shop")
 OUTBOX = sa.Table(
@@ -243,7 +243,7 @@ def test_a_swallowed_error_of_postgres_leaves_nothing(shop: Tables) -> None:
 
 def test_what_the_ledger_knows_of_an_update_cannot_commit(shop: Tables) -> None:
     """The code is in the pipeline's module; a declaration from the ledger lacks it."""
-    from tidegate.state_store.declaration import spec_of  # noqa: PLC0415
+    from tidegate.state_store.declarations.pipeline_spec import spec_of  # noqa: PLC0415
 
     pipeline = declare(shop, to_outbox)
     put(shop, BATCHES[:1])

@@ -15,7 +15,7 @@ from tests.windows_model import Event, Model
 from tidegate.jobs import Changes, Count, Files, Max, Pipeline, Rows, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
 from tidegate.state_store import StateStore
-from tidegate.state_store.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
+from tidegate.state_store.base.errors import BadKey, DeclarationInvalid, Overflow, TidegateError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

@@ -9,7 +9,7 @@ import pytest
 from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import DeclarationInvalid
+from tidegate.state_store.base.errors import DeclarationInvalid
 
 LINES = [
     "the cow jumped over the moon",

@@ -11,8 +11,8 @@ from tests import steps
 from tests.acceptance.conftest import SALES, clean_state, run_once, sales, stored_state, write_sales
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.processing import Processed
-from tidegate.state_store import Settings, StateStore, state_tables, tables
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
     DeclarationChanged,
@@ -24,6 +24,8 @@ from tidegate.state_store.errors import (
     UnknownBatch,
     UnknownPipeline,
 )
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import state_tables
 
 __all__ = ["sales"]  # a fixture
 

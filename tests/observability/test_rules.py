@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tidegate.page.metric_families import METRICS
+from tidegate.page.routes.metric_definitions import METRICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = REPOSITORY / "tidegate" / "observability"

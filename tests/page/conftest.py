@@ -16,8 +16,8 @@ import pytest
 from tests.conftest import do_not_sync, register_pipelines
 from tests.page.pipelines import REGISTERED
 from tidegate import migrations
-from tidegate.stack import component as components
-from tidegate.stack.component import Component, log_file
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.server_process import Component, log_file
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings, StateStore
 

@@ -7,8 +7,8 @@ from psycopg2 import sql
 
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import AirflowTry, Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import AirflowTry, Attempt, Tracked
 
 PIPELINES, TXIDS = 100, 100_000
 

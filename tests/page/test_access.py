@@ -13,9 +13,9 @@ from starlette.routing import Mount, Route
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
-from tidegate.page import states
 from tidegate.page.app import create_app
-from tidegate.page.query_pipelines import arguments_in
+from tidegate.page.routes import state_routes
+from tidegate.page.routes.query_routes import arguments_in
 from tidegate.state_store import StateStore
 
 VALUES = {
@@ -283,7 +283,7 @@ def test_numbers_in_a_body_keep_all_their_digits() -> None:
 @pytest.mark.promise("limit:SECONDS_PER_PART")
 def test_a_download_whose_reader_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its snapshot would hold up vacuum and migrations, and its place others' downloads, for as long as the reader likes."""
-    monkeypatch.setattr(states, "SECONDS_PER_PART", 0.2)
+    monkeypatch.setattr(state_routes, "SECONDS_PER_PART", 0.2)
     opened, closed = ExitStack(), []
     opened.callback(closed.append, True)
 
@@ -296,7 +296,7 @@ def test_a_download_whose_reader_stands_still_is_ended(monkeypatch: pytest.Monke
             await asyncio.sleep(60)
 
     for spec_version in ("2.3", "2.4"):
-        download = states.Download("clicks.csv", iter(["a part"]), opened)
+        download = state_routes.Download("clicks.csv", iter(["a part"]), opened)
         with pytest.raises((TimeoutError, ClientDisconnect)):
             asyncio.run(download({"type": "http", "asgi": {"spec_version": spec_version}}, receive, send))
         assert closed

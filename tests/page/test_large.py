@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from tests.page.conftest import Server, Visit
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
 from tests.page.pipelines import CLICKS
-from tidegate.state_store import StateStore, batch_pages, history, overview, quarantine, search
-from tidegate.state_store.ledger_reader import LedgerReader, Moment
-from tidegate.state_store.search import BatchFilter
-from tidegate.state_store.throughput import MOST_COMMITS, throughput
-from tidegate.state_store.timeline import timeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
+from tidegate.state_store.read_ledger.batch_search import BatchFilter
+from tidegate.state_store.read_ledger.batch_timeline import timeline
+from tidegate.state_store.read_ledger.commit_throughput import MOST_COMMITS, throughput
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
 
 LARGE = "large_1"
 PAGE = [f"large_{number}" for number in range(1, 51)]
@@ -65,22 +67,22 @@ def _rows_read(plan: dict[str, Any]) -> int:
 # What the page's routes read, and how many rows that may take: a small multiple of what they show. A bitmap of an index counts
 # each row twice.
 READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
-    "names": (500, lambda m: overview.pipeline_names(m.connection)),
-    "overview of 50 pipelines": (40_000, lambda m: overview.progress(m.connection, PAGE)),
+    "names": (500, lambda m: pipeline_overview.pipeline_names(m.connection)),
+    "overview of 50 pipelines": (40_000, lambda m: pipeline_overview.progress(m.connection, PAGE)),
     "why 50 pipelines wait": (5_000, lambda m: m.waits(dict.fromkeys(PAGE))),
-    "one pipeline": (1_000, lambda m: overview.progress_of(m.connection, LARGE)),
+    "one pipeline": (1_000, lambda m: pipeline_overview.progress_of(m.connection, LARGE)),
     "why one batch waits": (500, lambda m: m.waits({LARGE: TXIDS})),
-    "newest batches": (60_000, lambda m: search.search(m.connection, LARGE, BatchFilter(), None, 50)),
-    "batches in the middle": (60_000, lambda m: search.search(m.connection, LARGE, BatchFilter(), MIDDLE, 50)),
-    "a rare phase": (80_000, lambda m: search.search(m.connection, LARGE, BatchFilter(phase="skipped"), None, 50)),
+    "newest batches": (60_000, lambda m: batch_search.search(m.connection, LARGE, BatchFilter(), None, 50)),
+    "batches in the middle": (60_000, lambda m: batch_search.search(m.connection, LARGE, BatchFilter(), MIDDLE, 50)),
+    "a rare phase": (80_000, lambda m: batch_search.search(m.connection, LARGE, BatchFilter(phase="skipped"), None, 50)),
     "timeline": (5_000, lambda m: timeline(m.connection, LARGE, None, 100)),
     "timeline in the middle": (5_000, lambda m: timeline(m.connection, LARGE, MIDDLE, 100)),
-    "one batch": (100, lambda m: history.batch_history(m.connection, LARGE, MIDDLE)),
-    "its tasks": (100, lambda m: batch_pages.tasks(m.connection, LARGE, MIDDLE, IN_AIRFLOW)),
+    "one batch": (100, lambda m: batch_status.batch_history(m.connection, LARGE, MIDDLE)),
+    "its tasks": (100, lambda m: batch_details.tasks(m.connection, LARGE, MIDDLE, IN_AIRFLOW)),
     "throughput": (4 * MOST_COMMITS, lambda m: throughput(m.connection, LARGE, 366)),
-    "quarantine": (100, lambda m: quarantine.page_of_records(m.connection, LARGE, None, (MIDDLE, 1), 50)),
-    "counts of quarantine": (100, lambda m: quarantine.counts(m.connection, LARGE, None, limit=100)),
-    "actions": (500, lambda m: history.newest_actions(m.connection, LARGE)),
+    "quarantine": (100, lambda m: quarantined_records.page_of_records(m.connection, LARGE, None, (MIDDLE, 1), 50)),
+    "counts of quarantine": (100, lambda m: quarantined_records.counts(m.connection, LARGE, None, limit=100)),
+    "actions": (500, lambda m: batch_status.newest_actions(m.connection, LARGE)),
 }
 
 

@@ -13,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.page.conftest import Server, Visitor
 from tests.page.pipelines import BROKEN, CLICKS
 from tidegate import migrations
-from tidegate.page.metric_families import METRICS
-from tidegate.state_store import StateStore, tables
-from tidegate.state_store.attempts import Attempt, Tracked
-from tidegate.state_store.batches import encode_metadata
+from tidegate.page.routes.metric_definitions import METRICS
+from tidegate.state_store import StateStore
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 ODD = 'a "quoted" \\ name\nof two lines'
 Scrape = Callable[..., httpx.Response]

@@ -10,9 +10,9 @@ import pytest
 from tests.readme.test_states_page import examples
 from tidegate.jobs import Files
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.files.options import KNOWN
+from tidegate.jobs.sources.files.formats.text_files.text_options import KNOWN
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import MalformedRecord
+from tidegate.state_store.base.errors import MalformedRecord
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "files.md"
 SALES = [

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tests.readme.console import Shell, blocks
-from tidegate.state_store import project
+from tidegate.state_store.base import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/projects.md"

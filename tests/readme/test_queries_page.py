@@ -14,9 +14,9 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import word_count
 from tidegate.jobs.registry import all_queries
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Tracked
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.queries import ask
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_states.named_query_answers import ask
+from tidegate.state_store.seal.attempts import Tracked
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "queries.md"
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]

@@ -9,10 +9,10 @@ import pytest
 from psycopg2 import sql
 
 from tests.conftest import Server
-from tidegate.jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks
-from tidegate.jobs.compute.session_files import SessionFile
+from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks
+from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
-from tidegate.state_store.executor_connections import connect
+from tidegate.state_store.connections.executor_connections import connect
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark-cluster.md"
 

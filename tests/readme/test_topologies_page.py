@@ -14,8 +14,8 @@ from tidegate import sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.ledger_reader import LedgerReader
-from tidegate.state_store.queries import ask
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_states.named_query_answers import ask
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "topologies.md"
 DAYS = 4

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from tidegate.commands import inspection, quarantine
+from tidegate.commands.act import quarantine_verbs
+from tidegate.commands.show import inspect_verbs
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -146,14 +147,14 @@ def test_the_examples_do_what_the_page_says(
     for module in ("inspection", "quarantine"):
         monkeypatch.setattr(f"tidegate.commands.{module}.find_pipeline", pipelines.__getitem__)
         monkeypatch.setattr(f"tidegate.commands.{module}.Settings.load", lambda *_: settings)
-    shown = CliRunner().invoke(inspection.inspect, ["departures", "--state", "by_hour"])
+    shown = CliRunner().invoke(inspect_verbs.inspect, ["departures", "--state", "by_hour"])
     assert f"Windows that ended until {progress.final_until} are final; {len(late)} partials came too late" in one_line(shown)
-    shown = CliRunner().invoke(quarantine.list_records, ["departures"])
+    shown = CliRunner().invoke(quarantine_verbs.list_records, ["departures"])
     assert "What the commits of by_hour have set aside stays here" in one_line(shown)
     (early,) = (row for row in by_hour if row["origin"] == "JFK" and row["window_start"].astimezone(UTC).hour == 8)
-    found = CliRunner().invoke(inspection.get, ["departures", "by_hour", "JFK", "2013-01-01T08:00Z", "--json"])
+    found = CliRunner().invoke(inspect_verbs.get, ["departures", "by_hour", "JFK", "2013-01-01T08:00Z", "--json"])
     assert json.loads(found.stdout)[0]["row"]["flights"] == early["flights"]
-    final_windows = CliRunner().invoke(inspection.changes, ["departures", "by_hour", "--json"])
+    final_windows = CliRunner().invoke(inspect_verbs.changes, ["departures", "by_hour", "--json"])
     assert len(json.loads(final_windows.stdout)) == len(final)
 
 

@@ -15,11 +15,11 @@ from tests import steps
 from tests.conftest import Server, migrated_database
 from tests.sources.feeds import SCHEMA
 from tidegate.jobs import Delta, Files, Pipeline, Rows, State, Sum
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.files.markers import Markers
+from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]
 

@@ -9,11 +9,11 @@ import pytest
 from tests import steps
 from tests.sources.shop import other_server, prepared_shop, shop
 from tidegate.jobs import Count, Files, Pipeline, State, Sum
-from tidegate.jobs.compute.route import Routing, choose
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.compute.shortcuts import Routing, choose
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["other_server", "prepared_shop", "shop"]  # fixtures
 

@@ -21,7 +21,7 @@ from tests.sources.iceberg_catalog import catalog
 from tidegate.jobs import Changes, Delta, Files, FixedBatches, Iceberg, Inputs, Kafka, Pipeline, PostgresTable, Rows
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.testing import NotPossible
-from tidegate.stack.component import wait_until
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings
 
 SCHEMA = {"name": "string", "amount": "int"}

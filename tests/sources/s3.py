@@ -20,10 +20,10 @@ from obstore.store import S3Store
 
 from tests.conftest import running_stack
 from tests.jars import fetch_or_skip
-from tidegate.jobs.sources.files import objects
-from tidegate.stack import maven
-from tidegate.stack.component import reserve_port, wait_until
-from tidegate.stack.spark import java_program
+from tidegate.jobs.sources.files.stores import object_places
+from tidegate.stack.components import java_libraries
+from tidegate.stack.components.server_process import reserve_port, wait_until
+from tidegate.stack.components.spark import java_program
 from tidegate.state_store import Settings
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
@@ -57,7 +57,7 @@ class S3Server:
 
     def start(self) -> None:
         """Start the process, and wait until it answers."""
-        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{maven.folder(self.packages)}/*"]
+        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{java_libraries.folder(self.packages)}/*"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [java_program(), *options, *self._program()],
@@ -170,8 +170,8 @@ def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
         usual: dict[str, Any] = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_REGION": "us-east-1"}
         for name, value in {**usual, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
             environment.setenv(name, value)
-        objects._store.cache_clear()
-        opened.callback(objects._store.cache_clear)
+        object_places._store.cache_clear()
+        opened.callback(object_places._store.cache_clear)
         opened.callback(server.stop)
         server.start()
         yield server

@@ -13,10 +13,10 @@ import pytest
 
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
-from tidegate.stack.component import reserve_port, start
-from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import reserve_port, start
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import TidegateError
+from tidegate.state_store.base.errors import TidegateError
 
 if TYPE_CHECKING:  # Spark's tasks may import this module, and tests.conftest would take away their PG* variables
     from tests.conftest import Server

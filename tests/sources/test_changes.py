@@ -16,8 +16,9 @@ from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newe
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import Settings, StateStore, cursors, project, range_partitions, registration
-from tidegate.state_store.errors import (
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import (
     DeclarationChanged,
     RangeRefused,
     SourceChanged,
@@ -25,8 +26,11 @@ from tidegate.state_store.errors import (
     StoreUnavailable,
     UsageError,
 )
-from tidegate.state_store.operations import Redo
-from tidegate.state_store.state_tables import changes_table_of
+from tidegate.state_store.ledger import cursors
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.states import range_partitions
+from tidegate.state_store.states.state_tables import changes_table_of
 
 PER_NAME = State(
     key={"name": "text"},

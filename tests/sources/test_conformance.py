@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from tests.sources.feeds import FEEDS, SCHEMA, FilesFeed, FixedFeed
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials

@@ -19,7 +19,7 @@ from tidegate.jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, S
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.delta import plan
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FEED = {"delta.enableChangeDataFeed": "true"}
 COLUMNS = {"name": "text", "amount": "integer"}

@@ -16,13 +16,13 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
+from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
-from tidegate.why import explain
+from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.seal.attempts import Attempt
 
 HEADER = "name,amount\n"
 OPAQUE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")

@@ -26,15 +26,17 @@ import pytest
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files import content, typed_values
-from tidegate.jobs.sources.files.formats import parquet, text_reader, text_scan
+from tidegate.jobs.sources.files import content
+from tidegate.jobs.sources.files.formats import parquet
+from tidegate.jobs.sources.files.formats.records import typed_values
+from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 JSON = Files("inbox", glob="*.json*", format="json", schema=SCHEMA, max_files=10)

@@ -21,7 +21,7 @@ from tests.sources.iceberg_catalog import catalog
 from tidegate.jobs import Count, Delta, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"name": "text", "amount": "integer"}
 TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])

@@ -18,7 +18,7 @@ from tests.sources.feeds import TableFeed
 from tidegate.jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     DeclarationChanged,
     DeclarationInvalid,
     MalformedRecord,

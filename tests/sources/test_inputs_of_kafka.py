@@ -13,7 +13,7 @@ from tests.sources.feeds import SCHEMA, KafkaFeed
 from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import RowsLost
+from tidegate.state_store.base.errors import RowsLost
 
 __all__ = ["server", "template"]  # fixtures
 

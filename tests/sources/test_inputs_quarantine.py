@@ -24,10 +24,10 @@ from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
-from tidegate.jobs.compute import purity
+from tidegate.jobs.compute.transform import transform_purity
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
-from tidegate.state_store.mending import Mend
+from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
+from tidegate.state_store.operate.mended_records import Mend
 
 # A replay dies at each of these points of its processing, too; at all of them with SOAK.
 STRIDE = 1 if os.environ.get("SOAK") else 50
@@ -410,9 +410,9 @@ Project [name#1]
 def test_a_printed_plan_shows_what_meets(other: str, found: list[tuple[str, str]]) -> None:
     """Without a server, a plan is text."""
     marks = {"input a of": "a", "input b of": "b"}
-    assert list(purity._meetings_in_text(PRINTED.format(other=other).splitlines(), marks)) == found
+    assert list(transform_purity._meetings_in_text(PRINTED.format(other=other).splitlines(), marks)) == found
     as_union = PRINTED.format(other=other).replace("Join LeftOuter, (name#1 = name#3)", "'Union false, false")
-    assert list(purity._meetings_in_text(as_union.splitlines(), marks)) == []
+    assert list(transform_purity._meetings_in_text(as_union.splitlines(), marks)) == []
 
 
 # crashes

@@ -25,15 +25,14 @@ from pyspark.errors import PySparkException
 from tests import steps
 from tests.sources.beside_kafka import server, template
 from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.sources.kafka.topic import Topic
-from tidegate.stack.component import RunFolder, wait_until
+from tidegate.stack.components.server_process import RunFolder, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     DeclarationChanged,
     DeclarationInvalid,
     MalformedRecord,
@@ -45,6 +44,7 @@ from tidegate.state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
+from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["server", "template"]  # fixtures
 

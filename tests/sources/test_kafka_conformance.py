@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from tests.sources.beside_kafka import server, template
 from tests.sources.feeds import KafkaFeed
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.state_store import Settings
 

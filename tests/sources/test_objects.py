@@ -29,12 +29,11 @@ from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
 from tidegate.jobs import Count, Files, FixedBatches, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.files import objects
-from tidegate.jobs.sources.files.stores import buckets
+from tidegate.jobs.sources.files.stores import buckets, object_places
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["server", "spark", "template"]  # fixtures
 
@@ -199,7 +198,7 @@ def test_an_object_that_is_not_as_planned_is_never_read(
     put(3)  # a task opens what was planned, or nothing
     if format == "csv":
         with pytest.raises(SourceChanged, match="was overwritten"):
-            (objects.pinned(objects.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0])).open()
+            (object_places.pinned(object_places.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0])).open()
     put(1)
     run_pipeline(settings, pipeline, run_id="run")
     assert stored(settings, pipeline) == [("a", 1, 1)]
@@ -595,7 +594,7 @@ def test_who_may_not_read_is_told_what_to_do(
     bucket.put("one.csv", "name,amount\na,1\n")
 
     def plan(of: Files) -> Any:
-        objects._store.cache_clear()
+        object_places._store.cache_clear()
         return of.coordinator(settings).initialize_transaction(1, None, None)
 
     assert plan(source) is not None
@@ -609,7 +608,7 @@ def test_who_may_not_read_is_told_what_to_do(
     with pytest.raises(SourceUnavailable, match=r"the store \(http://127.0.0.1:9\) does not answer"):
         plan(source)
     monkeypatch.undo()
-    objects._store.cache_clear()
+    object_places._store.cache_clear()
 
 
 def test_the_key_is_nowhere_but_in_the_environment(

@@ -9,7 +9,7 @@ from tests.sources.s3 import running_server
 from tests.sources.test_objects import parquet
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import SettingsInvalid
+from tidegate.state_store.base.errors import SettingsInvalid
 
 
 def test_a_missing_library_is_named(settings: Settings, register: Callable[..., None]) -> None:

@@ -13,9 +13,9 @@ from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DRAWN, ORDERS, Shop, all_batches, expected, refused
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.postgres import plan as planning
-from tidegate.jobs.sources.postgres import seen
-from tidegate.jobs.sources.postgres.seen import snapshot_of, visible
-from tidegate.state_store.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
+from tidegate.jobs.sources.postgres import seen_by_plans
+from tidegate.jobs.sources.postgres.seen_by_plans import snapshot_of, visible
+from tidegate.state_store.base.errors import AccessRefused, SourceChanged, SourceUnreadable, TidegateError
 
 PARTITIONED = (
     "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, name text, amount integer,"
@@ -212,7 +212,7 @@ def test_a_snapshot_lists_so_many_open_transactions_and_no_more(shop: Shop, monk
     with closing(psycopg2.connect(**shop.settings.conninfo(user=shop.settings.pg_stager))) as connection:
         cursor = connection.cursor()
         assert snapshot_of(cursor) == f"{xmin}:{xmin + 5}:{xmin},{xmin + 1},{xmin + 2},{xmin + 3}"
-        monkeypatch.setattr(seen, "OPEN", 2)
+        monkeypatch.setattr(seen_by_plans, "OPEN", 2)
         assert snapshot_of(cursor) == f"{xmin}:{xmin + 2}:{xmin},{xmin + 1}"
 
 

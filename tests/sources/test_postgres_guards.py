@@ -9,8 +9,8 @@ from tests.sources.conftest import Inbox
 from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, expected, refused
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.postgres import plan as planning
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable
+from tidegate.state_store.ledger.batches import encode_metadata
 
 TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amount": "int"}, wait_seconds=0)
 

@@ -20,15 +20,13 @@ from tests.conftest import Server
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, as_standby, expected
 from tidegate.jobs import PostgresTable
-from tidegate.jobs.compute.session import spark_session
-from tidegate.jobs.sources.postgres.connection import connected, transaction
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of, read_part
-from tidegate.jobs.sources.postgres.types import readable_type
-from tidegate.jobs.task_errors import reported_in
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.errors import (
+from tidegate.jobs.sources.postgres.source_connection import connected, transaction
+from tidegate.jobs.spark.task_errors import reported_in
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.state_store.base.errors import (
     AccessRefused,
     LockHeld,
     MalformedRecord,
@@ -37,6 +35,8 @@ from tidegate.state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.seal.attempts import Attempt
 
 # ------------------------------------------------------------------------------------------------------- end to end
 

@@ -16,10 +16,10 @@ from tests import steps
 from tests.sources.conftest import Inbox
 from tests.sources.second_process import SCHEMA, pipelines
 from tidegate.jobs import Files, Pipeline
-from tidegate.jobs.compute.session import PINNED, spark_session
+from tidegate.jobs.compute.sessions.session import PINNED, spark_session
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import RowsLost
+from tidegate.state_store.base.errors import RowsLost
 
 CLONE = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ from tidegate.jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.inputs import reference
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import SourceChanged, SourceUnreadable, TidegateError
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, TidegateError
 
 SCHEMA = {"name": "string", "price": "int"}
 ARROW = pa.schema([("name", pa.string()), ("price", pa.int32())])

@@ -19,8 +19,8 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.formats import parquet as parquet_format
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempts import Attempt
-from tidegate.state_store.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["server", "spark", "template"]  # fixtures
 

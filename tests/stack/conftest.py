@@ -14,9 +14,16 @@ import pytest
 
 from tests.conftest import COMMAND
 from tidegate import stack as embedded
-from tidegate.stack.component import COMPONENT_VARIABLE, STACK_VARIABLE, is_alive, log_file, reserve_port, wait_until
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import (
+    COMPONENT_VARIABLE,
+    STACK_VARIABLE,
+    is_alive,
+    log_file,
+    reserve_port,
+    wait_until,
+)
 from tidegate.stack.layout import USUAL_PORTS
-from tidegate.stack.postgres import EmbeddedPostgres
 from tidegate.state_store import Settings
 
 

@@ -14,7 +14,7 @@ from tests.stack.conftest import Stack
 from tidegate.stack import backup as backups
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.errors import HoleDetected, SchemaOutOfDate, UsageError
+from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate, UsageError
 
 ROW = [("a", 1, 1, 1, 1)]
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from tests.stack.conftest import Stack
-from tidegate.stack import class_archive, spark
-from tidegate.stack import component as components
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components import spark, spark_class_archive
 
 
 @pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
@@ -18,7 +18,9 @@ def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> N
     """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
     if archive is None:
-        pytest.skip("This environment has no archive of Spark's classes. Make it: python -m tidegate.stack.class_archive")
+        pytest.skip(
+            "This environment has no archive of Spark's classes. Make it: python -m tidegate.stack.components.spark_class_archive"
+        )
     server = psutil.Process(running.statuses()["spark"].pid)
     if not hasattr(server, "memory_maps"):
         pytest.skip("This system does not show the files that a process has mapped. Linux does.")
@@ -48,7 +50,7 @@ def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> Non
 def test_a_failure_to_make_the_archive_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     """Without Java there is no archive; setup says so in one line, and goes on."""
     done = subprocess.run(
-        [sys.executable, "-m", class_archive.__name__],
+        [sys.executable, "-m", spark_class_archive.__name__],
         env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -66,9 +68,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     taken = tmp_path / "share"
     taken.write_text("a file where the folder should be")
     archive = taken / "tidegate" / "spark.jsa"
-    monkeypatch.setattr(class_archive, "class_archive_file", lambda: archive)
+    monkeypatch.setattr(spark_class_archive, "class_archive_file", lambda: archive)
 
-    with pytest.raises(class_archive.PermanentError, match="cannot be written") as refused:
-        class_archive.make()
+    with pytest.raises(spark_class_archive.PermanentError, match="cannot be written") as refused:
+        spark_class_archive.make()
 
     assert str(archive) in str(refused.value)

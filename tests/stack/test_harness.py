@@ -11,16 +11,16 @@ import psutil
 import pytest
 
 from tests.reaper import VARIABLE, Run, reap_the_dead
-from tidegate.stack.airflow import PROJECT
-from tidegate.stack.component import Identity, is_alive, wait_until
-from tidegate.stack.postgres import ROOTS_FOLDER
+from tidegate.stack.components.airflow import PROJECT
+from tidegate.stack.components.postgres import ROOTS_FOLDER
+from tidegate.stack.components.server_process import Identity, is_alive, wait_until
 
 KILLED_RUN = """
 import os, signal, subprocess, sys
 import psycopg2
 from tests.reaper import reaper
-from tidegate.stack import component as components
-from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.postgres import EmbeddedPostgres
 
 def test_that_is_killed(tmp_path):
     postgres = EmbeddedPostgres(tmp_path / ".tidegate", {port})

@@ -18,10 +18,10 @@ from tests.sources.s3 import spark_packages
 from tests.stack.conftest import Stack
 from tests.stack.test_stack import assert_ends
 from tidegate import stack as embedded
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
-from tidegate.stack import kafka, maven
-from tidegate.stack.component import wait_until
+from tidegate.stack.components import java_libraries, kafka
+from tidegate.stack.components.server_process import wait_until
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 
@@ -241,7 +241,7 @@ def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
 # A proxy that does not exist: it stops Java, and nothing else.
 NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
 SMALL = "org.slf4j:slf4j-simple:1.7.36"
-FETCH = "import sys; from tidegate.stack import maven; maven.fetch(sys.argv[1:], print); print('done')"
+FETCH = "import sys; from tidegate.stack.components import java_libraries; maven.fetch(sys.argv[1:], print); print('done')"
 
 
 def fetch(cache: Path, *packages: str, **environ: str) -> "subprocess.Popen[str]":
@@ -280,7 +280,7 @@ def test_the_request_for_amazons_libraries_is_understood(tmp_path: Path) -> None
 def test_two_processes_that_fetch_the_same_wait_for_each_other(tmp_path: Path) -> None:
     """One of them fetches; both find all of it, and nothing else is left in the cache. Later runs need no network."""
     cache = tmp_path / "Zürich (à la carte)"
-    left_over = cache / "tidegate" / "jars" / f"{maven.folder([SMALL]).name}.unfinished-1"
+    left_over = cache / "tidegate" / "jars" / f"{java_libraries.folder([SMALL]).name}.unfinished-1"
     left_over.mkdir(parents=True)  # of a killed process
     both = [fetch(cache, SMALL) for _ in range(2)]
     answers = [process.communicate(timeout=200) for process in both]

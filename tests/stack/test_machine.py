@@ -20,12 +20,12 @@ from tests.conftest import COMMAND
 from tests.stack.conftest import Stack, remove
 from tests.stack.test_stack import can_query
 from tidegate import stack as embedded
-from tidegate.stack import component as components
-from tidegate.stack.airflow import PROJECT
-from tidegate.stack.component import is_alive, log_file, wait_until
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.airflow import PROJECT
+from tidegate.stack.components.postgres import Cluster, EmbeddedPostgres
+from tidegate.stack.components.server_process import is_alive, log_file, wait_until
 from tidegate.stack.layout import Layout
-from tidegate.stack.postgres import Cluster, EmbeddedPostgres
-from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.base.errors import PermanentError
 
 TRY_AGAIN = 75
 

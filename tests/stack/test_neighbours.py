@@ -40,20 +40,20 @@ from tests.stack.neighbour import (
 )
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
-from tidegate.jobs.compute import loopback
-from tidegate.jobs.compute.session import _Channel, spark_session
-from tidegate.stack.airflow import EmbeddedAirflow
-from tidegate.stack.airflow_database import ADDRESS_VARIABLE, CONNECT_ARGS, POSTGRES_USER_VARIABLE
-from tidegate.stack.component import Identity, RunFolder, wait_until
+from tidegate.jobs.compute.sessions.session import _Channel, spark_session
+from tidegate.jobs.spark import port_owner
+from tidegate.stack.components.airflow import EmbeddedAirflow
+from tidegate.stack.components.airflow_login import ADDRESS_VARIABLE, CONNECT_ARGS, POSTGRES_USER_VARIABLE
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import Identity, RunFolder, wait_until
 from tidegate.stack.layout import Layout
-from tidegate.stack.postgres import EmbeddedPostgres
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import ListenerNotTrusted, PermanentError
+from tidegate.state_store.base.errors import ListenerNotTrusted, PermanentError
 
 JOINS_SPARK = """
 import sys
 from dataclasses import replace
-from tidegate.jobs.compute.session import spark_session
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.state_store import Settings
 settings = replace(Settings.load(), spark_remote=sys.argv[1])
 with spark_session(settings, "neighbours") as session:
@@ -135,7 +135,7 @@ def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: in
     assert logins == [f"Bearer {token}", "None"]  # to a trusted account, and none from the call that ends it
 
 
-def is_trusted(server: loopback.Server) -> bool:
+def is_trusted(server: port_owner.Server) -> bool:
     """Return whether nothing at the server's address belongs to a stranger."""
     try:
         server.check()
@@ -150,9 +150,9 @@ def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
 ) -> None:
     """An account that had the port briefly may hold a connection of ours: while it does, the port is not trusted."""
     if way == "by table":
-        monkeypatch.setattr(loopback, "_sockets_by_netlink", refuse)
+        monkeypatch.setattr(port_owner, "_sockets_by_netlink", refuse)
     port = free_port()
-    server = loopback.Server("127.0.0.1", port, "the token", [])
+    server = port_owner.Server("127.0.0.1", port, "the token", [])
     command = command_as(neighbour, HOLDER, "127.0.0.1", port)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "listens\n"
@@ -177,8 +177,8 @@ def refuse(*_arguments: object) -> None:
 
 def run_check_as(user: int, port: int) -> str:
     """Check a port as another account; return the error."""
-    program = f"tidegate.jobs.compute.loopback.Server('127.0.0.1', {port}, 'the token', []).check()"
-    command = command_as(user, program, imports="import tidegate.jobs.compute.loopback\n")
+    program = f"tidegate.jobs.spark.port_owner.Server('127.0.0.1', {port}, 'the token', []).check()"
+    command = command_as(user, program, imports="import tidegate.jobs.spark.port_owner\n")
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
 
@@ -309,7 +309,7 @@ CLAIM = """
 import os, sys, tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from tidegate.stack.component import reserve_port
+from tidegate.stack.components.server_process import reserve_port
 with ExitStack() as until:
     port = reserve_port(int(sys.argv[1]), until)
     print(port)
@@ -346,7 +346,7 @@ def test_an_account_without_a_home_claims_no_ports_in_a_neighbours_folder(
     """It uses a folder of its own in the shared one, and refuses a neighbour's with the owner's name."""
     port, other = free_port() + 1_000, neighbour + 1
     claim = "import tempfile; tempfile.tempdir = sys.argv[2]\n" + CLAIM
-    imports = "import tidegate.stack.component\n"
+    imports = "import tidegate.stack.components.server_process\n"
 
     def claims() -> subprocess.CompletedProcess[str]:
         command = command_as(other, claim, port, shared, imports=imports)

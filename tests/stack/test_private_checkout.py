@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.stack.postgres import ROOTS_FOLDER
+from tidegate.stack.components.postgres import ROOTS_FOLDER
 
 PROJECT = Path(__file__).resolve().parents[2]
 MAKE = """
 import sys
 from pathlib import Path
-from tidegate.stack.postgres import EmbeddedPostgres
+from tidegate.stack.components.postgres import EmbeddedPostgres
 
 postgres = EmbeddedPostgres(Path(sys.argv[1]), 5432)
 postgres.initialize()

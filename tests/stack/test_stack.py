@@ -24,12 +24,12 @@ import pytest
 from tests.stack.conftest import Stack
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate import stack as embedded
-from tidegate.stack import history, postgres
-from tidegate.stack.airflow import PROCESSES, PROJECT
-from tidegate.stack.component import is_alive, log_file, wait_until
+from tidegate.stack.components import airflow_cleanup, postgres
+from tidegate.stack.components.airflow import PROCESSES, PROJECT
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import is_alive, log_file, wait_until
 from tidegate.stack.layout import Layout
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.state_store.errors import PermanentError
+from tidegate.state_store.base.errors import PermanentError
 
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
 
@@ -422,7 +422,7 @@ def test_airflows_history_is_kept_for_a_while_only(full: Stack, monkeypatch: pyt
         (log := logs / f"dag_id=flights/run_id={name}/attempt=1.log").parent.mkdir(parents=True)
         log.write_text("text")
         for path in (log, log.parent):
-            os.utime(path, times=(time.time() - age * history.DAY_SECONDS,) * 2)
+            os.utime(path, times=(time.time() - age * airflow_cleanup.DAY_SECONDS,) * 2)
     owner = {**full.settings.conninfo(user="airflow"), "dbname": "airflow"}
     with closing(psycopg2.connect(**owner)) as connection, connection, connection.cursor() as cursor:
         for name, age in days.items():
@@ -441,13 +441,13 @@ def test_airflows_history_is_kept_for_a_while_only(full: Stack, monkeypatch: pyt
             return sorted(name for (name,) in cursor.fetchall() if name in days)
 
     assert remembered() == ["new", "new", "old", "old"]
-    os.utime(history.marker(airflow.folder), times=(time.time() - 2 * history.DAY_SECONDS,) * 2)
+    os.utime(airflow_cleanup.marker(airflow.folder), times=(time.time() - 2 * airflow_cleanup.DAY_SECONDS,) * 2)
 
     log = log_file(full.folder, "airflow-history")
     assert wait_until(lambda: "old" not in remembered(), 120), log.read_text() if log.exists() else "it was not started"
     assert remembered() == ["new", "new"]
     assert {folder.name for folder in (logs / "dag_id=flights").iterdir()} == {"run_id=new"}
-    assert not history.is_due(airflow.folder)
+    assert not airflow_cleanup.is_due(airflow.folder)
 
 
 @pytest.mark.promise("verb:down")

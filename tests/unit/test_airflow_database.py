@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.stack.airflow_database import ADDRESS_VARIABLE, password
+from tidegate.stack.components.airflow_login import ADDRESS_VARIABLE, password
 
 
 @pytest.fixture

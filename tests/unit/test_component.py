@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tidegate.stack.component import Identity, RunFolder, unfinished_name
-from tidegate.stack.postgres import write_secret
+from tidegate.stack.components.postgres import write_secret
+from tidegate.stack.components.server_process import Identity, RunFolder, unfinished_name
 
 
 def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,15 @@ from tests.examples import EXAMPLES
 from tidegate import migrations
 from tidegate.jobs.registry import all_pipelines
 from tidegate.jobs.sources.kafka.login import kafka_client
-from tidegate.stack import component as components
-from tidegate.stack import history, maven
-from tidegate.stack.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
-from tidegate.stack.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
+from tidegate.stack.components import airflow_cleanup, java_libraries
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
+from tidegate.stack.components.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
+from tidegate.stack.components.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
+from tidegate.stack.components.spark import JAVA_VERSIONS, PYTHON_SETTINGS
 from tidegate.stack.layout import USUAL_PORTS, Layout
-from tidegate.stack.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
-from tidegate.stack.spark import JAVA_VERSIONS, PYTHON_SETTINGS
 from tidegate.state_store import Settings
-from tidegate.state_store.project import HOME_VARIABLE
+from tidegate.state_store.base.project import HOME_VARIABLE
 
 COMPOSE = PROJECT / "compose"
 IMAGE_FOLDER = "/opt/tidegate"
@@ -121,7 +121,7 @@ def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) 
     assert service["command"] == [*by_place(list(embedded.airflow.history().command)), "--daily"]
     assert given("airflow-history")["TIDEGATE_AIRFLOW_HISTORY_DAYS"].endswith(f":-{Settings().airflow_history_days}}}")
     assert service["volumes"] == SERVICES["airflow-scheduler"]["volumes"][:1]
-    assert str(history.marker(Path(given("airflow-history")["AIRFLOW_HOME"]))) in service["healthcheck"]["test"][1]
+    assert str(airflow_cleanup.marker(Path(given("airflow-history")["AIRFLOW_HOME"]))) in service["healthcheck"]["test"][1]
 
 
 @pytest.mark.promise("performance:limits-of-airflow-are-raised-its-scheduler")
@@ -515,7 +515,7 @@ def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafk
     token = (secrets / "spark_token").read_text()
     expected = f"{(COMPOSE / 'spark.conf').read_text()}spark.connect.authenticate.token {token}\n"
     if with_kafka:
-        expected += f"spark.jars {','.join(map(str, maven.spark_jars(SPARK_PACKAGES)))}\n"
+        expected += f"spark.jars {','.join(map(str, java_libraries.spark_jars(SPARK_PACKAGES)))}\n"
     assert (folder / "spark.conf").read_text() == expected
     assert (secrets / "kafka_tidegate_password").read_text() in (folder / "kafka.properties").read_text()
     assert (folder / "spark.conf").stat().st_mode & 0o777 == 0o600
@@ -530,7 +530,7 @@ def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_
     (logging := tmp_path / "log4j2.properties").write_text(LOGGING)
     java = f"java -Xmx{HEAP_MEGABYTES}m -Dlog4j2.configurationFile={logging.as_uri()}"
     for name, main in {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}.items():
-        (binaries / name).write_text(f"#!/bin/sh\nexec {java} -cp '{maven.folder(PACKAGES)}/*' {main} \"$@\"\n")
+        (binaries / name).write_text(f"#!/bin/sh\nexec {java} -cp '{java_libraries.folder(PACKAGES)}/*' {main} \"$@\"\n")
         (binaries / name).chmod(0o755)
     ports = {port: str(free_port()) for port in ("19092", "9092", "9093")}
     properties = re.sub(r"\b(19092|9092|9093)\b", lambda found: ports[found[0]], (COMPOSE / "kafka.properties").read_text())

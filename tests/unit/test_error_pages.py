@@ -10,9 +10,9 @@ import pytest
 from tests import command_lines
 from tests.checkout import module_of
 from tests.unit.test_imports import FILES, REPOSITORY
-from tidegate import error_pages, remedies
 from tidegate.cli import exit_code
-from tidegate.state_store.errors import TidegateError
+from tidegate.explain import error_pages, remedies
+from tidegate.state_store.base.errors import TidegateError
 
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
 FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\. Phase: [^\n]+\.$", re.MULTILINE)
@@ -99,7 +99,7 @@ def test_a_page_in_a_terminal_has_no_markup_of_links_and_fences() -> None:
 
 def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
     """A halted batch's cause never says only that somebody should look."""
-    of_batches = {code for code, kind in ERRORS.items() if kind.__module__ == "tidegate.state_store.errors"}
+    of_batches = {code for code, kind in ERRORS.items() if kind.__module__ == "tidegate.state_store.base.errors"}
     general = {"TIDEGATE_ERROR", "RETRYABLE_ERROR", "PERMANENT_ERROR", "USAGE_ERROR", "UNKNOWN_PIPELINE", "UNKNOWN_BATCH"}
     passing = {"ATTEMPT_FENCED", "ATTEMPT_NOT_SEALED", "BATCH_RETRIED", "COMMIT_OUT_OF_ORDER", "STAGING_LOST"}
     refused = {"RANGE_REFUSED", "PIPELINE_PAUSED"}

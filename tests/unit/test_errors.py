@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from tidegate.state_store import errors
-from tidegate.state_store.errors import PermanentError, RetryableError, TidegateError
+from tidegate.state_store.base import errors
+from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidegateError)]
 

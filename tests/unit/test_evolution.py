@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 from tidegate.jobs.states import AnyState
-from tidegate.state_store import evolution
-from tidegate.state_store.errors import DeclarationChanged
+from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.pipeline_changes import declaration_changes
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int"})
 LOG = Rows({"name": "text", "amount": "integer"})
@@ -35,8 +35,8 @@ def known(declared: Pipeline) -> dict[str, Any]:
 
 def check(before: Pipeline, after: Pipeline, committed: int = 3) -> list[str]:
     """Return what is said of a change, if it is not refused."""
-    changes = evolution.check(known(before), after.spec, committed)
-    assert changes == evolution.column_changes(known(before), after.spec)
+    changes = declaration_changes.check(known(before), after.spec, committed)
+    assert changes == declaration_changes.column_changes(known(before), after.spec)
     return list(map(str, changes))
 
 
@@ -161,7 +161,7 @@ def test_every_other_change_is_refused_with_its_reason(before: list[AnyState], a
     assert str(refusal.value).startswith("inbox has committed 3 batches into other states than these: ")
     assert message in str(refusal.value)
     assert ELSE in str(refusal.value)
-    assert evolution.column_changes(known(pipeline(*before)), pipeline(*after).spec) == []
+    assert declaration_changes.column_changes(known(pipeline(*before)), pipeline(*after).spec) == []
 
 
 def test_another_order_of_states_is_refused() -> None:

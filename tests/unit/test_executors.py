@@ -15,23 +15,29 @@ import pytest
 from tests.checkout import module_of
 from tests.examples import EXAMPLES
 from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
-from tidegate.jobs.compute import executors
-from tidegate.jobs.compute.executors import are_elsewhere, artifacts_for, conninfo_of_tasks, modules_of, packages_of
-from tidegate.jobs.compute.session_files import SessionFile
+from tidegate.jobs.compute.sessions import executor_artifacts
+from tidegate.jobs.compute.sessions.executor_artifacts import (
+    are_elsewhere,
+    artifacts_for,
+    conninfo_of_tasks,
+    modules_of,
+    packages_of,
+)
+from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import SettingsInvalid
+from tidegate.state_store.base.errors import SettingsInvalid
 
-REPOSITORY = Path(executors.__file__).resolve().parents[2]
+REPOSITORY = Path(executor_artifacts.__file__).resolve().parents[2]
 IN_EXAMPLES = {**os.environ, "TIDEGATE_HOME": str(EXAMPLES)}
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 # The modules whose objects travel in plans.
 IN_TASKS = [
-    "tidegate.jobs.compute.sink",
-    "tidegate.jobs.compute.quarantine",
-    "tidegate.jobs.compute.state_answers",
+    "tidegate.jobs.compute.stage.staging_sink",
+    "tidegate.jobs.compute.stage.bad_records",
+    "tidegate.jobs.compute.transform.state_query_answers",
     "tidegate.jobs.sources.postgres.read",
     "tidegate.jobs.sources.files.formats.parquet",
-    "tidegate.jobs.sources.files.formats.text_tasks",
+    "tidegate.jobs.sources.files.formats.text_files.text_tasks",
     "tidegate.jobs.pipelines.flights",
     "tidegate.jobs.pipelines.word_count",
 ]
@@ -82,7 +88,7 @@ def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest
         "author_of_test/inner/table.json",
     }
     assert {
-        f"tidegate/{name}" for name in ("__init__.py", "jobs/__init__.py", "state_store/copy_in.py")
+        f"tidegate/{name}" for name in ("__init__.py", "jobs/__init__.py", "state_store/connections/copy_into_staging.py")
     } <= first.modules.keys()
     (package / "table.json").write_text("[]")
     changed = artifacts_for(ELSEWHERE, ["author_of_test.inner.code"])
@@ -237,8 +243,8 @@ def test_every_module_with_code_for_tasks_is_looked_at() -> None:
             found.add(module_of(path.relative_to(REPOSITORY).as_posix()))
 
     assert {
-        "tidegate.jobs.compute.sink",
-        "tidegate.jobs.compute.state_answers",
-        "tidegate.jobs.sources.files.formats.tasks",
+        "tidegate.jobs.compute.stage.staging_sink",
+        "tidegate.jobs.compute.transform.state_query_answers",
+        "tidegate.jobs.sources.files.formats.file_part_tasks",
     } <= found
     assert found - set(done.stdout.split()) == set()

@@ -12,8 +12,8 @@ import pytest
 
 from tidegate.jobs import Files
 from tidegate.jobs.sources.files.content import open_file
-from tidegate.jobs.sources.files.listing import check_parquet_name, identify, list_files
-from tidegate.state_store.errors import SourceUnreadable
+from tidegate.jobs.sources.files.folder_listing import check_parquet_name, identify, list_files
+from tidegate.state_store.base.errors import SourceUnreadable
 
 Write = Callable[..., Path]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -278,8 +278,8 @@ def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Wr
 LIST = """
 import sys
 from pathlib import Path
-from tidegate.jobs.sources.files.listing import list_files
-from tidegate.state_store.errors import SettingsInvalid
+from tidegate.jobs.sources.files.folder_listing import list_files
+from tidegate.state_store.base.errors import SettingsInvalid
 try:
     print(ascii(list_files(Path(sys.argv[1]), "*.csv").names))
 except SettingsInvalid as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.jobs import Files, Reference
-from tidegate.jobs.sources.files.markers import unmarked_folders
+from tidegate.jobs.sources.files.completeness_markers import unmarked_folders
 from tidegate.state_store import Settings
 
 DATA = "name,amount\na,1\n"

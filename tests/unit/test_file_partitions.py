@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.jobs import Files
-from tidegate.jobs.sources.files.partitions import NOTHING, PartitionColumns
+from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColumns
 
 
 @pytest.mark.parametrize(

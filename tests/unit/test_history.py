@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from tidegate.stack import history
+from tidegate.stack.components import airflow_cleanup
 
 
 def log(logs: Path, name: str, age: int) -> Path:
@@ -13,7 +13,7 @@ def log(logs: Path, name: str, age: int) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("text")
     for path in (file, *file.parents[: len(file.relative_to(logs).parts) - 1]):
-        os.utime(path, times=(time.time() - age * history.DAY_SECONDS,) * 2)
+        os.utime(path, times=(time.time() - age * airflow_cleanup.DAY_SECONDS,) * 2)
     return file
 
 
@@ -25,7 +25,7 @@ def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: P
     (about_to_be_used := logs / "dag_id=a/run_id=3").mkdir()
     (link := logs / "latest").symlink_to(elsewhere.parent)
 
-    assert history.remove_logs(logs, time.time() - 30 * history.DAY_SECONDS) == len(old)
+    assert airflow_cleanup.remove_logs(logs, time.time() - 30 * airflow_cleanup.DAY_SECONDS) == len(old)
 
     assert not any(file.exists() for file in old)
     assert not (logs / "dag_id=b").exists()
@@ -34,8 +34,8 @@ def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: P
 
 def test_history_is_removed_once_a_day(tmp_path: Path) -> None:
     """The first removal follows a day after Airflow was set up; setting the clock back does not postpone it."""
-    assert not history.is_due(tmp_path)
-    marker = history.marker(tmp_path)
+    assert not airflow_cleanup.is_due(tmp_path)
+    marker = airflow_cleanup.marker(tmp_path)
     for days, due in {0.9: False, 1.1: True, -400: True}.items():
-        os.utime(marker, times=(time.time() - days * history.DAY_SECONDS,) * 2)
-        assert history.is_due(tmp_path) is due
+        os.utime(marker, times=(time.time() - days * airflow_cleanup.DAY_SECONDS,) * 2)
+        assert airflow_cleanup.is_due(tmp_path) is due

@@ -85,7 +85,7 @@ def test_the_parser_finds_files_and_imports() -> None:
     """With an empty list, the other tests would pass."""
     assert {path.split("/")[0] for path in FILES} == set(PACKAGES)
     assert all((REPOSITORY / path).is_file() for path in AIRFLOWS_OWN)
-    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/computation.py")}
+    assert "pyspark.sql.SparkSession" in {name for _, name in imports("jobs/compute/batch_attempt.py")}
     assert "tidegate.jobs.engine.worker" in {name for _, name in imports("dags/batch_tasks.py")}
     assert "tidegate.jobs.engine.worker" not in {name for _, name in imports("dags/batch_tasks.py", at_import=True)}
 
@@ -116,10 +116,10 @@ def test_dag_files_import_no_job_at_the_top(path: str) -> None:
     """The scheduler parses Dags all the time; modules that load pyspark are imported only when a task runs."""
     heavy = (
         "tidegate.jobs.engine.worker",
-        "tidegate.jobs.compute.computation",
+        "tidegate.jobs.compute.batch_attempt",
         "tidegate.jobs.engine.local_run",
-        "tidegate.jobs.compute.session",
-        "tidegate.jobs.compute.sink",
+        "tidegate.jobs.compute.sessions.session",
+        "tidegate.jobs.compute.stage.staging_sink",
         "tidegate.jobs.pipelines",
     )
     assert [name for _, name in imports(path, at_import=True) if name.startswith(heavy)] == []
@@ -153,7 +153,7 @@ MODULES = [
 ]
 READS_NOTHING = """
 import importlib, json, os, sys
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
 
 def refuse(*arguments, **named):
     raise AssertionError("settings were read while a module was imported")

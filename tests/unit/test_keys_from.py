@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.commands.inspection import _keys_of_file
-from tidegate.state_store.errors import SourceUnreadable, UsageError
+from tidegate.commands.show.inspect_verbs import _keys_of_file
+from tidegate.state_store.base.errors import SourceUnreadable, UsageError
 
 
 def test_every_text_can_be_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.stack import kafka, maven
-from tidegate.state_store.errors import PermanentError
+from tidegate.stack.components import java_libraries, kafka
+from tidegate.state_store.base.errors import PermanentError
 
 OTHERS = "org.example:thing:1.0"
 
@@ -22,7 +22,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
             (workplace / "jars" / name).write_bytes(content)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(maven, "_resolve", resolve)
+    monkeypatch.setattr(java_libraries, "_resolve", resolve)
     return sent
 
 
@@ -37,37 +37,37 @@ def test_a_library_of_the_stack_with_another_checksum_is_deleted(
     fetched[f"{artifact}-{version}.jar" if change.startswith("another") else "evil-1.0.jar"] = b"something else"
 
     with pytest.raises(PermanentError, match=r"is not what it has to be: its SHA-256 is [0-9a-f]{64}, jars.sha256 has"):
-        maven.fetch(packages)
+        java_libraries.fetch(packages)
 
-    assert not maven.folder(packages).exists()
+    assert not java_libraries.folder(packages).exists()
 
 
 @pytest.mark.promise("security:another-account-in-file-system")
 def test_libraries_that_another_account_could_have_put_there_are_refused(fetched: dict[str, bytes]) -> None:
     """If the cache is in a shared folder, such files would run as part of Spark."""
     fetched["thing-1.0.jar"] = b"anything"
-    maven.fetch([OTHERS])
-    maven.fetch([OTHERS])
-    jar = maven.folder([OTHERS]) / "thing-1.0.jar"
+    java_libraries.fetch([OTHERS])
+    java_libraries.fetch([OTHERS])
+    jar = java_libraries.folder([OTHERS]) / "thing-1.0.jar"
 
     for path in (jar, jar.parent, jar.parent.parent):
         mode = path.stat().st_mode
         path.chmod(0o777)
         with pytest.raises(PermanentError, match=f"{path} belongs to user"):
-            maven.fetch([OTHERS])
+            java_libraries.fetch([OTHERS])
         path.chmod(mode)
     if os.geteuid() == 0:
         os.chown(jar, 61_000, 61_000)
         with pytest.raises(PermanentError, match=f"{jar} belongs to user 61000"):
-            maven.fetch([OTHERS])
+            java_libraries.fetch([OTHERS])
 
 
 def test_a_library_of_an_authors_own_is_taken_as_the_repository_has_it(fetched: dict[str, bytes]) -> None:
     """Libraries that only the settings name have no known checksum; known ones are compared all the same."""
     fetched["thing-1.0.jar"] = b"anything"
-    maven.fetch([OTHERS])
-    fetched[maven.PINS.read_text().split()[1]] = b"something else"
+    java_libraries.fetch([OTHERS])
+    fetched[java_libraries.PINS.read_text().split()[1]] = b"something else"
 
-    assert (maven.folder([OTHERS]) / "thing-1.0.jar").read_bytes() == b"anything"
+    assert (java_libraries.folder([OTHERS]) / "thing-1.0.jar").read_bytes() == b"anything"
     with pytest.raises(PermanentError, match="is not what it has to be"):
-        maven.fetch([OTHERS, "org.example:more:1.0"])
+        java_libraries.fetch([OTHERS, "org.example:more:1.0"])

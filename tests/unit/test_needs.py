@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tidegate.needs import COMPONENTS, NEEDS, missing, needs_of, table
-from tidegate.stack.airflow import PROJECT, airflow_settings
+from tidegate.doctor_checks import COMPONENTS, NEEDS, missing, needs_of, table
+from tidegate.stack.components.airflow import PROJECT, airflow_settings
 from tidegate.state_store import Settings
 
 PAGE = PROJECT / "docs" / "airflow-workers.md"
@@ -26,7 +26,7 @@ def variables(name: str) -> dict[str, str]:
 
 
 def test_the_page_shows_the_list() -> None:
-    """Renew it with: python -c 'from tidegate.needs import table; print(table())'."""
+    """Renew it with: python -c 'from tidegate.doctor_checks import table; print(table())'."""
     assert table() in PAGE.read_text(encoding="utf-8")
 
 

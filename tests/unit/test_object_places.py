@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from tidegate.jobs import Files, Reference
-from tidegate.jobs.sources.files import object_listing, objects
-from tidegate.jobs.sources.files.objects import ObjectPath
-from tidegate.jobs.sources.files.stores import ObjectInfo, buckets
+from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_listing, object_places
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
-from tidegate.state_store.source_files import TakenFile
+from tidegate.state_store.base.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
+from tidegate.state_store.ledger.counted_files import TakenFile
 
 COLUMNS = {"name": "string"}
 PLACE = ObjectPath("s3a://lake", "in")
@@ -67,16 +66,16 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     source = Files("s3://lake/in/", schema=COLUMNS)
     (found,) = source.datasets({"files": [{"name": "dt=1/a b.parquet"}]}, Settings())
-    place = objects.place_of(Path("/home"), "s3://lake/in/")
+    place = object_places.place_of(Path("/home"), "s3://lake/in/")
 
     assert (found.namespace, found.name, list(found.locations)) == ("s3://lake", "in", ["s3://lake/in/dt=1/a b.parquet"])
     assert isinstance(place, ObjectPath)
-    assert objects.for_spark(place / "a.parquet") == "s3a://lake/in/a.parquet"
-    assert objects.for_spark(Path("/home/in")) == "file:/home/in"
-    assert objects.hadoop_options(place) == {}
+    assert object_places.for_spark(place / "a.parquet") == "s3a://lake/in/a.parquet"
+    assert object_places.for_spark(Path("/home/in")) == "file:/home/in"
+    assert object_places.hadoop_options(place) == {}
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
-    assert objects.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
-    assert objects.place_of(Path("/home"), "in") == Path("/home/in")
+    assert object_places.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
+    assert object_places.place_of(Path("/home"), "in") == Path("/home/in")
 
 
 def test_declaring_a_place_loads_no_client() -> None:
@@ -177,8 +176,8 @@ def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("obstore.get", get)
     monkeypatch.setattr(buckets, "_client", lambda _url: None)
-    monkeypatch.setattr(objects, "_store", buckets.Bucket)
-    monkeypatch.setattr(objects, "describe", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
+    monkeypatch.setattr(object_places, "_store", buckets.Bucket)
+    monkeypatch.setattr(object_places, "describe", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
     with ObjectPath("s3a://lake", "in/a", "1").open() as file:
         assert file.read() == content
         assert file.seek(-10, io.SEEK_END) == len(content) - 10

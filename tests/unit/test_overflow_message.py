@@ -2,7 +2,7 @@
 
 import pytest
 
-from tidegate.jobs.compute.spark_errors import first_line
+from tidegate.jobs.spark.spark_errors import first_line
 
 OVERFLOW = (
     "[ARITHMETIC_OVERFLOW] long overflow. Use 'try_add' to tolerate overflow and return NULL instead. "

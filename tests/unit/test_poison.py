@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from tidegate.jobs.compute.spark_errors import raised_in_python
 from tidegate.jobs.engine.poison import OUTCOMES, Outcome, fault_of
 from tidegate.jobs.pipeline import PoisonPolicy
-from tidegate.state_store import errors
-from tidegate.state_store.errors import Fault, PermanentError, TidegateError
+from tidegate.jobs.spark.spark_errors import raised_in_python
+from tidegate.state_store.base import errors
+from tidegate.state_store.base.errors import Fault, PermanentError, TidegateError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "poison.md"
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidegateError)]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from tidegate import output, progress
-from tidegate.progress import BASIS, Estimate
+from tidegate import output
+from tidegate.status import run_progress
+from tidegate.status.run_progress import BASIS, Estimate
 
 
 @dataclass
@@ -68,13 +69,13 @@ def test_the_bars_count_what_has_ended_each_phase() -> None:
     """A skipped batch has ended both; a halted one is named."""
     phases = {1: "committed", 2: "skipped", 3: "processed", 4: "processing", 5: "processing", 6: "halted", 7: "failed"}
     run = SomeRun(txids=[1, 2, 3, 4, 5, 6, 7, 8], phases=phases)
-    assert progress.counts(run) == {
+    assert run_progress.counts(run) == {
         "processed": (3, "2 processing: txids 4-5; txid 6 halted"),
         "committed": (2, "last txid 2"),
     }
-    assert progress.is_stuck(run)
+    assert run_progress.is_stuck(run)
     line = "flights: txid 1 committed; txid 2 skipped; txid 3 processed; txids 4-5 processing; txid 7 to be tried again; "
-    assert progress.summary(run) == f"{line}txid 8 planned; txid 6 halted"
+    assert run_progress.summary(run) == f"{line}txid 8 planned; txid 6 halted"
 
 
 @pytest.mark.parametrize("columns", [1, 20, 60, 70, 115, 200])
@@ -84,9 +85,9 @@ def test_the_bars_fit_any_terminal(monkeypatch: pytest.MonkeyPatch, columns: int
     console = Console(file=written, force_terminal=True, width=columns, highlight=False, color_system=None)
     monkeypatch.setattr(output, "talk", lambda: console)
     second = [0]
-    monkeypatch.setattr(progress, "clock", lambda: second[0])
+    monkeypatch.setattr(run_progress, "clock", lambda: second[0])
     run = SomeRun(txids=list(range(1, 201, 2)))
-    with progress.bars(run) as redraw:
+    with run_progress.bars(run) as redraw:
         redraw()
         for txid in run.txids[:50]:
             run.phases[txid] = "committed"

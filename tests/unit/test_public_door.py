@@ -90,5 +90,5 @@ def test_the_folders_are_no_packages_of_their_own(package: str) -> None:
 
 def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> None:
     """The template and the ledger are there; tests/integration/test_migrations.py covers `migrate --new`."""
-    for file in ("migrations/script.py.mako", "migrations/versions/0001_ledger.py", "state_store/schema.sql"):
+    for file in ("migrations/script.py.mako", "migrations/versions/0001_ledger.py", "state_store/ledger/schema.sql"):
         assert (shipped / file).is_file()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tidegate.jobs.engine.ranges import check_range
-from tidegate.state_store.errors import RangeRefused
+from tidegate.jobs.engine.txid_ranges import check_range
+from tidegate.state_store.base.errors import RangeRefused
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import tidegate.jobs.pipelines
 from tidegate.jobs import Pipeline
 from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
-from tidegate.state_store.errors import SettingsInvalid, UnknownPipeline
+from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline
 
 DECLARATION = """
 from tidegate.jobs import Count, Files, Pipeline, State

@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
 from tidegate.state_store import Settings
-from tidegate.state_store.errors import SettingsInvalid
+from tidegate.state_store.base.errors import SettingsInvalid
 
 NAMES = [f.name for f in dataclasses.fields(Settings) if f.name != "home"]
 VARIABLES = Settings.environment_names()

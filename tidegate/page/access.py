@@ -14,9 +14,9 @@ from airflow.models.dag import DagModel
 from fastapi import Depends, HTTPException, Path, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from tidegate.page.answers import Refusal
-from tidegate.state_store.columns import NAME
-from tidegate.state_store.errors import UnknownPipeline, storable
+from tidegate.page.http_answers import Refusal
+from tidegate.state_store.base.errors import UnknownPipeline, storable
+from tidegate.state_store.declarations.column_spec import NAME
 
 ACTION_HEADER = "X-Tidegate-Action"
 READ: Literal["GET"] = "GET"

@@ -2,21 +2,32 @@
 
 from fastapi import FastAPI
 
-from tidegate.page import (
-    actions,
-    batches,
-    error_pages,
-    frontend,
-    metrics,
-    pipelines,
-    quarantine,
-    query_pipelines,
-    states,
-    throughput,
+from tidegate.page import frontend_files
+from tidegate.page.http_answers import Answer, BrowserRules, add_error_handlers
+from tidegate.page.routes import (
+    action_routes,
+    batch_routes,
+    error_page_routes,
+    metrics_route,
+    pipeline_routes,
+    quarantine_routes,
+    query_routes,
+    state_routes,
+    throughput_route,
 )
-from tidegate.page.answers import Answer, BrowserRules, add_error_handlers
 
-_GROUPS = (pipelines, batches, states, query_pipelines, throughput, quarantine, actions, metrics, error_pages, frontend)
+_GROUPS = (
+    pipeline_routes,
+    batch_routes,
+    state_routes,
+    query_routes,
+    throughput_route,
+    quarantine_routes,
+    action_routes,
+    metrics_route,
+    error_page_routes,
+    frontend_files,
+)
 
 
 def create_app() -> FastAPI:
@@ -26,5 +37,5 @@ def create_app() -> FastAPI:
     app.add_middleware(BrowserRules)
     for group in _GROUPS:
         app.include_router(group.router)
-    app.mount("/assets", frontend.HashedFiles(directory=frontend.STATIC / "assets", check_dir=False))
+    app.mount("/assets", frontend_files.HashedFiles(directory=frontend_files.STATIC / "assets", check_dir=False))
     return app

@@ -23,15 +23,16 @@ from typing import IO
 
 import psutil
 
-from tidegate.stack import code, disk, kafka, maven
-from tidegate.stack import component as components
-from tidegate.stack.component import Component, RunFolder, log_file
+from tidegate.stack.components import java_libraries, kafka
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import Component, RunFolder, log_file
+from tidegate.stack.components.spark import check_java
 from tidegate.stack.layout import EXTRAS, Layout, spark_packages
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.stack.private import check_ours, private, private_folder
-from tidegate.stack.spark import check_java
-from tidegate.state_store.errors import PermanentError, RetryableError, UsageError
-from tidegate.state_store.settings import Settings
+from tidegate.stack.machine import code_digest, disk_checks
+from tidegate.stack.machine.private_files import check_ours, private, private_folder
+from tidegate.state_store.base.errors import PermanentError, RetryableError, UsageError
+from tidegate.state_store.base.settings import Settings
 
 SUPERVISOR_SECONDS = 30
 LOCK_NOTICE_SECONDS = 1
@@ -65,7 +66,7 @@ def up(
     extras: Collection[str] = (),
     wait_seconds: int = 300,
     watch: Watcher = lambda _statuses: None,
-    tell: maven.Teller = lambda _text: None,
+    tell: java_libraries.Teller = lambda _text: None,
 ) -> list[ComponentStatus]:
     """Start the parts of the stack that do not run and wait until all are healthy. Quick if they already are.
 
@@ -78,16 +79,16 @@ def up(
         raise UsageError(f"There is no {', '.join(unknown)} to start the stack with. There is: {', '.join(EXTRAS)}.")
     check_java()
     folder = settings.stack_folder
-    with disk.named(folder):
+    with disk_checks.named(folder):
         private_folder(
             folder, passable=os.geteuid() == 0
         )  # root's Postgres runs under another account, which must be able to pass
-    with disk.named(folder), _locked(folder, tell):
-        disk.check_room(folder / "run", folder / "logs", EmbeddedPostgres(folder, 0).data.parent)
+    with disk_checks.named(folder), _locked(folder, tell):
+        disk_checks.check_room(folder / "run", folder / "logs", EmbeddedPostgres(folder, 0).data.parent)
         all_extras = sorted({*extras, *_extras(settings.home)})
-        maven.fetch(spark_packages(settings, all_extras), tell)
+        java_libraries.fetch(spark_packages(settings, all_extras), tell)
         if "kafka" in all_extras:
-            maven.fetch(kafka.PACKAGES, tell)
+            java_libraries.fetch(kafka.PACKAGES, tell)
         status = _supervisor_status(folder)
         if status is None or status["failure"]:
             _stop(folder)
@@ -101,7 +102,7 @@ def up(
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
-def down(settings: Settings, *, delete_data: bool = False, tell: maven.Teller = lambda _text: None) -> int:
+def down(settings: Settings, *, delete_data: bool = False, tell: java_libraries.Teller = lambda _text: None) -> int:
     """End every process of the stack, orphans included; return their number.
 
     With `delete_data`, ledger, states, secrets and logs are deleted too, irrevocably.
@@ -110,7 +111,7 @@ def down(settings: Settings, *, delete_data: bool = False, tell: maven.Teller = 
     if not folder.is_dir():
         return _stop(folder)  # it may have been deleted under a running stack
     check_ours(folder)  # or its files could make us end any process of this account
-    with disk.named(folder), _locked(folder, tell):
+    with disk_checks.named(folder), _locked(folder, tell):
         ended = _stop(folder)
         with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file names no extras
             Layout.load(settings.home).forget_extras()
@@ -141,7 +142,7 @@ def advice(settings: Settings) -> str | None:
     with contextlib.suppress(psutil.Error):
         if process.status() == psutil.STATUS_STOPPED:
             return f"The stack's supervisor is stopped, so nothing is restarted. Wake it: kill -CONT {process.pid}"
-    if supervised.get("code") != code.version():
+    if supervised.get("code") != code_digest.version():
         return "The running stack has older code in memory than is installed. Restart it: tidegate down && tidegate up"
     return None
 
@@ -239,7 +240,7 @@ def _tries_again(folder: Path, status: dict) -> bool:  # type: ignore[type-arg]
     """
     identity = RunFolder(folder).read("supervisor")
     process = identity.process() if identity else None
-    if process is None or status.get("code") != code.version():
+    if process is None or status.get("code") != code_digest.version():
         return False
     with contextlib.suppress(psutil.Error):
         process.send_signal(components.TRY_NOW)
@@ -288,7 +289,7 @@ def _stop(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, tell: maven.Teller) -> Iterator[None]:
+def _locked(folder: Path, tell: java_libraries.Teller) -> Iterator[None]:
     """Hold the stack's lock, which `up` and `down` take, and name its holder if it is taken. It ends with the process."""
     file = folder / "lock"
     while True:

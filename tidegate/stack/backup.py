@@ -15,12 +15,12 @@ from pathlib import Path
 import psycopg2
 from psycopg2 import errors, sql
 
+from tidegate.stack.components.postgres import ADMINISTRATOR, EmbeddedPostgres
 from tidegate.stack.layout import Layout
-from tidegate.stack.postgres import ADMINISTRATOR, EmbeddedPostgres
-from tidegate.stack.private import private
-from tidegate.state_store import revisions, tables
-from tidegate.state_store.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
-from tidegate.state_store.settings import Settings
+from tidegate.stack.machine.private_files import private
+from tidegate.state_store.base.errors import PermanentError, SchemaOutOfDate, StoreUnavailable, UsageError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.ledger import schema_revision, tables
 
 DATABASE, OWNER = "tidegate", "tidegate_owner"
 PATIENCE_SECONDS = 30.0
@@ -82,15 +82,15 @@ def restore(settings: Settings, file: Path) -> str:
 
 def _check_ledger(postgres: EmbeddedPostgres, database: str, file: Path) -> None:
     """Refuse a dump of another database, in whose place all pipelines would begin again, and one that this code cannot use."""
-    version = sql.Identifier(tables.LEDGER, revisions.VERSION_TABLE)
+    version = sql.Identifier(tables.LEDGER, schema_revision.VERSION_TABLE)
     with closing(_connect(postgres, database)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT to_regclass(%s)", [version.as_string(connection)])
         if cursor.fetchone() == (None,):
             raise UsageError(f"{file} is a dump of another database: it holds no ledger of Tidegate's. Nothing has changed.")
         cursor.execute(sql.SQL("SELECT max(version_num) FROM {}").format(version))
         (found,) = cursor.fetchone() or (None,)
-    if found != revisions.DIGEST:
-        raise SchemaOutOfDate(f"{file} is a dump of a database that {revisions.made_by(found)} Nothing has changed.")
+    if found != schema_revision.DIGEST:
+        raise SchemaOutOfDate(f"{file} is a dump of a database that {schema_revision.made_by(found)} Nothing has changed.")
 
 
 def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tidegate.stack import component as components
-from tidegate.stack.airflow import USER, EmbeddedAirflow
-from tidegate.stack.kafka import SPARK_PACKAGES, EmbeddedKafka
-from tidegate.stack.postgres import EmbeddedPostgres
-from tidegate.stack.private import private_folder
-from tidegate.stack.spark import EmbeddedSpark
-from tidegate.state_store.project import STACK_FOLDER
-from tidegate.state_store.settings import Settings
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.airflow import USER, EmbeddedAirflow
+from tidegate.stack.components.kafka import SPARK_PACKAGES, EmbeddedKafka
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.spark import EmbeddedSpark
+from tidegate.stack.machine.private_files import private_folder
+from tidegate.state_store.base.project import STACK_FOLDER
+from tidegate.state_store.base.settings import Settings
 
 USUAL_PORTS = {
     "postgres": 15432,  # not 5432, which an installed Postgres may use

@@ -23,13 +23,14 @@ from types import FrameType
 
 import psutil
 
-from tidegate.stack import code, history, maven
-from tidegate.stack import component as components
-from tidegate.stack.component import Component, Identity, RunFolder
+from tidegate.stack.components import airflow_cleanup, java_libraries
+from tidegate.stack.components import server_process as components
+from tidegate.stack.components.server_process import Component, Identity, RunFolder
+from tidegate.stack.components.spark import class_archive
 from tidegate.stack.layout import Layout, spark_packages
-from tidegate.stack.spark import class_archive
-from tidegate.state_store.errors import PermanentError
-from tidegate.state_store.settings import Settings
+from tidegate.stack.machine import code_digest
+from tidegate.state_store.base.errors import PermanentError
+from tidegate.state_store.base.settings import Settings
 
 POLL_SECONDS = 0.5
 MAX_RESTARTS, WITHIN_SECONDS = 5, 60
@@ -140,7 +141,7 @@ class Supervisor:
 
     def __init__(self, home: Path, *, without_airflow: bool, extras: Collection[str]) -> None:
         self._home = home
-        self._code = code.version()
+        self._code = code_digest.version()
         self._ports = contextlib.ExitStack()  # held until this process ends
         self._layout = Layout.choose(home, self._ports, extras)
         self._run = RunFolder(self._layout.folder)
@@ -240,8 +241,8 @@ class Supervisor:
         postgres, spark, airflow = self._layout.postgres, self._layout.spark, self._layout.airflow
         settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
         packages = spark_packages(settings, self._layout.extras)
-        maven.fetch(packages)
-        spark.initialize(maven.spark_jars(packages), class_archive())
+        java_libraries.fetch(packages)
+        spark.initialize(java_libraries.spark_jars(packages), class_archive())
         postgres.initialize()
         self._supervise(postgres.component())
         self._supervise(spark.component())
@@ -293,8 +294,8 @@ class Supervisor:
                 _log(f"Airflow's old runs and logs could not be removed; it is tried again in a day. See {log}\n")
         runs = any(supervised.component.name == "airflow-scheduler" for supervised in self._supervised)
         with contextlib.suppress(OSError):  # the disk may be full: it is tried again
-            if runs and history.is_due(self._layout.airflow.folder):
-                history.marker(self._layout.airflow.folder).touch()
+            if runs and airflow_cleanup.is_due(self._layout.airflow.folder):
+                airflow_cleanup.marker(self._layout.airflow.folder).touch()
                 self._removing_history = components.start(self._layout.airflow.history(), self._layout.folder)
 
     def _report(self) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from tidegate.jobs.sources.files.content import open_file
-from tidegate.jobs.sources.files.objects import ObjectPath, Place, for_arrow, listed
-from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, for_arrow, listed
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FOLDER = "_delta_log"
 # Features that make no difference to reading whole Parquet files. Only files that have deletion vectors are refused.

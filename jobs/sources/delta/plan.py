@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
-from tidegate.jobs.sources.files.objects import place_of
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.jobs.sources.files.stores.object_places import place_of
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.delta.source import Delta

@@ -11,9 +11,9 @@ from tidegate.jobs.sources.column_types import columns_of, quoted
 from tidegate.jobs.sources.data_files_read import DataFilesReader
 from tidegate.jobs.sources.delta.source import CHANGE_COLUMNS, CHANGE_TYPE, COMMIT_VERSION, Delta
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
-from tidegate.jobs.sources.files.partitions import PartitionColumns
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.settings import Settings
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 BY_ROW = "files that tell their change row by row"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
-from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.source import Files
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

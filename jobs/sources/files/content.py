@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from tidegate.jobs.library_internals import is_text_encoding
-from tidegate.jobs.sources.files.objects import ObjectPath, Place
-from tidegate.state_store.errors import MalformedRecord, SourceUnreadable
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place
+from tidegate.jobs.spark.library_internals import is_text_encoding
+from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 READ_BLOCK_BYTES = 1 << 20
 COMPRESSED = (".gz", ".bz2")

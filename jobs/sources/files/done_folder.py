@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.jobs.sources.files.content import digest_of, is_below, open_file
-from tidegate.state_store.errors import SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 COPY = ".{}.part"  # the name of a file while it is copied from another file system
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Coordinator, History
+from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.done_folder import DoneFolder
-from tidegate.jobs.sources.files.listing import NOT_UTF8, SAME_FILE, Listing, is_young
-from tidegate.jobs.sources.files.markers import Markers
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import HoleDetected, SourceChanged, SourceUnreadable
-from tidegate.state_store.source_files import TakenFile
+from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, Listing, is_young
+from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.ledger.counted_files import TakenFile
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.source import Files

@@ -20,12 +20,19 @@ from pyspark.sql import types as T
 from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
-from tidegate.jobs.sources.files.objects import ObjectPath, Place, describe, for_spark, libraries_of, pinned, place_of
-from tidegate.jobs.sources.files.partitions import PartitionColumns, undeclared
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns, undeclared
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.task_errors import reported_in
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import (
+from tidegate.jobs.sources.files.stores.object_places import (
+    ObjectPath,
+    Place,
+    describe,
+    for_spark,
+    libraries_of,
+    pinned,
+    place_of,
+)
+from tidegate.jobs.spark.task_errors import reported_in
+from tidegate.state_store.base.errors import (
     ExecutorsUnprepared,
     MalformedRecord,
     RowsLost,
@@ -35,11 +42,12 @@ from tidegate.state_store.errors import (
     SourceUnreadable,
     TidegateError,
 )
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
-    from tidegate.jobs.sources.files.formats.tasks import TaskReader
+    from tidegate.jobs.sources.files.formats.file_part_tasks import TaskReader
     from tidegate.jobs.sources.files.source import Files
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 # Of Spark's errors: the store refuses Spark.
 REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"

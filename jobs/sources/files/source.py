@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Coordinator, Dataset, LeftAlone, Source
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files import object_listing
+from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.done_folder import DoneFolder
+from tidegate.jobs.sources.files.file_globs import Glob
+from tidegate.jobs.sources.files.folder_listing import Listing, check_parquet_name, identify, list_files, young_files
 from tidegate.jobs.sources.files.formats import Format, reader_of
-from tidegate.jobs.sources.files.glob import Glob
-from tidegate.jobs.sources.files.listing import Listing, check_parquet_name, identify, list_files, young_files
-from tidegate.jobs.sources.files.markers import Markers
-from tidegate.jobs.sources.files.object_identity import entry_of
-from tidegate.jobs.sources.files.objects import (
+from tidegate.jobs.sources.files.formats.text_files.text_options import check_options, zone_of
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns
+from tidegate.jobs.sources.files.stores import object_listing
+from tidegate.jobs.sources.files.stores.object_identity import entry_of
+from tidegate.jobs.sources.files.stores.object_places import (
     ObjectPath,
     Place,
     check_url,
@@ -35,16 +37,14 @@ from tidegate.jobs.sources.files.objects import (
     libraries_of,
     place_of,
 )
-from tidegate.jobs.sources.files.options import check_options, zone_of
-from tidegate.jobs.sources.files.partitions import PartitionColumns
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidegate.jobs.sources.files.read import FileReader
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Files(Source):
     order of their names, or fewer when they would exceed `max_bytes`. A file that arrives late is taken too, even if its name
     comes before those already read. A file is known by name and content: if it was touched, moved away and back, or restored,
     it does not count again; if its content has changed since it counted, it is refused. Names that start with ``.`` or ``_``,
-    or end like unfinished files, are left alone unless `glob` (see `tidegate.jobs.sources.files.glob`) asks for them;
+    or end like unfinished files, are left alone unless `glob` (see `tidegate.jobs.sources.files.file_globs`) asks for them;
     ``tidegate inspect PIPELINE --source`` lists them.
 
     A file that changed less than `min_age_seconds` ago, or while it was examined, may still be written: it is left to a later
@@ -88,7 +88,7 @@ class Files(Source):
     who may write into the folder may also choose what else is read.
 
     `marker` names a file by which the writer of a folder says that it is complete, such as ``"_SUCCESS"``: files are taken once
-    it stands in their folder, or in one above it (`tidegate.jobs.sources.files.markers`).
+    it stands in their folder, or in one above it (`tidegate.jobs.sources.files.completeness_markers`).
 
     `kind="opaque"` is for folders whose files may be missing for a while: a planned file that is gone or changed when it is
     read is left to a later batch. The states must be opaque too.
@@ -268,11 +268,11 @@ class Files(Source):
         Raises: SourceUnreadable if the folder does not exist or cannot be listed.
         """
         if (place := self.objects()) and (manifests := self._manifests()):
-            from tidegate.jobs.sources.files.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
+            from tidegate.jobs.sources.files.stores.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
 
             return ManifestsCoordinator(self, place, manifests, min_age_seconds=self.min_age(settings))
         if place := self.objects():
-            from tidegate.jobs.sources.files.object_plan import ObjectsCoordinator  # noqa: PLC0415
+            from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator  # noqa: PLC0415
 
             return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
         from tidegate.jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy

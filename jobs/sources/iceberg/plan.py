@@ -17,11 +17,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
-from tidegate.jobs.sources.files.objects import place_of
+from tidegate.jobs.sources.files.stores.object_places import place_of
 from tidegate.jobs.sources.iceberg.table import DataFile, IcebergTable
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import RangeExpired, SourceChanged, SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot

@@ -8,10 +8,10 @@ from pyspark.sql import SparkSession
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.data_files_read import DataFilesReader
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
-from tidegate.jobs.sources.files.partitions import PartitionColumns
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.iceberg.source import Iceberg
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 
 class IcebergReader(DataFilesReader):

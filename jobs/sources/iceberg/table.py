@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.jobs.sources.files.objects import check_url, is_url
-from tidegate.state_store.errors import RangeExpired, SourceUnavailable, SourceUnreadable
+from tidegate.jobs.sources.files.stores.object_places import check_url, is_url
+from tidegate.state_store.base.errors import RangeExpired, SourceUnavailable, SourceUnreadable
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as FileEntry

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.changes import Changes, ChangesCoordinator
-from tidegate.state_store.batches import encode_metadata
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import SourceChanged, SourceUnavailable
-from tidegate.state_store.settings import Settings
-from tidegate.state_store.source_files import FILES, INPUTS, TakenFile, name_in
+from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.batches import encode_metadata
+from tidegate.state_store.ledger.counted_files import FILES, INPUTS, TakenFile, name_in
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.inputs.source import Inputs

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Waiting
 from tidegate.jobs.sources.inputs.plan import not_declared
-from tidegate.state_store.batches import QUARANTINED
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import DeclarationInvalid, SourceChanged, TidegateError
-from tidegate.state_store.settings import Settings
-from tidegate.state_store.source_files import INPUTS
+from tidegate.state_store.base.errors import DeclarationInvalid, SourceChanged, TidegateError
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger.batches import QUARANTINED
+from tidegate.state_store.ledger.counted_files import INPUTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
 
     from tidegate.jobs.sources.inputs.source import Inputs
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 
 class InputsEmitter(Emitter):

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Dataset, LeftAlone
 from tidegate.jobs.sources.delta.source import Delta
-from tidegate.jobs.sources.files.listing import list_files, young_files
-from tidegate.jobs.sources.files.object_identity import entry_of, is_too_young, with_identity
-from tidegate.jobs.sources.files.object_listing import matching_objects
-from tidegate.jobs.sources.files.objects import ObjectPath, Place
+from tidegate.jobs.sources.files.folder_listing import list_files, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.stores.object_listing import matching_objects
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place
 from tidegate.jobs.sources.iceberg.source import Iceberg
-from tidegate.jobs.sources.inputs.copies import keep, keep_rows
+from tidegate.jobs.sources.inputs.reference_copies import keep, keep_rows
 from tidegate.jobs.sources.postgres.source import PostgresTable
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

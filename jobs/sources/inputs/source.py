@@ -19,10 +19,10 @@ from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.fixed_batches import FixedBatches
 from tidegate.jobs.sources.inputs.reference import Reference
 from tidegate.jobs.sources.kafka.source import Kafka
-from tidegate.state_store.columns import check_name
-from tidegate.state_store.declaration import SourceKind, SourceMetadata, composed_of
-from tidegate.state_store.errors import SourceUnavailable, SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.column_spec import check_name
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, composed_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.jobs.pipeline import Pipeline
     from tidegate.jobs.sources.inputs.plan import InputsCoordinator
     from tidegate.jobs.sources.inputs.read import InputsEmitter
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 _WEAKEST_FIRST: tuple[SourceKind, ...] = ("non-transactional", "opaque", "transactional")
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tidegate.state_store.errors import SettingsInvalid
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SettingsInvalid
+from tidegate.state_store.base.settings import Settings
 
 # Properties of consumers that Spark refuses: where it reads, and what it commits, is decided here.
 OF_CONSUMERS = ("auto.offset.reset", "enable.auto.commit", "interceptor.classes", "key.deserializer", "value.deserializer")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tidegate.jobs.sources import History
 from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
 from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable
+from tidegate.state_store.base.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.kafka.topic import Topic

@@ -20,8 +20,7 @@ from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
 from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE
 from tidegate.jobs.sources.kafka.topic import Topic
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import (
+from tidegate.state_store.base.errors import (
     BadKey,
     DeclarationInvalid,
     MalformedRecord,
@@ -35,13 +34,14 @@ from tidegate.state_store.errors import (
     SparkFailed,
     TidegateError,
 )
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidegate.jobs.sources.kafka.source import Kafka
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 COLUMNS = {
     "key": "binary",

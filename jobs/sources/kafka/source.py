@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, Source
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.jobs.sources.kafka.plan import KafkaCoordinator
     from tidegate.jobs.sources.kafka.read import KafkaReader
     from tidegate.jobs.sources.kafka.topic import Topic
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 

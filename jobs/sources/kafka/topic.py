@@ -20,17 +20,17 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec  # type: ignore[attr-defined]
 
-from tidegate.jobs.library_internals import refusals_of_kafka_client
 from tidegate.jobs.sources.kafka.login import kafka_client
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import (
+from tidegate.jobs.spark.library_internals import refusals_of_kafka_client
+from tidegate.state_store.base.errors import (
     PartitionUnavailable,
     SettingsInvalid,
     SourceUnavailable,
     SourceUnreadable,
     TidegateError,
 )
-from tidegate.state_store.settings import Settings
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,7 @@ from typing import Any
 from psycopg2 import sql
 
 from tidegate.jobs.sources import Coordinator
-from tidegate.jobs.sources.postgres.connection import check_primary, connected, transaction
-from tidegate.jobs.sources.postgres.functions import check_functions
-from tidegate.jobs.sources.postgres.in_flight import highest_key, settled_by_clock, settled_by_sequence
-from tidegate.jobs.sources.postgres.late import (
+from tidegate.jobs.sources.postgres.late_rows import (
     GAPS,
     check_altered,
     check_drawn,
@@ -22,7 +19,12 @@ from tidegate.jobs.sources.postgres.late import (
     check_times,
     gaps_of,
 )
-from tidegate.jobs.sources.postgres.origin import (
+from tidegate.jobs.sources.postgres.refused_functions import check_functions
+from tidegate.jobs.sources.postgres.seen_by_plans import PartitionTables, attached, check_attached, partitions_of, snapshot_of
+from tidegate.jobs.sources.postgres.settled_rows import highest_key, settled_by_clock, settled_by_sequence
+from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
+from tidegate.jobs.sources.postgres.table_origin import (
     START_AGAIN,
     Origin,
     Sequence,
@@ -33,11 +35,9 @@ from tidegate.jobs.sources.postgres.origin import (
     read_sequences,
     read_timeline,
 )
-from tidegate.jobs.sources.postgres.query import Position
-from tidegate.jobs.sources.postgres.seen import PartitionTables, attached, check_attached, partitions_of, snapshot_of
-from tidegate.jobs.sources.postgres.source import PostgresTable
-from tidegate.state_store.declaration import SourceMetadata
-from tidegate.state_store.errors import SourceChanged, SourceUnreadable
+from tidegate.jobs.sources.postgres.table_query import Position
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 # Entries that a batch without rows takes over from the batch before it.
 _KEPT = ("gaps", "snapshot", "attached", "origin")

@@ -15,19 +15,19 @@ import pyarrow as pa
 from psycopg2 import sql
 from pyarrow import csv
 
-from tidegate.jobs.compute.session_files import on_executor
 from tidegate.jobs.sources import Emitter
-from tidegate.jobs.sources.postgres.connection import check_primary, connected, transaction
-from tidegate.jobs.sources.postgres.origin import check_same_origin, read_origin
-from tidegate.jobs.sources.postgres.query import Position, TableQuery, count_rows, range_in_words
-from tidegate.jobs.task_errors import reported
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
+from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
+from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, count_rows, range_in_words
+from tidegate.jobs.spark.session_files import on_executor
+from tidegate.jobs.spark.task_errors import reported
+from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.state_store.attempts import Attempt
+    from tidegate.state_store.seal.attempts import Attempt
 
 # Rows are parsed in blocks of about this size; a longer row is a block of its own.
 BLOCK_BYTES = 1 << 20

@@ -5,10 +5,10 @@
 
 A batch is the rows after `after` and up to `to`; `splits` divide it into the parts that Spark reads in parallel. Ranges are
 half open and compared by the key's values alone, so that they are disjoint, and rows that share a key stay together. A row is
-settled once no open transaction can add a row with a lower key (`tidegate.jobs.sources.postgres.in_flight`); a range has only
-settled rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
-(`tidegate.jobs.sources.postgres.late`, `tidegate.jobs.sources.postgres.seen`), and whether it is the same table
-(`tidegate.jobs.sources.postgres.origin`). A first range that was planned again and has no rows lacks these entries.
+settled once no open transaction can add a row with a lower key (`tidegate.jobs.sources.postgres.settled_rows`); a range has
+only settled rows. From the last six entries the next plan finds late rows, with keys in ranges that were planned before them
+(`tidegate.jobs.sources.postgres.late_rows`, `tidegate.jobs.sources.postgres.seen_by_plans`), and whether it is the same table
+(`tidegate.jobs.sources.postgres.table_origin`). A first range that was planned again and has no rows lacks these entries.
 """
 
 import json
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.jobs.sources import Dataset, Source
-from tidegate.jobs.sources.postgres.connection import check_primary, connected, conninfo_of, transaction
-from tidegate.jobs.sources.postgres.in_flight import long_open
-from tidegate.jobs.sources.postgres.origin import read_origin
-from tidegate.jobs.sources.postgres.query import TableQuery, shown, table_of
-from tidegate.jobs.sources.postgres.types import readable_type
-from tidegate.state_store.declaration import SourceKind, SourceMetadata
-from tidegate.state_store.errors import SourceUnreadable
-from tidegate.state_store.settings import Settings
+from tidegate.jobs.sources.postgres.postgres_types import readable_type
+from tidegate.jobs.sources.postgres.settled_rows import long_open
+from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, conninfo_of, transaction
+from tidegate.jobs.sources.postgres.table_origin import read_origin
+from tidegate.jobs.sources.postgres.table_query import TableQuery, shown, table_of
+from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ class PostgresTable(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""
-        from tidegate.jobs.compute.executors import conninfo_of_tasks  # noqa: PLC0415
+        from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks  # noqa: PLC0415
         from tidegate.jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
 
         conninfo = self._conninfo(settings, "read")

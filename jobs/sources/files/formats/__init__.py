@@ -1,7 +1,7 @@
 """The formats of `Files`: a module for each, with the parts that Spark's tasks run in modules of their own.
 
 A new one is a module here, its name in `Format` and its reader in `reader_of`, and its options in
-`tidegate.jobs.sources.files.options`; mypy refuses a name without a reader.
+`tidegate.jobs.sources.files.formats.text_files.text_options`; mypy refuses a name without a reader.
 """
 
 from typing import TYPE_CHECKING, Literal

@@ -1,10 +1,10 @@
 """Reads CSV files: turns the source's options into a parser of CSV records."""
 
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files.formats.csv_records import CsvParser
-from tidegate.jobs.sources.files.formats.text_reader import TextFileReader
-from tidegate.jobs.sources.files.formats.text_records import Grammar
-from tidegate.jobs.sources.files.options import PATTERNS, is_true, line_end_of, named, zone_of
+from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar
+from tidegate.jobs.sources.files.formats.text_files.text_options import PATTERNS, is_true, line_end_of, named, zone_of
+from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 
 
 class CsvReader(TextFileReader):

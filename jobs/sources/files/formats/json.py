@@ -1,10 +1,10 @@
 """Reads files of JSON lines: turns the source's options into a parser of JSON records."""
 
 from tidegate.jobs.sources.column_types import parse_type
-from tidegate.jobs.sources.files.formats.json_records import JsonParser
-from tidegate.jobs.sources.files.formats.text_reader import TextFileReader
-from tidegate.jobs.sources.files.formats.text_records import Grammar
-from tidegate.jobs.sources.files.options import PATTERNS, line_end_of, named, zone_of
+from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar
+from tidegate.jobs.sources.files.formats.text_files.text_options import PATTERNS, line_end_of, named, zone_of
+from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 
 
 class JsonReader(TextFileReader):

@@ -1,4 +1,4 @@
-"""Reads Parquet files; `tidegate.jobs.sources.files.formats.parquet_columns` decides which stored type may be read as which."""
+"""Reads Parquet files; `tidegate.jobs.sources.files.formats.parquet_files.parquet_columns` decides which stored type may be read as which."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -11,14 +11,14 @@ from pyspark.sql import types as T
 
 from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.column_types import columns_of, parse_type, quoted
-from tidegate.jobs.sources.files.formats.json_records import JsonParser
-from tidegate.jobs.sources.files.formats.parquet_columns import Footer, arrow_types, count_rows, read_footer
-from tidegate.jobs.sources.files.formats.parquet_tasks import RowGroups, RowsReader
-from tidegate.jobs.sources.files.formats.text_tasks import PayloadsReader, schema_of
-from tidegate.jobs.sources.files.objects import ObjectPath, Place, hadoop_options
-from tidegate.jobs.sources.files.partitions import PartitionColumns, undeclared
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_columns import Footer, arrow_types, count_rows, read_footer
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import RowGroups, RowsReader
+from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
+from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, schema_of
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns, undeclared
 from tidegate.jobs.sources.files.read import FileReader
-from tidegate.state_store.errors import SourceUnreadable, TidegateError
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, hadoop_options
+from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
 
 # Up to this size, rows are read in this process and given to Spark, which is faster than starting a Python worker.
 HERE_BYTES, HERE_ROWS = 256 * 1024, 10_000

@@ -1,10 +1,10 @@
 """Reads text files, one row per line or, with the option wholetext, per file."""
 
 from tidegate.jobs.sources.column_types import columns_of
-from tidegate.jobs.sources.files.formats.line_records import TextParser
-from tidegate.jobs.sources.files.formats.text_reader import TextFileReader
-from tidegate.jobs.sources.files.formats.text_records import Grammar
-from tidegate.jobs.sources.files.options import is_true, line_end_of
+from tidegate.jobs.sources.files.formats.records.line_records import TextParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar
+from tidegate.jobs.sources.files.formats.text_files.text_options import is_true, line_end_of
+from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 
 
 class TextReader(TextFileReader):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-from tidegate.state_store.errors import SourceChanged
+from tidegate.state_store.base.errors import SourceChanged
 
 PAGE = 1000  # how many objects of a listing are in memory, and how many S3 returns at once
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.files.stores import PAGE, ObjectInfo, Pin, overwritten
-from tidegate.state_store.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
+from tidegate.state_store.base.errors import SettingsInvalid, SourceUnavailable, SourceUnreadable, TidegateError
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

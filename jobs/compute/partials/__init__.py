@@ -1,0 +1,1 @@
+"""From a batch's rows to one partial per key, with columns as the state declares them."""

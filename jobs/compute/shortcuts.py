@@ -1,0 +1,101 @@
+"""Route: the shortcuts that one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
+
+A shortcut is a guess about costs, made from facts that the source knows before Spark has read a row. If a guess is wrong, the
+attempt is slower, or starts over on another route (`tidegate.jobs.compute.stage.stage_partials.NeedsExecutors`); the result is
+the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate.jobs.compute.stage.row_tracking import used_columns
+from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.sources import InputFacts
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
+from tidegate.state_store.ledger.batches import QUARANTINED
+from tidegate.state_store.seal.attempts import Attempt
+
+# One task reads a batch of up to UNSPLIT_BYTES in no more time than several tasks and a shuffle take. Without a transform,
+# which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep
+# the other cores busy. Opening a file costs about as much as reading OPENING_BYTES.
+UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 32 * 1024 * 1024, 64 * 1024
+
+
+@dataclass(frozen=True)
+class Route:
+    """How one attempt is computed."""
+
+    one_task: bool = False  # one Spark task reads and groups the batch, without a shuffle
+    is_brief: bool = False  # the query is short: after a broken connection it is repeated, not reattached
+    hashed: Literal["all", "used", "none"] = "all"  # columns of source rows; "used" by states, "none": rows are counted only
+    follows_partials: int | None = None  # the number of rows that the partials must add up to; None follows each row
+    in_process: frozenset[str] = frozenset()  # states whose partials this process stages, not Spark's tasks
+    most_in_process: int = FEW_ROWS  # partials of a state; with more, all are staged by Spark's tasks
+
+
+SAFE = Route()
+Routing = Callable[[Pipeline, Attempt, InputFacts], Route]
+
+
+def choose(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
+    """Return the route that should cost least; it depends on the arguments alone."""
+    limit = UNSPLIT_BYTES if pipeline.transform or facts.files != 1 else UNSHARED_BYTES
+    one_task = facts.files > 0 and facts.bytes is not None and facts.bytes + (facts.files - 1) * OPENING_BYTES <= limit
+    rows = facts.rows if one_task else None
+    is_whole = facts.is_verified and is_untouched(pipeline, attempt)
+    return Route(
+        one_task=one_task,
+        is_brief=one_task and (facts.bytes or 0) <= UNSPLIT_BYTES,
+        hashed=_hashed_columns(pipeline, attempt, facts),
+        follows_partials=rows if is_whole and not pipeline.lost_tracking else None,
+        in_process=_states_of_few_partials(pipeline, attempt, rows),
+    )
+
+
+def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Literal["all", "used", "none"]:
+    """Return which columns of the source's rows are hashed: all, unless digests of the source vouch for the content.
+
+    Then Spark need not read columns that nothing uses. Without a transform, the columns of the states are hashed all the same,
+    because staging is compared with these hashes. Which columns a transform uses, only Spark finds out.
+
+    Checks and the policy for bad records play no part in it: they may change between two attempts whose rows are compared.
+    """
+    if not facts.is_verified or QUARANTINED in attempt.source_metadata:
+        return "all"
+    if pipeline.transform is not None:
+        return "none"
+    return "used" if used_columns(pipeline) is not None else "all"
+
+
+def is_flagged(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Return whether the batch's rows have a column that says why a row is bad."""
+    return QUARANTINED in attempt.source_metadata or pipeline.spec.quarantines or bool(pipeline.check)
+
+
+def is_untouched(pipeline: Pipeline, attempt: Attempt) -> bool:
+    """Return whether rows reach the states as the source emits them: without transform, and unflagged."""
+    return pipeline.transform is None and not is_flagged(pipeline, attempt)
+
+
+def has_short_rows(pipeline: Pipeline) -> bool:
+    """Return whether Spark's Python workers get only numbers and times: no text is staged, and no author's code runs there.
+
+    If so, the session limits Arrow batches by rows alone: to limit their bytes, Spark would compute the size for each row.
+    """
+    columns = (column for staged in pipeline.spec.staged for column in staged.columns)
+    return pipeline.transform is None and not any(column.type.has_any_length for column in columns)
+
+
+def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | None) -> frozenset[str]:
+    """Return the states that should get few partials, without texts, judging by recent batches and the number of rows."""
+
+    def has_few(spec: StateSpec) -> bool:
+        most = attempt.rows_before.get(spec.name, rows) if spec.keys else 1
+        if pipeline.transform is None and rows is not None and most is not None:
+            most = min(most, rows)
+        has_texts = any(value.type.has_any_length for value in spec.values)
+        return most is not None and most <= FEW_ROWS and not has_texts
+
+    return frozenset(name for name, state in pipeline.states.items() if has_few(state.spec(name)))

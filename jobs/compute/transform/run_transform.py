@@ -1,0 +1,76 @@
+"""Applies an author's transform to a batch's DataFrames, and checks what it returns."""
+
+from collections.abc import Collection, Mapping
+
+import grpc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from tidegate.jobs.compute.transform.transform_purity import check_pure, meeting, unread
+from tidegate.jobs.pipeline import Transform
+from tidegate.state_store.base import errors
+
+
+class Frames(dict[str, DataFrame]):
+    """The DataFrames that a transform of several inputs gets, by the names of inputs and references."""
+
+    def __missing__(self, name: str) -> DataFrame:
+        """Refuse a name that is no input.
+
+        Raises: DeclarationInvalid.
+        """
+        raise errors.DeclarationInvalid(f"The transform asks for input {name!r}; the pipeline has {', '.join(self)}.")
+
+
+def apply_transform(transform: Transform, frames: Frames, columns: Collection[str]) -> DataFrame:
+    """Return the transformed rows, most often as a plan: no row has been read yet.
+
+    The transform of a single source gets the frame "", that of several inputs all frames. `columns` are those of all frames.
+
+    Raises: DeclarationInvalid if the code is at fault; errors of Spark, files, memory and imports as they are.
+    """
+    try:
+        returned = transform(frames.get("", frames))
+    except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.DeclarationInvalid(f"The transform failed: {type(error).__name__}: {error}") from error
+    if returned is None:
+        raise errors.DeclarationInvalid(
+            "The transform returns nothing: end it with return, and the DataFrame that it has made."
+        )
+    if not isinstance(returned, DataFrame):
+        raise errors.DeclarationInvalid(f"The transform returns {type(returned).__name__}; it has to return a DataFrame.")
+    check_pure(list(frames.values()), returned, columns)
+    return returned
+
+
+def check_used(returned: DataFrame, frames: Frames, observed: Mapping[str, str]) -> None:
+    """Refuse a transform that leaves out an input or a reference: Spark would not read it, so no lost row would be noticed.
+
+    `observed` maps the frames to look for to the names under which their rows are counted.
+
+    Raises: DeclarationInvalid.
+    """
+    if unused := unread(returned, frames, observed):
+        raise errors.DeclarationInvalid(
+            f"The transform does not use {unused[0]}: each row that is read has to be seen. Take it out of the Inputs, or have "
+            "the transform join or unite it with the others."
+        )
+
+
+def check_united(returned: DataFrame, frames: Frames, inputs: Collection[str], observed: Mapping[str, str]) -> None:
+    """Refuse a transform that joins inputs, rather than uniting them, where bad records are set aside.
+
+    A record is taken up in a batch without the rows of other inputs that it was to meet: those have counted without it.
+    `observed` is that of `check_used`.
+
+    Raises: DeclarationInvalid.
+    """
+    if len(inputs) > 1 and (found := meeting(returned, {name: frames[name] for name in inputs}, observed)):
+        raise errors.DeclarationInvalid(
+            f"The transform joins input {found[0]} with input {found[1]}, so bad records cannot be set aside: one that is "
+            "taken up later would miss the rows of the other input that it was to be joined with. Inputs may be united "
+            "(unionByName), and joined with references or with a state (state_query). Otherwise declare on_poison='block' or "
+            "'skip'."
+        )

@@ -1,0 +1,88 @@
+"""Recovery: repeat a failed step of a batch while its error may pass, and wait for a server that is away."""
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+from tidegate.jobs.compute.sessions.session import check_reachable
+from tidegate.jobs.engine.poison import Outcome, outcome_of
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.state_store import StateStore
+from tidegate.state_store.base.errors import BatchRetried, SparkUnavailable, StoreUnavailable
+from tidegate.state_store.base.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# How long a server may be away: its own restart takes seconds, the restart of its machine some minutes.
+SERVER_PATIENCE_SECONDS = 300.0
+POLL_SECONDS = 0.5
+# A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
+LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_RETRY_DELAY_SECONDS = 120
+Result = TypeVar("Result")
+
+
+def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
+    """Try a step of a batch up to `pipeline.tries` times, with growing pauses; wait for servers that are away.
+
+    The step must be safe to repeat. BatchRetried is always tried again: under the policy "skip", the ledger counts the tries
+    of a batch whose content is at fault, and gives it up after as many.
+
+    Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
+    """
+    for failures in count(1):
+        try:
+            return with_servers(settings, step)
+        except (StoreUnavailable, SparkUnavailable):
+            raise  # after SERVER_PATIENCE_SECONDS
+        except Exception as error:
+            if not _is_tried_again(error, pipeline, failures):
+                raise
+            delay = min(pipeline.retry_delay_seconds * 2 ** (failures - 1), LONGEST_RETRY_DELAY_SECONDS)
+            logger.warning("%s Next try in %d s.", error, delay)
+            time.sleep(delay)
+    raise AssertionError("the loop ends by a result or an error")
+
+
+def _is_tried_again(error: Exception, pipeline: Pipeline, failures: int) -> bool:
+    if isinstance(error, BatchRetried):  # the ledger counts these tries; after the last one the batch is given up instead
+        return True
+    return failures < pipeline.tries and outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
+
+
+def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:
+    """Repeat a step that failed because Postgres or Spark is away, as soon as the server answers again.
+
+    The server is polled twice a second. Pauses grow only while it answers and the step fails nevertheless.
+
+    Raises: the step's other errors; StoreUnavailable or SparkUnavailable SERVER_PATIENCE_SECONDS after the first failure.
+    """
+    ends_at: float | None = None
+    pause = POLL_SECONDS
+    while True:
+        try:
+            return step()
+        except (StoreUnavailable, SparkUnavailable) as error:
+            now = time.monotonic()
+            ends_at = now + SERVER_PATIENCE_SECONDS if ends_at is None else ends_at
+            if now >= ends_at:
+                raise
+            logger.warning("%s Waiting for it, %d s at most.", error, ends_at - now)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            while time.monotonic() < ends_at and not _answers(settings, error):
+                time.sleep(POLL_SECONDS)
+
+
+def _answers(settings: Settings, error: StoreUnavailable | SparkUnavailable) -> bool:
+    """Return whether the server that was away can be reached."""
+    try:
+        if isinstance(error, SparkUnavailable):
+            check_reachable(settings)
+        else:
+            StateStore.connect(settings).close()
+    except (StoreUnavailable, SparkUnavailable):
+        return False
+    return True

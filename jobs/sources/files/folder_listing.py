@@ -1,0 +1,222 @@
+"""Lists a source folder: the names of its files in order, and the identity of each file.
+
+Nothing is left out silently: every name that is not read is listed with its reason. Other programs write into a source folder,
+so its links are followed only within it, unless the source declares follow_links.
+"""
+
+import os
+import re
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate.jobs.sources import LeftAlone
+from tidegate.jobs.sources.files.content import digest_of, is_below, open_file
+from tidegate.jobs.sources.files.file_globs import HIDDEN, Glob, GlobPosition
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath
+from tidegate.state_store.base.errors import SettingsInvalid, SourceUnreadable
+
+NOT_REACHED = "is a folder that the glob does not lead into"
+SAME_FOLDER = "is a link to a folder that is read by another name"
+SAME_FILE = "is a link to a file that is read by another name"
+# Python's surrogates for bytes of a name that are not UTF-8.
+NOT_UTF8 = re.compile("[\udc80-\udcff]")
+# Compression that cannot be checked before Spark reads the file.
+UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
+
+
+@dataclass
+class Listing:
+    """The names to read, in order, and the names left alone, by reason; folders end with a slash."""
+
+    folder: Path
+    pattern: str
+    names: list[str] = field(default_factory=list)
+    left_alone: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def report(self) -> LeftAlone:
+        """Return the listing as a report for operators."""
+        return LeftAlone(
+            str(self.folder),
+            self.pattern,
+            len(self.names),
+            {reason: sorted(names) for reason, names in sorted(self.left_alone.items())},
+        )
+
+
+def list_files(folder: Path, pattern: str, *, follow_links: bool = False) -> Listing:
+    """List the files to read, relative to the folder and in order, and the names left alone.
+
+    A link that leads out of the folder is among the names; `identify` refuses it when a batch would take it.
+
+    Raises: SourceUnreadable if the folder, or one in it that the glob leads into, does not exist or cannot be listed;
+    SettingsInvalid for names that are not ASCII in a process whose locale is not of UTF-8.
+    """
+    if not folder.is_dir():
+        raise SourceUnreadable(f"The source folder {folder} does not exist. Create it, or correct the pipeline's Files(...).")
+    walk = _Walk(folder, Glob(pattern), Listing(folder, pattern), follow_links=follow_links)
+    return walk.run()
+
+
+class _Walk:
+    """One walk through a folder, as far as the glob leads."""
+
+    def __init__(self, folder: Path, glob: Glob, listing: Listing, *, follow_links: bool) -> None:
+        self.glob = glob
+        self._folder = folder
+        self._real = os.path.realpath(folder)
+        self._found = listing
+        self._follow_links = follow_links
+        # The real path of each file that is reached by a link.
+        self._linked: dict[str, str] = {}
+        self._entered: set[tuple[str, frozenset[GlobPosition]]] = set()
+        # Arguments of `_list` for folders still to be listed: they may be nested deeper than recursion goes.
+        self._ahead: deque[tuple[str, frozenset[GlobPosition], tuple[str, ...], bool]] = deque()
+
+    def run(self) -> Listing:
+        """Return the listing. A file that is reached by several names keeps one: its own name if the glob takes it."""
+        self._ahead.append(("", self.glob.start(), (self._real,), False))
+        while self._ahead:
+            self._list(*self._ahead.popleft())
+        names = set(self._found.names)
+        name_of: dict[str, str] = {}
+        for name, real in sorted(self._linked.items()):
+            own = os.path.relpath(real, self._real)
+            if (own in names and own not in self._linked) or name_of.setdefault(real, name) != name:
+                names.discard(name)
+                self._found.left_alone[SAME_FILE].append(name)
+        self._found.names = sorted(names)
+        _check_encoding(self._found)
+        return self._found
+
+    def _list(self, below: str, places: frozenset[GlobPosition], above: tuple[str, ...], by_link: bool) -> None:
+        """List one folder. `below` is its name with a slash, `above` the real paths of it and of the folders above it."""
+        path = self._folder / below
+        try:
+            with os.scandir(path) as entries:
+                children = sorted(entries, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            if below:
+                return  # it was removed during the walk
+            raise SourceUnreadable(f"The source folder {path} was removed while it was listed.") from None
+        except OSError as error:
+            raise SourceUnreadable(
+                f"{'A folder in the' if below else 'The'} source folder {printable(path)} cannot be listed: {error.strerror}. "
+                "Make it readable, or move it away."
+            ) from error
+        for entry in children:
+            name = below + entry.name
+            if _is_folder(entry):
+                self._visit_folder(entry, name, places, above, by_link=by_link)
+            elif not self.glob.takes(places, entry.name):
+                self._found.left_alone[self.glob.why_not(places, entry.name)].append(name)
+            else:
+                self._found.names.append(name)
+                if entry.is_symlink():
+                    self._linked[name] = os.path.realpath(entry.path)
+                elif by_link:
+                    self._linked[name] = f"{above[-1]}/{entry.name}"
+
+    def _visit_folder(
+        self, entry: "os.DirEntry[str]", name: str, places: frozenset[GlobPosition], above: tuple[str, ...], *, by_link: bool
+    ) -> None:
+        inside = self.glob.below(places, entry.name)
+        if not inside and self.glob.takes(places, entry.name):
+            self._found.names.append(name)  # a folder that the glob takes: refused when a batch would take it
+        elif not inside:
+            is_hidden = bool(self.glob.below(places, entry.name, strict=False))
+            self._found.left_alone[HIDDEN if is_hidden else NOT_REACHED].append(f"{name}/")
+        elif not entry.is_symlink():
+            self._ahead.append((f"{name}/", inside, (*above, f"{above[-1]}/{entry.name}"), by_link))
+        else:
+            self._follow(name, inside, above, os.path.realpath(entry.path))
+
+    def _follow(self, name: str, inside: frozenset[GlobPosition], above: tuple[str, ...], real: str) -> None:
+        """Enter a linked folder, unless the link leads in circles or out of the source."""
+        if not self._follow_links and not is_below(real, self._real):
+            self._found.names.append(name)  # refused when a batch would take it
+        elif real in above or (real, inside) in self._entered:
+            self._found.left_alone[SAME_FOLDER].append(f"{name}/")
+        else:
+            self._entered.add((real, inside))
+            self._ahead.append((f"{name}/", inside, (*above, real), True))
+
+
+def _check_encoding(listing: Listing) -> None:
+    """Refuse names that another process would read as others, because its locale is another: each file would count twice.
+
+    Raises: SettingsInvalid.
+    """
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and (name := next((name for name in listing.names if not name.isascii()), None)):
+        raise SettingsInvalid(
+            f"{listing.folder} has names that are not ASCII, such as {name}, and this process takes them for {encoding}, as "
+            "its locale says: to others they are other names. Let it have a locale of UTF-8 (LC_ALL=C.UTF-8), or set "
+            "PYTHONUTF8=1."
+        )
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # such as a link to itself, which is refused on opening
+
+
+def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: bool = False) -> dict[str, Any] | None:
+    """Return a file's name, size, modification time and digest; None while it may still be written.
+
+    Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
+    """
+    path = folder / name
+    if NOT_UTF8.search(name):
+        raise SourceUnreadable(f"{printable(path)}: the name is not in UTF-8, so no ledger can keep it. Rename the file.")
+    if UNCHECKED.search(name):
+        raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
+    try:
+        with open_file(path, None if follow_links else folder) as content:
+            before = os.fstat(content.fileno())
+            digest = digest_of(content)
+        after = path.stat()
+    except OSError as error:
+        raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
+    changed = (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns)
+    if changed or is_young(after, min_age_seconds):
+        return None
+    return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
+
+
+def check_parquet_name(path: Path | ObjectPath) -> None:
+    """Refuse a path that Spark cannot open, before a batch is planned that could never be read.
+
+    Raises: SourceUnreadable.
+    """
+    if ":" in (path.key if isinstance(path, ObjectPath) else str(path)) and re.search(r"[\[\]{}*?\\]", str(path)):
+        raise SourceUnreadable(
+            f"{path}: Spark cannot open a Parquet file with a colon and one of []{{}}*?\\ in its path. Rename it."
+        )
+
+
+def is_young(status: os.stat_result, min_age_seconds: int) -> bool:
+    """Return whether a file may still be written, by its age; a time far in the future is no sign of that."""
+    return abs(time.time() - status.st_mtime) < min_age_seconds
+
+
+def young_files(folder: Path, names: Iterable[str], min_age_seconds: int) -> list[str]:
+    """Return the files that may still be written, by their age; vanished files are left out."""
+    young = []
+    for name in names if min_age_seconds > 0 else ():
+        with suppress(OSError):
+            if is_young((folder / name).stat(), min_age_seconds):
+                young.append(name)
+    return young
+
+
+def printable(path: Path) -> str:
+    """Return a path as printable, storable text, even if its bytes are not UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")

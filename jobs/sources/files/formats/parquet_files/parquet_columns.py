@@ -1,0 +1,302 @@
+"""Decides how a Parquet column becomes a declared one: unchanged, widened without loss, or refused.
+
+Spark's reader is used where it is known to return each value as it was written. Values that fit, but that it refuses, cuts off
+or rounds, are read by `parquet_tasks`: unsigned numbers, nanoseconds that are whole microseconds, INT96, wider numbers. This
+module chooses between the two for each batch, by the footers alone.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from tidegate.jobs.sources.files.partition_columns import IN_THE_FILES
+from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
+from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
+
+# Known to be readable by Spark, which has no library for other codecs, and no decoder for other encodings.
+_CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})
+_ENCODINGS = frozenset(
+    {
+        *("PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"),
+        *("DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
+    }
+)
+# Keys that mark dates before 1582 and times before 1900 as old Spark's, in another calendar.
+_LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
+_ADVICE = "Declare the column so that every value fits, or write the file again."
+
+
+@dataclass(frozen=True)
+class Footer:
+    """Facts from a file's footer: rows per row group, INT96 columns, and whether Spark's reader would not do (needs_care)."""
+
+    rows: list[int]
+    needs_care: bool
+    int96: frozenset[str]
+    is_legacy: bool
+
+
+def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
+    """Return the declared columns' Arrow types.
+
+    Raises: DeclarationInvalid for a type that no Parquet file can be read as.
+    """
+    types = {}
+    for column in schema:
+        try:
+            types[column.name] = to_arrow_type(column.dataType, timezone="UTC")
+        except PySparkException as error:
+            raise DeclarationInvalid(
+                f"Column {column.name} cannot be read from Parquet as {column.dataType.simpleString()}. Declare another type."
+            ) from error
+    return types
+
+
+def count_rows(path: Place) -> int:
+    """Return the number of rows in a file, by its footer.
+
+    Raises: SourceUnreadable.
+    """
+    with _open(path) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _open(path: Place) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(for_arrow(path)) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise SourceUnreadable(
+            f"{path} is not a whole Parquet file that can be read: {str(error).splitlines()[0]}. Write it again."
+        ) from error
+
+
+def read_footer(
+    path: Place,
+    types: dict[str, pa.DataType],
+    declared: Mapping[str, str],
+    partitions: Collection[str] = (),
+    advice: str = "",
+    *,
+    may_lack: Collection[str] = (),
+) -> Footer:
+    """Read a footer and compare its columns with the declared ones, by name; other columns are ignored.
+
+    `partitions` are the columns in the names of folders; `advice` is added to the error for a missing column. Those that the
+    file `may_lack` are NULL instead.
+
+    Raises: MalformedRecord if a declared column is missing, present twice, or of a type that does not fit without loss;
+    SourceUnreadable.
+    """
+    with _open(path) as file:
+        schema, metadata, leaves = file.schema_arrow, file.metadata, file.schema
+    types = _without(types, _lacking(schema.names, may_lack))
+    _check_names(path, schema.names, types, partitions, advice)
+    places = {leaves.column(number).path: number for number in range(len(leaves))}
+    all_int96 = {number for number in places.values() if leaves.column(number).physical_type == "INT96"}
+    int96 = frozenset(name for name in types if places.get(name) in all_int96)
+    columns = {name: pa.timestamp("ns", "UTC") if name in int96 else schema.field(name).type for name in types}
+    for name, kind in types.items():
+        if name not in int96 and not all_int96.isdisjoint(_leaves_of(name, places)):
+            raise _misfit(path, name, "INT96 inside a nested value", kind, declared[name])
+        if not _fits(columns[name], kind):
+            raise _misfit(path, name, str(columns[name]), kind, declared[name])
+    lower = [name.lower() for name in schema.names]
+    needs_care = (
+        any(
+            not _is_native(columns[name], kind) or _may_have_far_times(metadata, places.get(name), kind)
+            for name, kind in types.items()
+        )
+        or any(lower.count(name.lower()) > 1 for name in types)  # Spark ignores case
+        or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
+    )
+    rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return Footer(rows, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+
+
+def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:
+    """Return whether Spark knows the codecs and the encodings of these columns in all row groups."""
+    chunks = (metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups) for leaf in leaves)
+    return all(chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks)
+
+
+def _check_names(path: Place, names: list[str], declared: Iterable[str], partitions: Collection[str], advice: str) -> None:
+    if twice := [name for name in partitions if name in names]:
+        raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
+    if missing := [name for name in declared if name not in names]:
+        similar = [name for name in names if name.lower() in {name.lower() for name in missing}]
+        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_first_names(names)}"
+        raise MalformedRecord(
+            f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
+            f"version, or write the file with it.{advice}"
+        )
+    if twice := [name for name in declared if names.count(name) > 1]:
+        raise MalformedRecord(
+            f"{path}: column {twice[0]} is there {names.count(twice[0])} times, so nothing tells which one is meant. Write the "
+            "file with names of their own, or leave the column out of the schema."
+        )
+
+
+def _lacking(file_columns: list[str], names: Iterable[str]) -> set[str]:
+    """Return the columns that a file lacks, also in another case, in which Spark would take them for the same."""
+    lower = {name.lower() for name in file_columns}
+    return {name for name in names if name.lower() not in lower}
+
+
+def _without(types: dict[str, pa.DataType], names: Collection[str]) -> dict[str, pa.DataType]:
+    return {name: kind for name, kind in types.items() if name not in names}
+
+
+def _first_names(names: list[str]) -> str:
+    first = ", ".join(names[:20])
+    return first if len(names) <= 20 else f"{first} and {len(names) - 20} more"
+
+
+def _misfit(path: Place, name: str, stored: str, kind: pa.DataType, declared: str) -> MalformedRecord:
+    advice = _ADVICE
+    if "timestamp" in stored and pa.types.is_timestamp(kind):
+        advice = (
+            "A time without a zone is no instant: declare the column timestamp_ntz, or write it with a zone."
+            if kind.tz
+            else "It is an instant, with a zone: declare the column timestamp."
+        )
+    return MalformedRecord(
+        f"{path}: column {name} is {stored}, and the schema says {declared}: that could lose something. {advice}"
+    )
+
+
+def _leaves_of(name: str, places: dict[str, int]) -> Iterator[int]:
+    return (number for path, number in places.items() if path == name or path.startswith(f"{name}."))
+
+
+def _may_have_far_times(metadata: pq.FileMetaData, place: int | None, kind: pa.DataType) -> bool:
+    """Return whether a column may have dates or times that Python lacks: before the year 1, or after 9999."""
+    if place is None or not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+        return False
+    for group in range(metadata.num_row_groups):
+        chunk = metadata.row_group(group).column(place)
+        statistics = chunk.statistics
+        if statistics is None:
+            return True
+        if statistics.has_null_count and statistics.null_count == chunk.num_values:
+            continue
+        try:
+            if not statistics.has_min_max or statistics.min is None or statistics.max is None:
+                return True
+        except (ValueError, OverflowError):
+            return True
+    return False
+
+
+def _is_native(stored: Any, kind: Any) -> bool:
+    """Return whether Spark's reader returns this type unchanged."""
+    if isinstance(stored, pa.BaseExtensionType) or pa.types.is_null(stored) or pa.types.is_time(stored):
+        return False
+    if pa.types.is_dictionary(stored):
+        return _is_native(stored.value_type, kind)
+    if pa.types.is_nested(stored):
+        return _all_inside(_is_native, stored, kind)
+    if _is_text(stored):
+        return bool(pa.types.is_string(kind))
+    if _is_binary(stored):
+        return bool(pa.types.is_binary(kind))
+    if pa.types.is_timestamp(stored):
+        return stored.unit in ("ms", "us") and _time_fits(stored, kind)
+    if pa.types.is_decimal(stored):
+        return pa.types.is_decimal(kind) and (stored.precision, stored.scale) == (kind.precision, kind.scale)
+    return bool(stored == kind)
+
+
+def _fits(stored: Any, kind: Any) -> bool:
+    """Return whether values of a type fit a declared one; some types are also checked value by value."""
+    if isinstance(stored, pa.BaseExtensionType):
+        return _fits(stored.storage_type, kind)
+    if pa.types.is_dictionary(stored):
+        return _fits(stored.value_type, kind)
+    if pa.types.is_null(stored) or stored == kind:
+        return True
+    if pa.types.is_integer(stored):
+        return _integer_fits(stored, kind)
+    if pa.types.is_floating(stored):
+        return bool(pa.types.is_floating(kind) and stored.bit_width <= kind.bit_width)
+    if pa.types.is_decimal(stored):
+        return _decimal_fits(stored, kind)
+    if pa.types.is_temporal(stored):
+        return _time_fits(stored, kind)
+    if _is_text(stored):
+        return bool(pa.types.is_string(kind))
+    if _is_binary(stored):  # old writers do not mark texts as text
+        return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+    return _all_inside(_fits, stored, kind)
+
+
+def _all_inside(holds: Callable[[Any, Any], bool], stored: Any, kind: Any) -> bool:
+    """Return whether nested types have the same shape, and `holds` is true of each pair of types inside."""
+    if _is_list(stored):
+        return _is_list(kind) and holds(stored.value_type, kind.value_type)
+    if pa.types.is_map(stored):
+        return pa.types.is_map(kind) and holds(stored.key_type, kind.key_type) and holds(stored.item_type, kind.item_type)
+    if pa.types.is_struct(stored):
+        return (
+            pa.types.is_struct(kind)
+            and [field.name for field in stored] == [field.name for field in kind]
+            and all(holds(one.type, other.type) for one, other in zip(stored, kind, strict=True))
+        )
+    return False
+
+
+def _time_fits(stored: Any, kind: Any) -> bool:
+    if pa.types.is_timestamp(stored):
+        return pa.types.is_timestamp(kind) and bool(stored.tz) == bool(kind.tz)
+    if pa.types.is_time(stored):
+        return bool(pa.types.is_time64(kind) and kind.unit == "us")
+    return bool(pa.types.is_date(stored) and pa.types.is_date(kind))
+
+
+def _integer_fits(stored: Any, kind: Any) -> bool:
+    is_signed = pa.types.is_signed_integer(stored)
+    if pa.types.is_integer(kind):
+        # No larger integer type takes a uint64, so it is checked value by value.
+        return bool(
+            stored.bit_width <= kind.bit_width if is_signed else stored.bit_width < kind.bit_width or kind.bit_width == 64
+        )
+    if pa.types.is_decimal(kind):
+        digits = 19 if is_signed and stored.bit_width == 64 else _DIGITS[stored.bit_width]
+        return _digits_fit(digits, 0, kind)
+    return bool(pa.types.is_floating(kind) and 2 * stored.bit_width <= kind.bit_width)
+
+
+def _decimal_fits(stored: Any, kind: Any) -> bool:
+    if pa.types.is_integer(kind):
+        return bool(stored.scale == 0 and stored.precision < _DIGITS[kind.bit_width])
+    return pa.types.is_decimal(kind) and _digits_fit(stored.precision - stored.scale, stored.scale, kind)
+
+
+def _digits_fit(before: int, after: int, kind: Any) -> bool:
+    return bool(before <= kind.precision - kind.scale and after <= kind.scale)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

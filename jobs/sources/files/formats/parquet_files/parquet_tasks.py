@@ -1,0 +1,203 @@
+"""Reads Parquet files exactly where Spark's reader would refuse, round or cut off values.
+
+A value that does not fit its declared type ends the query, or its row is flagged with the reason.
+"""
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
+from tidegate.jobs.spark.task_errors import reported
+from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.declarations.column_spec import DAYS, TICKS
+
+BATCH_ROWS = 10_000
+# The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.
+_YEAR_1900 = (-25_567, -2_208_988_800_000_000)
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Row groups of one file; `first_row` is the number of their first row, `is_legacy` says that an old Spark wrote them."""
+
+    path: Place
+    name: str
+    groups: tuple[int, ...]
+    first_row: int
+    rows: int
+    int96: frozenset[str]
+    is_legacy: bool
+
+
+@dataclass(frozen=True)
+class RowsReader(TaskReader):
+    """Reads rows as the declared types; `beside` are the columns from folders' names, which payloads in quarantine need."""
+
+    types: dict[str, pa.DataType]
+    declared: dict[str, str]
+    flagged: bool
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, part: RowGroups) -> Iterator[pa.RecordBatch]:
+        """Read one part."""
+        row = part.first_row
+        batches = _batches(part, self.types)
+        while True:
+            try:
+                batch, exact = next(batches)
+            except StopIteration:
+                return
+            except (OSError, pa.ArrowException) as error:
+                reason = str(error).partition("\n")[0]
+                unreadable = f"{part.path} cannot be read: {reason}. Write the file again, in a usual encoding."
+                raise reported(SourceUnreadable(unreadable)) from error
+            yield self._converted(part, batch, exact, row)
+            row += batch.num_rows
+
+    def _converted(self, part: RowGroups, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
+        columns: dict[str, pa.Array] = {}
+        bad: dict[int, str] = {}
+        for name, kind in self.types.items():
+            stored = batch.column(name)
+            inexact: list[int] = []
+            if exact is not None and name in part.int96:
+                stored, inexact = _instants_of_int96(stored, exact.column(name))
+            columns[name], refused = convert(stored, kind, is_legacy=part.is_legacy)
+            for number in (*inexact, *refused):
+                value = _shown_value(batch, exact, name, number, kind)
+                bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
+        if not self.flagged:
+            if bad:
+                first = min(bad)
+                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(batch, exact, first))
+            return pa.RecordBatch.from_pydict(columns)
+        origins = [f"{part.name}, row {number}" for number in range(row, row + batch.num_rows)]
+        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number))
+
+    def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
+        """Return the row as JSON, with all values in full and those of its folders' names."""
+        values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.types.items()}
+        return json.dumps({**values, **self.beside})
+
+
+def convert(stored: pa.Array, kind: pa.DataType, *, is_legacy: bool = False) -> tuple[pa.Array, list[int]]:
+    """Return values in the declared type, and the indexes of those that do not fit it without loss; these are NULL."""
+    if isinstance(stored, pa.ExtensionArray):
+        stored = stored.storage
+    try:
+        column = _cast(stored, kind, is_legacy)
+    except pa.ArrowInvalid:
+        if len(stored) == 1:
+            return pa.nulls(1, kind), [0]
+        half = len(stored) // 2
+        left, bad = convert(stored[:half], kind, is_legacy=is_legacy)
+        right, more = convert(stored[half:], kind, is_legacy=is_legacy)
+        return pa.concat_arrays([left, right]), bad + [half + number for number in more]
+    return column, []
+
+
+def _cast(stored: pa.Array, kind: pa.DataType, is_legacy: bool) -> pa.Array:
+    """Cast values, all of them or none.
+
+    Raises: pyarrow.ArrowInvalid.
+    """
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(stored.type) and stored.type.tz and stored.type.tz != "UTC":
+        stored = stored.cast(pa.timestamp(stored.type.unit, "UTC"))
+    if stored.type != kind:
+        stored = stored.cast(kind)
+    elif pa.types.is_string(kind):
+        stored.validate(full=True)  # finds text that is not UTF-8, with its row
+    if pa.types.is_date(kind):
+        _check_bounds(stored.view(pa.int32()), _YEAR_1900[0] if is_legacy else DAYS[0], DAYS[1])
+    elif pa.types.is_timestamp(kind):
+        _check_bounds(stored.view(pa.int64()), _YEAR_1900[1] if is_legacy else TICKS[0], TICKS[1])
+    return stored
+
+
+def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
+    bounds = pc.min_max(ticks).as_py()
+    if bounds["min"] is not None and not (first <= bounds["min"] and bounds["max"] <= last):
+        raise pa.ArrowInvalid("a year that not all can read")
+
+
+def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
+    """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
+    names = list(types)
+    with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us") as file:
+        batches = file.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
+        if not part.int96:
+            yield from ((_completed(batch, types), None) for batch in batches)
+            return
+        with pq.ParquetFile(for_arrow(part.path)) as again:
+            exact = again.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
+            yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(batches, exact, strict=True))
+
+
+def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
+    """Return rows with NULL in the columns that their file lacks, where the source allows that."""
+    lacking = [name for name in types if name not in batch.schema.names]
+    if not lacking:
+        return batch
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    return pa.RecordBatch.from_pydict(columns | {name: pa.nulls(batch.num_rows, types[name]) for name in lacking})
+
+
+def _instants_of_int96(stored: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
+    """Return INT96 values as instants, and the indexes of those that are not whole microseconds."""
+    ticks = stored.view(pa.int64())
+    one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, like `other`
+    other = exact.view(pa.int64()).fill_null(0).to_numpy().astype(np.uint64)
+    return ticks.view(pa.timestamp("us", "UTC")), np.flatnonzero(one != other).tolist()
+
+
+def _shown_value(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
+    value = _value_of(batch, exact, name, number, kind)
+    text = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= SHOWN_RECORD_CHARACTERS else f"{text[:SHOWN_RECORD_CHARACTERS]}..."
+
+
+def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> Any:
+    """Return a value for JSON: an INT96 with all of its nine digits, a text that is not UTF-8 with all of its bytes.
+
+    Such bytes become lone surrogates, which are no text either: a replay refuses them again.
+    """
+    value = batch.column(name)[number]
+    if pa.types.is_string(kind) and value.is_valid and isinstance(value, pa.BinaryScalar | pa.StringScalar):
+        return value.as_buffer().to_pybytes().decode(errors="surrogateescape")
+    if exact is None or not value.is_valid or batch.schema.field(name).type == exact.schema.field(name).type:
+        return _json_of(value)
+    nanoseconds = (exact.column(name)[number].value - 1000 * value.value) % 2**64
+    return f"{_json_of(value)}{nanoseconds:03d}Z"
+
+
+def _json_of(value: pa.Scalar) -> Any:
+    """Return a value for JSON: numbers and texts unchanged, other types as Arrow writes them."""
+    if not value.is_valid:
+        return None
+    kind = value.type
+    if isinstance(value, pa.ExtensionScalar):
+        return _json_of(value.value)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return value.as_py()
+    if pa.types.is_temporal(kind):
+        text: str = value.cast(pa.string()).as_py()
+        return text
+    if pa.types.is_dictionary(kind):
+        return _json_of(value.value)
+    if isinstance(value, pa.MapScalar):
+        return {str(key): _json_of(part["value"]) for key, part in zip(value.keys(), value.values, strict=True)}
+    if isinstance(value, pa.ListScalar):
+        return [_json_of(part) for part in value.values]
+    if isinstance(value, pa.StructScalar):
+        return {name: _json_of(value[name]) for name in value}
+    plain = value.as_py()
+    return base64.b64encode(plain).decode() if isinstance(plain, bytes) else str(plain)

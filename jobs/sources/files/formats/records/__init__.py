@@ -1,0 +1,1 @@
+"""Text is split into records, and records into columns of declared types."""

@@ -1,0 +1,174 @@
+"""Parses CSV records to columns. `tidegate.jobs.sources.files.formats.records.text_records` has the grammar of a record."""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from tidegate.jobs.sources.column_types import SparkType
+from tidegate.jobs.sources.files.formats.records import typed_values
+from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar
+
+EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for an empty text, or remove the line'
+
+
+@dataclass(frozen=True)
+class CsvParser:
+    """Turns the records of a CSV file into columns.
+
+    `kinds` are the types of the declared columns by name. `null` is the text that means NULL, `empty` the meaning of a quoted
+    empty value. `formatted` are columns whose texts Spark converts, by the author's pattern. A file's header assigns values to
+    columns; without a header their order does.
+    """
+
+    kinds: dict[str, SparkType]
+    grammar: Grammar
+    null: str = ""
+    empty: str = ""
+    zone: str = "UTC"
+    formatted: frozenset[str] = frozenset()
+    strip_left: bool = False
+    strip_right: bool = False
+
+    @cached_property
+    def types(self) -> dict[str, pa.DataType]:
+        """The Arrow types of the columns that `parse` returns."""
+        return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
+
+    def header(self, record: bytes) -> list[str] | None:
+        """Return the column names in a file's first record, None if it is no record."""
+        values = self._values(record)
+        return None if values is None else [value or "" for value in values]
+
+    def grammar_of(self, names: Sequence[str]) -> Grammar:
+        """Return the grammar of a file with these columns: if there is just one, an empty line may be a value."""
+        return replace(self.grammar, blank_lines=True) if len(names) == 1 else self.grammar
+
+    def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        """Return the columns of some records, and the errors by record index; a value with an error is NULL.
+
+        `names` are the file's columns, if they differ from the declared ones.
+        """
+        names = list(self.kinds) if names is None else names
+        texts, bad = self._texts(chunk, names)
+        columns = {}
+        for name, kind in self.kinds.items():
+            values = texts[name]
+            if self.null:
+                values = pc.if_else(pc.equal(values, self.null), pa.scalar(None, pa.string()), values)
+            if self.empty:
+                values = pc.if_else(pc.equal(values, ""), self.empty, values)
+            if name in self.formatted:
+                columns[name] = values
+                continue
+            columns[name], refused = typed_values.from_texts(kind, values, self.zone)
+            for number, reason in refused.items():
+                bad.setdefault(number, f"column {name}: {reason}")
+        return columns, bad
+
+    def _texts(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        table = self._table_by_arrow(chunk, names)
+        if table is None:
+            return self._texts_one_by_one(chunk, names)
+        return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
+
+    def _table_by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
+        """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""
+        if chunk.bad or not self.grammar.is_plain or self.strip_left or self.strip_right or len(names) == 1:
+            return None
+        first, last = int(chunk.starts[0]), int(chunk.ends[-1])
+        if not self._is_read_alike(chunk.data, first, last):
+            return None
+        table = self._read(chunk.data, first, last, names)
+        return table if table is not None and table.num_rows == len(chunk) else None
+
+    def _read(self, content: bytes, first: int, last: int, names: Sequence[str]) -> pa.Table | None:
+        """Read all records at once; None if one of them does not fit."""
+        # Without a line end after it, Arrow takes an empty last value for a quoted one.
+        whole = content if last < len(content) else content + b"\n"
+        data = pa.py_buffer(whole)[first : last + 1]
+        assert self.grammar.separator is not None
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(data),
+                csv.ReadOptions(column_names=[str(n) for n in range(len(names))], use_threads=False, block_size=len(data) + 1),
+                csv.ParseOptions(
+                    delimiter=self.grammar.separator.decode(),
+                    quote_char=self.grammar.quote.decode() or False,
+                    newlines_in_values=True,
+                ),
+                csv.ConvertOptions(
+                    column_types={str(number): pa.string() for number in range(len(names))},
+                    include_columns=[str(names.index(name)) for name in self.kinds],
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        return table.rename_columns(list(self.kinds))
+
+    def _is_read_alike(self, data: bytes, first: int, last: int) -> bool:
+        """Whether Arrow finds these records where the grammar does, and reads every character of them."""
+        if data.startswith(codecs.BOM_UTF8, first):
+            return False  # Arrow skips a mark at the start of each buffer, here the first character of a value
+        if self.grammar.line_end is None:
+            return True
+        # To Arrow a carriage return always ends a line. Where another line end is declared, it belongs to the value.
+        return self.grammar.line_end == b"\n" and data.find(b"\r", first, last) < 0
+
+    def _texts_one_by_one(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
+        bad = dict(chunk.bad)
+        places = [names.index(name) for name in self.kinds]
+        rows: list[list[str | None]] = []
+        for number in range(len(chunk)):
+            values = None
+            if number not in bad:
+                record = chunk.record(number)
+                values = self._values(record)
+                if values is None:
+                    bad[number] = "its quotes do not make a record"
+                elif not record:
+                    bad[number], values = EMPTY_LINE, None
+                elif len(values) != len(names):
+                    bad[number], values = f"it has {len(values)} value(s), the {len(names)} columns need one each", None
+            rows.append([None] * len(places) if values is None else [values[place] for place in places])
+        columns = zip(*rows, strict=True) if rows else [[] for _ in places]
+        return {name: pa.array(list(column), pa.string()) for name, column in zip(self.kinds, columns, strict=True)}, bad
+
+    def _values(self, record: bytes) -> list[str | None] | None:
+        """Return the values of one record, None if it is no record."""
+        grammar = self.grammar
+        assert grammar.separator is not None
+        values: list[str | None] = []
+        place = 0
+        while True:
+            match = grammar.value.match(record, place)
+            if not match:
+                return None
+            if (quoted := match["quoted"]) is not None:
+                values.append(self._unescaped(quoted).decode())
+            else:
+                plain = match["plain"].decode()
+                plain = plain.lstrip() if self.strip_left else plain
+                plain = plain.rstrip() if self.strip_right else plain
+                values.append(plain or None)
+            place = match.end()
+            if place == len(record):
+                return values
+            if not record.startswith(grammar.separator, place):
+                return None
+            place += len(grammar.separator)
+
+    def _unescaped(self, quoted: bytes) -> bytes:
+        grammar = self.grammar
+        if grammar.escape == grammar.quote:
+            return quoted.replace(grammar.quote * 2, grammar.quote)
+        for escaped in (grammar.quote, grammar.escape):  # before any other character the escape is data, as in Spark
+            quoted = quoted.replace(grammar.escape + escaped, escaped) if escaped == grammar.quote else quoted
+        return quoted.replace(grammar.escape * 2, grammar.escape)

@@ -1,0 +1,123 @@
+"""Reads the CSV, JSON or plain text files of one batch; `text_tasks` has the part that runs in Spark's tasks."""
+
+from abc import abstractmethod
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.column_types import quoted
+from tidegate.jobs.sources.files.formats.file_part_tasks import MISFIT, SHOWN_RECORD_CHARACTERS
+from tidegate.jobs.sources.files.formats.text_files.text_options import encoding_of, named, zone_of
+from tidegate.jobs.sources.files.formats.text_files.text_scan import Parser, Scan, TextFile, in_tasks, scan
+from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, RecordsReader, schema_of
+from tidegate.jobs.sources.files.formats.text_files.time_patterns import TimePattern
+from tidegate.jobs.sources.files.partition_columns import undeclared
+from tidegate.jobs.sources.files.read import FileReader
+from tidegate.jobs.sources.files.stores.object_places import Place
+from tidegate.jobs.spark.task_errors import refusal
+from tidegate.state_store.base.errors import MalformedRecord
+
+# Up to this size, text is read in this process and given to Spark as rows, which is faster than starting a Python worker.
+HERE_BYTES = 256 * 1024
+# The columns of texts that have a pattern: as it reads them, and as moments in the declared zone.
+READ, MOMENT = "_tidegate_read ", "_tidegate_moment "
+
+
+class TextFileReader(FileReader):
+    """Reads text files. An error names a record's file and line; all records are counted before Spark reads any."""
+
+    may_lack = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._scans: dict[Place, Scan] = {}
+        self._parser = self._make_parser()
+
+    @abstractmethod
+    def _make_parser(self) -> Parser:
+        """Return the parser that turns records into columns."""
+
+    def parse_payloads(self, payloads: DataFrame) -> DataFrame:
+        """Parse quarantined records by today's schema."""
+        schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=True)
+        rows = payloads.select(ORIGIN, PAYLOAD).mapInArrow(PayloadsReader(self._parser, self._partitions), schema)
+        return self._formatted(rows)
+
+    @property
+    def _encoding(self) -> str:
+        return encoding_of(self._options)
+
+    def _count_rows(self, path: Place) -> int:
+        return self._scans[path].rows
+
+    def _check_content(self, path: Place) -> None:
+        name = self._names[path]
+        file = TextFile(
+            path,
+            name,
+            self._encoding,
+            within=self._folder_of(path),
+            values=self._values[path],
+            in_folders=undeclared(name, self._schema),
+            advice=self._partition_advice(name),
+        )
+        self._scans[path] = scan(file, self._parser, has_header=self._header, may_lack=self.may_lack)
+
+    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
+        del paths
+        if not flagged and not self._parser.formatted:
+            return self._rows(flagged=False)
+        rows = self._formatted(self._rows(flagged=True))
+        return rows if flagged else self._refusing(rows)
+
+    def _rows(self, *, flagged: bool) -> DataFrame:
+        scans = [self._scans[path] for _, path in self._files]
+        tasks = in_tasks([part for each in scans for part in each.ranges])
+        reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
+        schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
+        is_small = any(each.rows for each in scans) and sum(each.bytes for each in scans) <= HERE_BYTES
+        return self._rows_of(reader, schema, read_here=is_small)
+
+    def _formatted(self, rows: DataFrame) -> DataFrame:
+        """Convert, by Spark, columns with a pattern of the author's, such as dateFormat; refuse misfits."""
+        if not self._parser.formatted:
+            return rows
+        patterns = {name: self._pattern(name) for name in self._schema if name in self._parser.formatted}
+        texts = {name: F.col(quoted(name)) for name in self._schema}
+        # In steps of their own, because Spark repeats an expression where it is used, and seldom a column.
+        reads = {name: F.col(quoted(READ + name)) for name in patterns}
+        rows = rows.select("*", *(pattern.read(texts[name]).alias(READ + name) for name, pattern in patterns.items()))
+        moments = {name: F.col(quoted(MOMENT + name)) for name, pattern in patterns.items() if pattern.needs_moments}
+        rows = rows.select("*", *(patterns[name].moment(texts[name], reads[name]).alias(MOMENT + name) for name in moments))
+        refusal = F.when(F.col(REFUSAL).isNotNull(), F.col(REFUSAL))
+        columns = {**texts, **moments}
+        for name, pattern in patterns.items():
+            begin = F.concat(F.lit(f"column {name}: '"), texts[name], F.lit("' is no "))
+            is_text, fits = texts[name].isNotNull(), pattern.fits(texts[name], reads[name])
+            refusal = refusal.when(is_text & ~fits, F.concat(begin, F.lit(pattern.form)))
+            if name not in moments:
+                columns[name] = F.when(fits, reads[name])
+            else:
+                refusal = refusal.when(is_text & moments[name].isNull(), F.concat(begin, F.lit(pattern.one_moment)))
+        payload = F.when(refusal.isNotNull(), F.col(PAYLOAD))
+        return rows.select(
+            *(column.alias(name) for name, column in columns.items()),
+            *map(quoted, self._partitions.schema),
+            *(ORIGIN, refusal.alias(REFUSAL), payload.alias(PAYLOAD)),
+        )
+
+    def _pattern(self, name: str) -> TimePattern:
+        kind = self._parser.kinds[name]  # type: ignore[union-attr]
+        return TimePattern(kind.name, kind.family, named(self._options), zone_of(self._options))
+
+    def _refusing(self, rows: DataFrame) -> DataFrame:
+        refused = refusal(
+            MalformedRecord,
+            MISFIT,
+            place=F.concat(F.lit(f"{self._folder}/"), F.col(ORIGIN)),
+            why=F.col(REFUSAL),
+            record=F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS),
+        )
+        return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refused.cast("boolean"))).drop(*HIDDEN)

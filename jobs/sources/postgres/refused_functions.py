@@ -1,0 +1,75 @@
+"""Refuses queries whose rows come from tables within functions, where Tidegate does not see them.
+
+A plan waits for transactions that write to the tables read, and finds these by the locks of its own transaction. Postgres
+locks the tables within a function only when it runs, unless it can write the function's query into that of the caller. So the
+query's plan is searched for functions that return rows. Immutable ones read no tables: this is what their owner has declared.
+A function that returns a single value is not looked for: many queries call such, and few of these read tables.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from psycopg2 import sql
+
+from tidegate.jobs.sources.postgres.table_origin import Origin
+from tidegate.jobs.sources.postgres.table_query import TableQuery
+from tidegate.state_store.base.errors import SourceUnreadable
+
+_TABLES = "SELECT EXISTS (SELECT FROM pg_class WHERE relkind IN ('r', 'p') AND oid = ANY(%s))"
+# Functions of these schemas, NULL if it is not written, and names that return rows and may read tables.
+_READING = """
+    SELECT DISTINCT p.oid::regprocedure::text
+    FROM unnest(%s::text[], %s::text[]) AS called (schema, name)
+    JOIN pg_proc AS p ON p.proname = called.name
+    JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE CASE WHEN called.schema IS NULL THEN pg_function_is_visible(p.oid) ELSE n.nspname = called.schema END
+        AND p.proretset AND p.provolatile <> 'i' AND n.nspname <> 'pg_catalog'
+    ORDER BY 1
+"""
+_NAME = r'("(?:[^"]|"")+"|[^\W\d][\w$]*)'
+_CALL = re.compile(rf"(?:{_NAME}\.)?{_NAME}\(")
+_TEXT = re.compile(r"E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'", re.DOTALL)
+_ADVICE = "Write the function's query into that of the PostgresTable"
+
+
+def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
+    """Refuse a query or view that reads no table, or calls functions that return rows and may read them from tables.
+
+    Raises: SourceUnreadable.
+    """
+    if query.table and origin.table is not None:
+        return
+    cursor.execute(_TABLES, [origin.read])
+    if not cursor.fetchone()[0]:
+        raise SourceUnreadable(
+            f"{query.name} reads no table that Tidegate can see, so it cannot wait for transactions that still write rows. "
+            f"{_ADVICE}, if a function reads one."
+        )
+    requested = sql.SQL(", ").join(map(sql.Identifier, query.columns))
+    cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) SELECT {} FROM {}").format(requested, query.relation))
+    [plan] = cursor.fetchone()[0]
+    calls = {call for expression in _row_expressions(plan["Plan"]) for call in _CALL.findall(_TEXT.sub("''", expression))}
+    if not calls:
+        return
+    schemas, names = zip(*((_unquoted(schema) or None, _unquoted(name)) for schema, name in calls), strict=True)
+    cursor.execute(_READING, [list(schemas), list(names)])
+    if reading := [name for (name,) in cursor.fetchall()]:
+        raise SourceUnreadable(
+            f"{query.name} calls {' and '.join(reading)}, and Tidegate does not see which tables are read there, so it cannot "
+            f"wait for transactions that still write rows. {_ADVICE}; or declare the function IMMUTABLE, if it reads none."
+        )
+
+
+def _row_expressions(node: dict[str, Any]) -> Iterator[str]:
+    """Yield the expressions that return rows in a plan: after FROM, or in the list after SELECT."""
+    if node["Node Type"] == "Function Scan":
+        yield node["Function Call"]
+    if node["Node Type"] == "ProjectSet":
+        yield from node["Output"]
+    for child in node.get("Plans", []):
+        yield from _row_expressions(child)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name

@@ -1,0 +1,161 @@
+"""A Postgres table or query in SQL: the relation, its columns, and the conditions and positions of ranges of its key.
+
+The planner of ranges, and Spark's executors, which read them, both use this. A position is the key's values as
+text, in a form that loses nothing (numbers with all digits, times in UTC with microseconds); Postgres reads it back as the
+column's own type.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg2 import sql
+
+from tidegate.jobs.sources.column_types import SparkType, columns_of
+from tidegate.jobs.sources.postgres.postgres_types import takes
+from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+
+Position = list[str]
+
+_QUOTED, _PLAIN = r'"(?:[^"]|"")+"', r'[^\s".]+'
+_TABLE = re.compile(rf"({_QUOTED}|{_PLAIN})(?:\.({_QUOTED}|{_PLAIN}))?")
+_SHOWN_QUERY_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    """A result column as Postgres describes it: its type, and its table and column number, 0 if it has none."""
+
+    type: str
+    table: int
+    number: int
+
+
+@dataclass(frozen=True)
+class TableQuery:
+    """A table or a SELECT, with the requested columns and the key that orders its rows."""
+
+    name: str
+    table: tuple[str, ...]
+    select: str
+    key: tuple[str, ...]
+    columns: dict[str, SparkType]
+
+    @property
+    def relation(self) -> sql.Composable:
+        """The relation after FROM."""
+        if self.table:
+            return sql.Identifier(*self.table)
+        return sql.SQL("({}\n) AS tidegate_source").format(sql.SQL(self.select))  # a comment may end the author's text
+
+    @property
+    def row_schema(self) -> str:
+        """The requested columns as Spark writes them."""
+        return columns_of({name: kind.name for name, kind in self.columns.items()})
+
+    @property
+    def keys(self) -> sql.Composable:
+        """The key's columns, for SELECT and ORDER BY."""
+        return sql.SQL(", ").join(map(sql.Identifier, self.key))
+
+    @property
+    def position(self) -> sql.Composable:
+        """The key's values as a position."""
+        return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
+
+    def beyond(self, position: Position | None) -> sql.Composable:
+        """Return the condition of rows after a position; of all rows with a key for None."""
+        if position is None:
+            return sql.SQL(" AND ").join(sql.SQL("{} IS NOT NULL").format(sql.Identifier(name)) for name in self.key)
+        return self._compared(">", position)
+
+    def up_to(self, position: Position) -> sql.Composable:
+        """Return the condition of rows up to and including a position."""
+        return self._compared("<=", position)
+
+    def between(self, after: Position | None, to: Position) -> sql.Composable:
+        """Return the condition of a range: after `after`, up to `to`."""
+        return sql.SQL("{} AND {}").format(self.beyond(after), self.up_to(to))
+
+    @property
+    def digest(self) -> sql.Composable:
+        """A digest of some rows' keys, whatever their order, as text. It uses MD5, which is the same in all versions."""
+        texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key)
+        hashed = sql.SQL("('x' || left(md5(concat_ws(E'\\x1f', {})), 16))::bit(64)::bigint").format(texts)
+        return sql.SQL("coalesce(sum({}), 0)::text").format(hashed)
+
+    @property
+    def values(self) -> sql.Composable:
+        """The requested columns, in the form that COPY prints."""
+        return sql.SQL(", ").join(_printed(name, kind) for name, kind in self.columns.items())
+
+    def check_columns(self, cursor: Any, complaint: type[TidegateError] = SourceUnreadable) -> dict[str, ResultColumn]:
+        """Check that the requested columns exist with types that fit, and return their descriptions.
+
+        Raises: `complaint`, naming the column.
+        """
+        requested = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        cursor.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(requested, self.relation))
+        description = cursor.description
+        cursor.execute(
+            "SELECT oid, format_type(oid, NULL) FROM pg_type WHERE oid = ANY(%s)", [[c.type_code for c in description]]
+        )
+        names = dict(cursor.fetchall())
+        for column, (name, kind) in zip(description, self.columns.items(), strict=True):
+            if not takes(kind, names[column.type_code]):
+                raise complaint(
+                    f"{self.name}: column {name} is {names[column.type_code]}, which cannot be read as {kind.name}. "
+                    "Correct the schema and raise the pipeline's version, or cast the column in a query."
+                )
+        return {
+            name: ResultColumn(names[c.type_code], c.table_oid or 0, c.table_column or 0)
+            for c, name in zip(description, self.columns, strict=True)
+        }
+
+    def _compared(self, operator: str, position: Position) -> sql.Composable:
+        # Untyped literals take the type of the column that they are compared with.
+        values = sql.SQL(", ").join(map(sql.Literal, position))
+        return sql.SQL("({}) {} ({})").format(self.keys, sql.SQL(operator), values)
+
+
+def table_of(text: str) -> tuple[str, ...]:
+    """Return the parts of a table's name as SQL reads it: folded to lower case unless in quotes.
+
+    Raises: ValueError if it is no name.
+    """
+    parts = _TABLE.fullmatch(text.strip())
+    if parts is None:
+        raise ValueError(f'{text!r} is no name of a table; write it as in SQL: orders, shop.orders or "Shop"."Orders".')
+    return tuple(part[1:-1].replace('""', '"') if part[0] == '"' else part.lower() for part in parts.groups() if part)
+
+
+def shown(table: str | None, query: str | None) -> str:
+    """Return the source's name in messages."""
+    if table is not None:
+        return f"Table {table.strip()}"
+    text = " ".join((query or "").split())
+    return f"Query {text if len(text) <= _SHOWN_QUERY_CHARACTERS else text[:_SHOWN_QUERY_CHARACTERS] + '...'}"
+
+
+def count_rows(cursor: Any, query: TableQuery, metadata: SourceMetadata) -> tuple[int, str]:
+    """Count the rows that a batch's range has now; return the count and the digest of their keys."""
+    if metadata["to"] is None:
+        return 0, "0"
+    statement = sql.SQL("SELECT count(*), {} FROM {} WHERE {}")
+    cursor.execute(statement.format(query.digest, query.relation, query.between(metadata["after"], metadata["to"])))
+    rows, digest = cursor.fetchone()
+    return int(rows), digest
+
+
+def range_in_words(metadata: SourceMetadata) -> str:
+    """Return a range in words."""
+    to = ", ".join(metadata["to"])
+    return f"after {', '.join(metadata['after'])} and up to {to}" if metadata["after"] else f"up to {to}"
+
+
+def _printed(name: str, kind: SparkType) -> sql.Composable:
+    column = sql.Identifier(name)
+    if kind.family == "decimal":  # as text: a cast of a double keeps 15 digits; trimmed: trailing zeros would count
+        return sql.SQL("trim_scale({}::text::numeric)").format(column)
+    return sql.SQL("encode({}, 'hex')").format(column) if kind.family == "binary" else column

@@ -1,0 +1,1 @@
+"""What every other room needs: settings, the project folder, the errors."""

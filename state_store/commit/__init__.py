@@ -1,0 +1,1 @@
+"""The commit of a batch, and all that it does to the tables of states."""

@@ -1,0 +1,1 @@
+"""Connections to Postgres: pools, transactions, locks, COPY, and its errors by SQLSTATE."""

@@ -1,0 +1,218 @@
+"""Connections to the database of ledger and states, and transactions on them. A process has one pool per role and settings."""
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Self
+
+import psycopg2
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from tidegate.state_store.base.errors import StoreUnavailable
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections.postgres_errors import translate
+from tidegate.state_store.connections.table_locks import hold
+from tidegate.state_store.connections.utc_times import prepare_times
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS, CONNECTION_PATIENCE_SECONDS = 32, 30
+# How often the server checks that a silent client is still connected: it releases the locks of a killed process this soon.
+CONNECTION_CHECK_INTERVAL = "500ms"
+# How long a transaction that changes tables of states waits for their readers. Meanwhile, later readers and commits wait, too.
+DDL_LOCK_TIMEOUT_SECONDS = 5
+# How long what can be done later waits for a lock.
+PATIENCE_OF_WHAT_CAN_WAIT = "1s"
+_lock = threading.Lock()
+_users: Counter[sa.Engine] = Counter()
+
+
+class Database:
+    """The connections of one role. Nothing is connected yet, so Postgres may be away.
+
+    At most `most_connections` are open; a thread waits `patience_seconds` for one, and then gets StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        user: str | None = None,
+        most_connections: int = MOST_CONNECTIONS,
+        patience_seconds: int = CONNECTION_PATIENCE_SECONDS,
+    ) -> None:
+        self.settings = settings
+        self._pool_limits = f"{most_connections} connections were in use for {patience_seconds} s"
+        self.engine = _engine_for(settings, user, most_connections, patience_seconds)
+        with _lock:
+            _users[self.engine] += 1
+
+    def close(self) -> None:
+        """Close the pool's connections, unless another Database of this process still uses it."""
+        with _lock:
+            _users[self.engine] -= 1
+            if _users[self.engine] <= 0:
+                del _users[self.engine]
+                self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def translated_errors(self, doing: str) -> Iterator[None]:
+        """Translate the errors of driver and pool into Tidegate's."""
+        try:
+            yield
+        except PoolTimeout as error:
+            raise StoreUnavailable(f"All {self._pool_limits} while {doing}. Try again later.") from error
+        except (DBAPIError, psycopg2.Error) as error:
+            driver_error = error.orig if isinstance(error, DBAPIError) else error
+            raise translate(driver_error, doing, self._holder(driver_error)) from error
+
+    def _holder(self, error: BaseException | None) -> str:
+        """Return who holds the lock that an error is about, asked on another connection; "" for any other error."""
+        if not lock_holders.waited(error):
+            return ""
+        try:
+            with self.engine.connect() as connection:
+                return lock_holders.of(error, connection.connection.driver_connection)
+        except (PoolTimeout, DBAPIError) as failed:
+            return lock_holders.unknown(failed)
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[Connection]:
+        with self.translated_errors(doing), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _write_transaction(self, doing: str, *, lock_timeout_seconds: int | None = None) -> Iterator[Connection]:
+        """Run a transaction whose waits are bounded, and whose COMMIT is durable."""
+        with self._transaction(doing) as connection:
+            set_limits(connection, self.settings, lock_timeout_seconds=lock_timeout_seconds)
+            yield connection
+
+    @contextmanager
+    def _snapshot(
+        self, doing: str, *, states: Sequence[str] = (), lock_timeout_seconds: int | None = None
+    ) -> Iterator[Connection]:
+        """Run a read-only transaction whose statements all see one snapshot.
+
+        The caller names the `states` that it will read, so that no migration replaces their tables meanwhile.
+        """
+        with self.translated_errors(doing), self.engine.connect() as unprepared:
+            connection = unprepared.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            hold(connection.connection.driver_connection, states, lock_timeout_seconds=lock_timeout_seconds)
+            yield connection
+
+    @contextmanager
+    def _session(self, doing: str) -> Iterator[Connection]:
+        """Yield a separate autocommit connection, and discard it with its session afterwards."""
+        with self.translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            try:
+                yield connection
+            finally:
+                connection.invalidate()
+
+
+def set_limits(connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None) -> None:
+    """Bound every wait of this transaction, and make its COMMIT durable.
+
+    A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
+    docs/protocol.md).
+    """
+    current = sa.func.current_setting("synchronous_commit")
+    limits = {
+        "lock_timeout": f"{lock_timeout_seconds or settings.lock_timeout_seconds}s",
+        "statement_timeout": f"{settings.commit_timeout_seconds}s",
+        "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
+        "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
+        "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
+    }
+    connection.execute(sa.select(*_local(limits), _without_time_limit()))
+
+
+@contextmanager
+def left_for_later(connection: Connection, what: str) -> Iterator[None]:
+    """Do what can be done later, in a savepoint; if a lock is not to be had soon, log what is left and who holds it.
+
+    The block is then taken back, and the transaction goes on after it.
+
+    Raises: the block's other errors.
+    """
+    patience = sa.func.current_setting("lock_timeout"), *_local({"lock_timeout": PATIENCE_OF_WHAT_CAN_WAIT})
+    try:
+        with connection.begin_nested():
+            usual, _ = connection.execute(sa.select(*patience)).one()
+            yield
+            set_local(connection, {"lock_timeout": usual})
+    except OperationalError as error:
+        if not lock_holders.is_lock_timeout(error.orig):
+            raise
+        logger.warning("%s is left for later. %s", what, lock_holders.of(error.orig, connection.connection.driver_connection))
+
+
+def hold_open(connection: Connection) -> None:
+    """Let this transaction stay open and idle for any time."""
+    connection.execute(sa.select(*_local({"idle_in_transaction_session_timeout": "0"}), _without_time_limit()))
+
+
+def set_local(connection: Connection, settings: Mapping[str, str]) -> None:
+    """Change settings of Postgres for this transaction, which works through a connection pooler, too."""
+    connection.execute(sa.select(*_local(settings)))
+
+
+def _local(settings: Mapping[str, Any]) -> list[sa.ColumnElement[str]]:
+    return [sa.func.set_config(name, value, True) for name, value in settings.items()]
+
+
+def _without_time_limit() -> sa.ColumnElement[Any]:
+    """Return the call that lifts a limit on the whole transaction, under which a large merge would never end.
+
+    From Postgres 17 on, a role or a database may set one.
+    """
+    name = "transaction_timeout"
+    return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
+
+
+@lru_cache(maxsize=8)
+def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
+    """Return the Engine for these settings: always the same, as it caches compiled statements, also after it is disposed of.
+
+    Its pool grows to the most connections used at once, and gives out the one that was returned last: its session has cached
+    what it knows of the tables.
+    """
+    engine = sa.create_engine(
+        "postgresql+psycopg2://",
+        isolation_level="READ COMMITTED",  # a statement after the lock must see what the lock waited for
+        pool_size=most_connections,
+        max_overflow=0,
+        pool_timeout=patience_seconds,
+        pool_use_lifo=True,
+        pool_pre_ping=True,
+        use_native_hstore=False,  # saves a query per connection: no column is an hstore
+        connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
+    )
+    sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
+    return engine
+
+
+def _forget_connections() -> None:
+    """Make a forked process open its own connections: processes that share one read each other's answers."""
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
+    _lock = threading.Lock()
+    for engine in _users:
+        engine.dispose(close=False)  # the parent still uses the connections
+
+
+os.register_at_fork(after_in_child=_forget_connections)

@@ -1,0 +1,1 @@
+"""What a pipeline declares, as the store sees it: pipelines, states, columns, windows."""

@@ -1,0 +1,1 @@
+"""The ledger: its tables and schema, and what it records of batches, plans and cursors."""

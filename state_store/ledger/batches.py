@@ -1,0 +1,378 @@
+"""Batches: numbered without gaps, each with source metadata that is frozen before anything is read (I6 in docs/protocol.md).
+
+A txid is a batch's number; the cursor is the pipeline's row with the last committed txid and the digest of its metadata. Each
+batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits only if
+it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
+
+A failed batch may be halted, to wait for a person, or given up: then a commit without rows skips it in its turn.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
+
+from tidegate.state_store.base.errors import MetadataCorrupt, RangeRefused, UnknownBatch
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
+from tidegate.state_store.ledger import tables
+
+METADATA_VERSION = 1
+# Only a batch that replays quarantined records has this key in its metadata; `source` beside it repeats the source's metadata
+# of the batch before.
+QUARANTINED = "_quarantined"
+MAX_METADATA_BYTES = 64 * 1024 * 1024  # about 400,000 files; a bytea of this size still travels in one message
+MAX_TXID = 2**63 - 2
+
+
+def encode_metadata(metadata: SourceMetadata) -> bytes:
+    """Return metadata as canonical JSON with a version: equal metadata gives equal bytes."""
+    envelope = {"version": METADATA_VERSION, "metadata": metadata}
+    return json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> SourceMetadata:
+    """Return saved metadata, checked by its digest.
+
+    Raises: MetadataCorrupt if it is damaged or of an unknown version (I19).
+    """
+    damage = None
+    if hashlib.sha256(content).digest() != bytes(digest):
+        damage = "does not match its digest"
+    else:
+        try:
+            envelope = json.loads(bytes(content))
+            version, metadata = envelope.get("version"), envelope.get("metadata")
+        except (ValueError, AttributeError):
+            damage = "is not a JSON object"
+        else:
+            if version == METADATA_VERSION and isinstance(metadata, dict):
+                return metadata
+            damage = f"has version {version!r}, this code reads {METADATA_VERSION}"
+    raise MetadataCorrupt(
+        f"{pipeline} {txid}: the saved source metadata {damage}. Restore tidegate.batch from a backup.",
+        pipeline=pipeline,
+        txid=txid,
+    )
+
+
+def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
+    """Refuse new batches after the last possible txid, or with too large metadata.
+
+    Raises: RangeRefused.
+    """
+    if last + len(metadata) > MAX_TXID:
+        raise RangeRefused(f"{pipeline} has used up its txids.", pipeline=pipeline, txid=last)
+    for content in metadata:
+        if len(content) > MAX_METADATA_BYTES:
+            raise RangeRefused(
+                f"{pipeline}: the metadata of one batch takes {len(content)} bytes, the limit is {MAX_METADATA_BYTES}. "
+                "Make the source's batches smaller.",
+                pipeline=pipeline,
+            )
+
+
+@dataclass(frozen=True)
+class BatchInput:
+    """The current metadata of a batch: of the committed attempt, else of the newest one, else as planned.
+
+    Until the batch commits, each attempt of an opaque source may choose other rows (I12). `continues` is the digest of
+    the metadata that this continues; `attempts` is the number of the batch's attempts.
+    """
+
+    txid: int
+    metadata: SourceMetadata
+    digest: bytes
+    continues: bytes | None
+    attempts: int
+
+
+def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
+    """Return the source's metadata as of a batch: if it replays quarantined records, that of the batch before."""
+    return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
+
+
+def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | None:
+    """Return the input of a batch; None if there is no such batch.
+
+    Raises: MetadataCorrupt.
+    """
+    statement = _inputs(pipeline).where(tables.batch.c.txid == txid)
+    row = connection.execute(statement).one_or_none()
+    return _checked(pipeline, _InputRow(*row)) if row else None
+
+
+def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
+    """Return the input of the newest batch; None before the first batch.
+
+    Raises: MetadataCorrupt.
+    """
+    row = connection.execute(_inputs(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
+    return _checked(pipeline, _InputRow(*row)) if row else None
+
+
+def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) -> list[BatchInput]:
+    """Return the inputs of the batches between the cursor and a txid, in order.
+
+    Raises: MetadataCorrupt.
+    """
+    b = tables.batch.c
+    statement = _inputs(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
+    return [_checked(pipeline, _InputRow(*row)) for row in connection.execute(statement)]
+
+
+def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInput:
+    """Return the input of a batch.
+
+    Raises: UnknownBatch, MetadataCorrupt.
+    """
+    if (batch_input := input_of(connection, pipeline, txid)) is None:
+        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+    return batch_input
+
+
+def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: sa.FromClause) -> sa.Join:
+    """Return batches joined with their commit, if there is one, and the committed or else newest attempt."""
+    is_current = attempt.c.attempt == sa.func.coalesce(commit.c.attempt, batch.c.attempt)
+    committed = sa.outerjoin(batch, commit, tables.same_batch(batch, commit))
+    return committed.outerjoin(attempt, sa.and_(tables.same_batch(batch, attempt), is_current))
+
+
+def _inputs(pipeline: str) -> sa.Select[Any]:
+    b, a = tables.batch.c, tables.attempt.c
+    return (
+        sa.select(
+            b.txid,
+            sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
+            # The digest of the metadata selected above; `_checked` compares that metadata with the attempt's digest, too.
+            sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
+            sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
+            sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
+            b.attempt,
+        )
+        .select_from(with_current_attempt(tables.batch, tables.commit, tables.attempt))
+        .where(b.pipeline == pipeline)
+    )
+
+
+class _InputRow(NamedTuple):
+    txid: int
+    source_metadata: bytes
+    source_digest: bytes
+    attempt_digest: bytes
+    previous_digest: bytes | None
+    attempt: int
+
+
+def _checked(pipeline: str, row: _InputRow) -> BatchInput:
+    metadata = decode_metadata(pipeline, row.txid, row.source_metadata, row.source_digest)
+    if bytes(row.attempt_digest) != bytes(row.source_digest):
+        decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)
+    continues = None if row.previous_digest is None else bytes(row.previous_digest)
+    return BatchInput(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+
+
+def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
+    p, c = tables.pipeline.c, tables.cursor.c
+    window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
+    return txid - c.txid <= window  # a sum could leave the range of a bigint
+
+
+def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
+    """Return whether a batch may begin: it is in the window that the newest plan recorded.
+
+    If its transform reads states as of the previous txid, that must have committed, too (I21). No lock is needed: the cursor
+    only grows.
+    """
+    number, c = sa.literal(txid, sa.BigInteger), tables.cursor.c
+    may_begin = sa.and_(in_window(number), number - c.txid <= 1) if spec.awaits_previous else in_window(number)
+    return bool(connection.scalar(sa.select(may_begin).where(c.pipeline == spec.name)))
+
+
+def note_window(connection: Connection, spec: PipelineSpec) -> None:
+    """Record the pipeline's window and `commits_alone`, for tasks that wait for their turn."""
+    p = tables.pipeline.c
+    noted = {p.in_flight.name: spec.window, p.commits_alone.name: spec.commits_alone}
+    differs = sa.or_(*(p[name] != value for name, value in noted.items()))
+    connection.execute(sa.update(tables.pipeline).where(p.pipeline == spec.name, differs).values(noted))
+
+
+def insert_batches(
+    connection: Connection,
+    pipeline: str,
+    after: BatchInput | None,
+    metadata: Sequence[bytes],
+    opened_by: str,
+    *,
+    awaits_ack: bool = True,
+) -> bool:
+    """Insert the batches that follow `after` (None: the first ones).
+
+    Returns False if another planner, by the primary key, inserted any first: then the caller rolls back.
+
+    Raises: RangeRefused if there is no batch `after`: txids have no gaps.
+    """
+    b = tables.batch.c
+    if after and not connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == after.txid))):
+        raise RangeRefused(
+            f"{pipeline} has no txid {after.txid} for others to follow: that would leave a gap.",
+            pipeline=pipeline,
+            txid=after.txid,
+        )
+    digests = [after.digest if after else None, *(hashlib.sha256(content).digest() for content in metadata)]
+    rows = [
+        {
+            "pipeline": pipeline,
+            "txid": (after.txid if after else 0) + position,
+            "source_metadata": content,
+            "source_digest": digests[position],
+            "previous_digest": digests[position - 1],
+            "opened_by": opened_by,
+            "awaits_ack": awaits_ack,
+        }
+        for position, content in enumerate(metadata, start=1)
+    ]
+    statement = insert(tables.batch).values(rows).on_conflict_do_nothing().returning(tables.batch.c.txid)
+    return len(connection.execute(statement).all()) == len(rows)
+
+
+def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return opened txids after the cursor in order, at most `limit`."""
+    b = tables.batch.c
+    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid).limit(limit)
+    return list(connection.scalars(statement))
+
+
+def stopped(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return the uncommitted txids that are halted or were given up, in order, at most `limit`."""
+    b = tables.batch.c
+    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), _is_stopped())
+    return list(connection.scalars(statement.order_by(b.txid).limit(limit)))
+
+
+def _is_stopped() -> sa.ColumnElement[bool]:
+    return sa.or_(tables.batch.c.halted_at.is_not(None), tables.batch.c.skip_reason.is_not(None))
+
+
+def assign_to_run(connection: Connection, pipeline: str, run_id: str, txids: Sequence[int]) -> bool:
+    """Record the txids that the run covers, and lift their halts; batches that were given up stay so.
+
+    Returns False if another process has planned the same run: then the caller rolls back.
+    """
+    rows = [{"pipeline": pipeline, "run_id": run_id, "position": position, "txid": txid} for position, txid in enumerate(txids)]
+    covered = insert(tables.run_batch).values(rows).on_conflict_do_nothing().returning(tables.run_batch.c.position)
+    if len(connection.execute(covered).all()) != len(rows):
+        return False
+    b = tables.batch.c
+    connection.execute(
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid.in_(txids), b.halted_at.is_not(None))
+        .values(halted_at=None, halted_reason=None)
+    )
+    return True
+
+
+def run_txids(connection: Connection, pipeline: str, run_id: str) -> list[int]:
+    """Return the txids that a run covers, in order; empty if it has not planned yet."""
+    r = tables.run_batch.c
+    statement = sa.select(r.txid).where(r.pipeline == pipeline, r.run_id == run_id).order_by(r.position)
+    return list(connection.scalars(statement))
+
+
+def txid_at(connection: Connection, pipeline: str, run_id: str, position: int) -> int | None:
+    """Return the txid at a position of a run, its Airflow map index; None if there is none."""
+    r = tables.run_batch.c
+    return connection.scalar(sa.select(r.txid).where(r.pipeline == pipeline, r.run_id == run_id, r.position == position))
+
+
+def give_up(connection: Connection, pipeline: str, txid: int, owner: str, reason: str) -> bool:
+    """Give up a batch that the caller has locked; return False if it has committed or is given up already."""
+    b = tables.batch.c
+    given_up = (
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))
+        .values(skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
+    )
+    return bool(connection.execute(given_up).rowcount)
+
+
+def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]:
+    """Lift halts, decisions to skip, and counts of failures, so that batches are tried again; return the txids.
+
+    Without a txid, these are all halted or given-up batches; a given one need be neither. Committed ones are left out; one that
+    is being committed or skipped is waited for.
+    """
+    b = tables.batch.c
+    requested = _is_stopped() if txid is None else b.txid == txid
+    locked = _lock(connection, pipeline, requested)
+    values = {"skip_owner": None, "skip_reason": None, "halted_at": None, "halted_reason": None, "tries_after": b.attempt}
+    return sorted(
+        connection.scalars(
+            sa.update(tables.batch)
+            .where(b.pipeline == pipeline, b.txid.in_(locked), b.txid > _cursor_txid(pipeline), requested)
+            .values(values)
+            .returning(b.txid)
+        )
+    )
+
+
+def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
+    """Halt a batch, so that nothing retries it by itself.
+
+    Nothing changes if it has committed or was given up meanwhile, or if its pipeline was retired: after it is reinstated, its
+    batches are as they were.
+    """
+    b, p = tables.batch.c, tables.pipeline.c
+    _lock(connection, pipeline, b.txid == txid)
+    is_retired = sa.exists().where(p.pipeline == pipeline, p.retired_at.is_not(None))
+    connection.execute(
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None), ~is_retired)
+        .values(halted_at=sa.func.now(), halted_reason=reason)
+    )
+
+
+def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[bool]) -> list[int]:
+    """Lock uncommitted batches in txid order, as commits do, and return their txids.
+
+    The next statement sees what has committed while this one waited; this one itself may not.
+    """
+    b = tables.batch.c
+    txids = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
+    return list(connection.scalars(txids.with_for_update(key_share=True, of=tables.batch)))
+
+
+def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
+    """Return committed or skipped txids that the source has yet to learn of (by an ack), in order, at most `limit`."""
+    b, c = tables.batch.c, tables.cursor.c
+    settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
+    return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
+
+
+def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:
+    """Clear the ack of a batch that is redone; with `awaits_ack`, the source has to be sent another."""
+    b = tables.batch.c
+    owed = sa.update(tables.batch).where(b.pipeline == pipeline, b.txid == txid)
+    connection.execute(owed.values(awaits_ack=awaits_ack, acked_at=None))
+
+
+def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> None:
+    """Record that the source has learned of the batch's commit by this attempt, unless a redo has committed another."""
+    b, c = tables.batch.c, tables.commit.c
+    # A statement of its own, so that the next one sees the commit of a redo that this one waits for.
+    connection.execute(sa.select(b.txid).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True))
+    counts = sa.exists().where(c.pipeline == b.pipeline, c.txid == b.txid, c.attempt == attempt)
+    connection.execute(
+        sa.update(tables.batch)
+        .where(b.pipeline == pipeline, b.txid == txid, counts)
+        .values(awaits_ack=False, acked_at=sa.func.now())
+    )
+
+
+def _cursor_txid(pipeline: str) -> sa.ScalarSelect[int]:
+    return sa.select(tables.cursor.c.txid).where(tables.cursor.c.pipeline == pipeline).scalar_subquery()

@@ -1,0 +1,1 @@
+"""A pipeline is registered, declared otherwise, rebuilt or retired."""

@@ -1,0 +1,204 @@
+"""The tables of a rebuild take the place of a pipeline's: they get their names, and what the team had given to them."""
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
+
+from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.postgres_errors import dependents, message_of
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import history_state_view, partitions, state_tables, team_additions
+
+# Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
+# A constraint that a partition inherits has its parent's name.
+_RENAMED = """DO $do$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        WITH renamed (oid) AS (
+            SELECT '{schema}.{before}'::regclass::oid
+            UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = '{schema}.{before}'::regclass
+        )
+        SELECT todo FROM (
+            SELECT 1, format('ALTER TABLE %s RENAME CONSTRAINT %I TO %I', conrelid::regclass, conname,
+                             replace(conname, '{state_before}', '{state}'))
+            FROM pg_constraint JOIN renamed ON conrelid = renamed.oid
+            WHERE coninhcount = 0 AND strpos(conname, '{state_before}') > 0
+            UNION ALL
+            SELECT 2, format('ALTER INDEX {schema}.%I RENAME TO %I', relname, replace(relname, '{state_before}', '{state}'))
+            FROM pg_index JOIN renamed ON indrelid = renamed.oid JOIN pg_class ON pg_class.oid = indexrelid
+            WHERE strpos(relname, '{state_before}') > 0
+                AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid AND coninhcount = 0)
+            UNION ALL
+            SELECT 3, format('ALTER TABLE {schema}.%I RENAME TO %I', relname, replace(relname, '{state_before}', '{state}'))
+            FROM pg_class JOIN renamed USING (oid)
+        ) AS all_of_them (step, todo) ORDER BY step
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$do$"""
+
+# Takes a table that new tables' default privileges have opened from the roles that may not read the table that it will replace.
+_HIDDEN = """DO $do$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        SELECT format('REVOKE ALL ON %s FROM %s', made.oid::regclass, coalesce(quote_ident(rolname), 'PUBLIC'))
+        FROM pg_class AS before, pg_class AS made, aclexplode(made.relacl) LEFT JOIN pg_roles ON pg_roles.oid = grantee
+        WHERE before.oid = '{before}'::regclass AND made.oid = '{made}'::regclass
+            AND privilege_type = 'SELECT' AND grantee <> made.relowner
+            AND coalesce(rolname, '') NOT IN ('tidegate', 'tidegate_stager')
+            AND (before.relrowsecurity OR NOT has_table_privilege(grantee, before.oid, 'SELECT'))
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$do$"""
+
+
+def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Take the new tables and views of a rebuild from readers who may not read all of what these will replace.
+
+    The owner, commits, and Spark's tasks, which are given what they need, keep them.
+    """
+    for state, rebuilt in zip(spec.readable, rebuild.readable, strict=True):
+        replaced, made = ([*state_tables.tables_of(each), state_tables.readable_of(each)] for each in (state, rebuilt))
+        for old, new in zip(replaced, made, strict=True):
+            if sa.inspect(connection).has_table(old.name, schema=old.schema):
+                hidden = _HIDDEN.format(before=old.fullname, made=new.fullname)
+                connection.execute(sa.DDL(hidden.replace("%", "%%")))  # type: ignore[no-untyped-call]
+
+
+def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> None:
+    """Empty the tables of the states that a pipeline still declares: a rebuild will take their place.
+
+    Migrations then change empty tables, of which the ledger notes nothing. Readers wait from now on.
+
+    Raises: DeclarationChanged if a table of the team's refers to one by a foreign key.
+    """
+    make_lost(connection, before)
+    set_local(connection, {"tidegate.writer": spec.name})
+    r, w = tables.state_range.c, tables.watermark.c
+    connection.execute(sa.delete(tables.state_range).where(r.state.in_(before.tables)))
+    connection.execute(sa.delete(tables.watermark).where(w.state.in_([state.name for state in before.states])))
+    for state in before.readable:
+        kept = spec.state(state.name)
+        if kept is not None and kept.is_table:
+            for table in state_tables.tables_of(state):
+                _drop(connection, spec.name, f"TRUNCATE {_quoted(table.name)}", table.name)
+
+
+def make_lost(connection: Connection, before: PipelineSpec) -> None:
+    """Make those tables of a pipeline's registered states that are gone, empty: it may be rebuilt because they are."""
+    state_tables.metadata_of((before,)).create_all(connection)
+
+
+def partition_count(connection: Connection, spec: PipelineSpec) -> int:
+    """Return how many partitions commits have made for the states of a pipeline."""
+    r, s = tables.state_range.c, tables.state_table.c
+    made = sa.select(sa.func.count()).select_from(tables.state_range).join(tables.state_table, r.state == s.state)
+    return connection.scalar(made.where(s.pipeline == spec.name)) or 0
+
+
+def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
+    """Put the tables of a rebuilt state in the place of the state's, which are empty and have the same columns.
+
+    They get what the team has given to those: privileges, triggers, constraints, indexes, statistics, comments.
+
+    Raises: DeclarationChanged if a view or something else depends on a table that is replaced, or the rebuilt rows break one
+    of these constraints.
+    """
+    for each in (state, rebuilt):
+        if each.history:
+            _drop(connection, pipeline, history_state_view.drop_of(state_tables.STATE, each), each.name)
+    for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
+        _check_not_published(connection, pipeline, old)
+        like_before = partitions.made_like_before(new, old.name)
+        connection.execute(sa.DDL(like_before.replace("%", "%%")))  # type: ignore[no-untyped-call]
+        for statement in state_tables.after_create(rebuilt, new.name):
+            if statement.startswith("GRANT"):  # what the former declaration may not have needed
+                connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
+        given = team_additions.statements(connection, old)
+        _drop(connection, pipeline, f"DROP TABLE {_quoted(old.name)}", old.name)
+        names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
+        renamed = _RENAMED.format(schema=state_tables.STATE, **names)
+        connection.execute(sa.DDL(renamed.replace("%", "%%")))  # type: ignore[no-untyped-call]
+        for statement in given:
+            _give(connection, pipeline, statement, old)
+
+
+def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table) -> None:
+    """Give a rebuilt table what the team had given to the former one.
+
+    Raises: DeclarationChanged if the rebuilt rows or columns do not allow it, such as a constraint that a row breaks.
+    """
+    try:
+        connection.execute(sa.DDL(statement.replace("%", "%%")))  # type: ignore[no-untyped-call]
+    except (DataError, IntegrityError, NotSupportedError, ProgrammingError) as error:
+        raise DeclarationChanged(
+            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
+            f"rebuilt one cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: "
+            "tidegate migrate. Nothing was changed.",
+            pipeline=pipeline,
+        ) from error
+
+
+def move_notes(connection: Connection, pipeline: str, state: StateSpec, rebuilt: StateSpec) -> None:
+    """Give a state's tables what the ledger notes of the rebuilt ones: partitions, removed changes, and the watermark.
+
+    The pipeline owns the state's tables already.
+    """
+    r, s, w = tables.state_range.c, tables.state_table.c, tables.watermark.c
+    for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
+        partition = sa.func.replace(r.partition, new.name, old.name)
+        moved = sa.update(tables.state_range).where(r.state == new.name)
+        connection.execute(moved.values(state=old.name, partition=partition))
+        pruned = connection.scalar(sa.select(s.pruned_txid).where(s.state == new.name))
+        connection.execute(sa.update(tables.state_table).where(s.state == old.name).values(pruned_txid=pruned))
+    moved = sa.update(tables.watermark).where(w.state == rebuilt.name)
+    connection.execute(moved.values(state=state.name, pipeline=pipeline))
+
+
+def _check_not_published(connection: Connection, pipeline: str, table: sa.Table) -> None:
+    """Refuse to replace a table that is in a publication: subscribers would be emptied, and get nothing from then on.
+
+    Raises: DeclarationChanged.
+    """
+    named = sa.text(
+        "SELECT DISTINCT pubname, puballtables OR pnnspid IS NOT NULL AS is_whole FROM pg_publication"
+        " LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid"
+        " LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid AND pnnspid = CAST(:schema AS regnamespace)"
+        " WHERE puballtables OR pnnspid IS NOT NULL OR prrelid = CAST(:table AS regclass)"
+        " OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = CAST(:table AS regclass)) ORDER BY pubname"
+    )
+    for name, is_whole in connection.execute(named, {"table": table.fullname, "schema": table.schema}):
+        what = "Drop that publication, migrate, and make it" if is_whole else "Take it out, migrate, and add it"
+        raise DeclarationChanged(
+            f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {name}: its "
+            f"subscribers would be emptied. {what} again. Nothing was changed.",
+            pipeline=pipeline,
+        )
+
+
+def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> None:
+    try:
+        connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
+    except DBAPIError as error:
+        if (detail := dependents(error.orig)) is None:
+            raise
+        raise DeclarationChanged(
+            f"{pipeline}: the rebuilt state cannot take the place of {state_tables.STATE}.{name}: {detail}. Drop "
+            "that first, then run: tidegate migrate; and make it again afterwards. Nothing was changed.",
+            pipeline=pipeline,
+        ) from error
+
+
+def _quoted(table: str) -> str:
+    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    return f"{state_tables.STATE}.{quote(table)}"

@@ -1,0 +1,405 @@
+"""Rebuilds: the committed batches of a pipeline computed again, for states that the code now declares otherwise.
+
+A changed state means something else than its rows do, so these cannot be kept. A rebuild is a pipeline of its own, whose name
+and states end with the declaration's version, as in `flights__v3`. Its batches are those that the pipeline has committed, with
+the same txids and the same frozen metadata, and what operators skipped or replayed there is skipped or replayed here. Once both
+have committed the same txid, `tidegate migrate` puts the rebuilt states in the place of the others, in one transaction under
+the locks of both cursors (I24 in docs/protocol.md). Until then, readers have the states as they were.
+
+A txid is a batch's number; the cursor is the row of a pipeline with the last committed one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from tidegate.state_store.base.errors import DeclarationChanged, TidegateError
+from tidegate.state_store.commit.quarantined_records import count_by_input, records_by_input
+from tidegate.state_store.declarations.pipeline_spec import (
+    PipelineSpec,
+    RebuildName,
+    SourceMetadata,
+    rebuilt_by,
+    rebuilt_name,
+    spec_of,
+)
+from tidegate.state_store.ledger import batches, cursors, schema_revision, tables
+from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
+from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.pipeline_changes import rebuild_swap, registration
+from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.states import range_partitions, state_tables
+
+_MENDED = ("mended_payload", "mended_at", "mended_by", "mended_reason")
+
+
+class Progress(NamedTuple):
+    """The last txids that a pipeline and its rebuild have committed, and the rebuild's name."""
+
+    rebuild: str
+    committed: int
+    rebuilt: int
+
+
+def rebuild_of(spec: PipelineSpec) -> PipelineSpec:
+    """Return the pipeline that computes a pipeline's committed batches again.
+
+    Raises: ValueError if a name is too long to be followed by the version.
+    """
+    states = tuple(replace(state, name=rebuilt_name(state.name, spec.version)) for state in spec.states)
+    return replace(spec, name=rebuilt_name(spec.name, spec.version), states=states, rebuilds=spec.name)
+
+
+def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> Progress:
+    """Register the rebuild of a pipeline, with empty tables of its own, as their owner. Safe to repeat.
+
+    Unless it `is_confirmed`, nothing is done. Migrations of states may be missing: where they come with the changed code,
+    they wait for the rebuild.
+
+    Raises: DeclarationChanged if nothing has committed, or this pipeline cannot be rebuilt; SchemaOutOfDate; MetadataCorrupt.
+    """
+    schema_revision.check_all_but_states(connection)
+    schema_revision.lock_revision(connection)
+    cursors.check_in_service(connection, spec.name)
+    committed = cursors.committed(connection, spec.name)
+    before = pipeline_overview.spec_of_pipeline(connection, spec.name)
+    if why := _why_not(connection, before, spec, committed):
+        raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}", pipeline=spec.name)
+    registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
+    registration.check_new_states(connection, before, spec)
+    rebuild = rebuild_of(spec)
+    _check_same(connection, spec, rebuild)
+    if is_confirmed:
+        state_tables.metadata_of((rebuild,)).create_all(connection)
+        registration.register(connection, rebuild)
+        rebuild_swap.hide(connection, spec, rebuild)
+    c = tables.cursor.c
+    rebuilt = connection.scalar(sa.select(c.txid).where(c.pipeline == rebuild.name)) or 0
+    return Progress(rebuild.name, committed, rebuilt)
+
+
+def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Refuse a declaration that has changed since its rebuild was begun, whose tables are of the former one.
+
+    Raises: DeclarationChanged, PipelineRetired.
+    """
+    p = tables.pipeline.c
+    known = connection.execute(sa.select(p.fingerprint, p.declaration).where(p.pipeline == rebuild.name)).one_or_none()
+    if known is None:
+        return
+    if not rebuilt_by(known.declaration):
+        raise DeclarationChanged(
+            f"{spec.name} cannot be rebuilt for version {spec.version}: there is a pipeline {rebuild.name}. Raise the version.",
+            pipeline=spec.name,
+        )
+    cursors.check_in_service(connection, rebuild.name)
+    if known.fingerprint != rebuild.fingerprint:
+        raise DeclarationChanged(
+            f"{rebuild.name} was begun for another declaration of {spec.name}. Raise its version above {spec.version}, and "
+            f"retire the former rebuild: tidegate retire {rebuild.name} --drop-states",
+            pipeline=spec.name,
+        )
+
+
+def _why_not(connection: Connection, before: PipelineSpec, spec: PipelineSpec, committed: int) -> str | None:
+    """Return why a pipeline cannot be rebuilt, and what to do, in sentences; None if it can."""
+    if not committed:
+        return "no batch of it has committed. Run: tidegate migrate"
+    if spec.version <= before.version:
+        return f"first raise its version above {before.version}, for which its committed batches are then computed again."
+    if why := _why_never(connection, before, spec):
+        return f"{why} Give the changed pipeline and its states new names."
+    return None
+
+
+def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec) -> str | None:
+    """Return why a pipeline cannot be rebuilt at all."""
+    p = tables.pipeline.c
+    try:
+        rebuild = rebuild_of(spec)
+    except ValueError as too_long:
+        return f"{too_long} A rebuild adds the version to each name."
+    if _kind_of_source(spec) != _kind_of_source(before):
+        return "it has another kind of source, which cannot read the batches that have committed."
+    for state in (*before.states, *spec.states):
+        if state.updates:
+            return f"{state.name} is an update of your own, whose tables Tidegate does not know."
+        if (was := before.state(state.name)) is not None and (was.history is None) != (state.history is None):
+            return f"state {state.name} was a history, or becomes one, which is read by a view."
+    for each in (before, rebuild):
+        if (count := rebuild_swap.partition_count(connection, each)) > range_partitions.MOST_AT_ONCE:
+            return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
+    if any(query.pipeline == spec.name for query in spec.queries):
+        return "its transform reads its own states, by their names."
+    others = sa.select(p.declaration).where(p.pipeline != spec.name, p.retired_at.is_(None)).order_by(p.pipeline)
+    for other in map(spec_of, connection.scalars(others)):
+        if spec.name in other.read_pipelines:
+            return f"{other.name} follows or reads its states, and would not learn that they are others now."
+    return None
+
+
+def _kind_of_source(spec: PipelineSpec) -> str:
+    """Return which class of source a pipeline has: the first word of its identity."""
+    return spec.source_identity.partition(" ")[0]
+
+
+# The batches of a rebuild
+
+
+def next_batches(connection: Connection, spec: PipelineSpec, after: int, most: int) -> list[SourceMetadata]:
+    """Return the metadata of the committed batches that follow a txid of a rebuild, at most so many.
+
+    A batch of replayed records comes alone, and not before the batches from whose quarantine it takes them have committed.
+
+    Raises: MetadataCorrupt; SchemaOutOfDate if one of the two is not registered.
+    """
+    assert spec.rebuilds is not None, "only a rebuild has another pipeline's batches"
+    found: list[SourceMetadata] = []
+    last = min(after + most, cursors.committed(connection, spec.rebuilds))
+    for txid in range(after + 1, last + 1):
+        metadata = batches.existing_input(connection, spec.rebuilds, txid).metadata
+        if QUARANTINED in metadata:
+            if found or cursors.committed(connection, spec.name) != txid - 1:
+                break
+            records = count_by_input(connection, sa.select(_same_records(spec, txid).c.origin))
+            by_input = {"records": records} if "records" in metadata else {}
+            return [{**metadata, QUARANTINED: sum(records.values()), **by_input}]
+        found.append(metadata)
+    return found
+
+
+def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInput | None, metadata: Sequence[bytes]) -> bool:
+    """Let batches of a rebuild that are being opened do what was decided about them: skip them, or replay records.
+
+    Of any other pipeline, nothing was decided.
+
+    Returns False if the last batch was redone since it was planned, or the records to replay are others: then the caller plans
+    again. The pipeline's cursor is locked, so a redo comes before, or is refused.
+    """
+    if spec.rebuilds is None:
+        return True
+    c = tables.cursor.c
+    connection.execute(sa.select(c.txid).where(c.pipeline == spec.rebuilds).with_for_update(read=True))
+    first = (after.txid if after else 0) + 1
+    last = first + len(metadata) - 1
+    now = batches.existing_input(connection, spec.rebuilds, last).metadata
+    if QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]:
+        return False
+    skipped = _skip(connection, spec, first, last)
+    planned = batches.existing_input(connection, spec.name, first).metadata
+    return first in skipped or QUARANTINED not in planned or _replay(connection, spec, first, planned)
+
+
+def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: SourceMetadata) -> bool:
+    """Let a new batch of a rebuild take up its records; return False, to be rolled back, if they are others than planned."""
+    q, same = tables.quarantine.c, _same_records(spec, txid)
+    taken = connection.execute(
+        sa.update(tables.quarantine)
+        .where(q.pipeline == spec.name, q.txid == same.c.txid, q.number == same.c.number)
+        .values(replayed_txid=txid, **{name: same.c[name] for name in _MENDED})
+    )
+    if taken.rowcount != planned[QUARANTINED]:
+        return False
+    if not taken.rowcount:
+        _give_up(connection, spec, txid, "tidegate rebuild", "the records that it replayed count in their own batches now")
+    return "records" not in planned or bool(planned["records"] == records_by_input(connection, spec.name, txid))
+
+
+def _skip(connection: Connection, spec: PipelineSpec, first: int, last: int) -> set[int]:
+    """Give up those new batches of a rebuild that were skipped in its pipeline; return their txids."""
+    k = tables.commit.c
+    skipped = sa.select(k.txid, k.owner, k.skipped_reason).where(
+        k.pipeline == spec.rebuilds, k.txid.between(first, last), k.skipped_reason.is_not(None)
+    )
+    found = connection.execute(skipped).all()
+    for txid, owner, reason in found:
+        _give_up(connection, spec, txid, owner, reason)
+    return {txid for txid, _, _ in found}
+
+
+def _give_up(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str) -> None:
+    """Give up a batch, with one more attempt that has failed: a commit without rows names one, too."""
+    b = tables.batch.c
+    given_up = (
+        sa.update(tables.batch)
+        .where(b.pipeline == spec.name, b.txid == txid)
+        .values(attempt=b.attempt + 1, skip_owner=owner, skip_reason=reason, halted_at=None, halted_reason=None)
+        .returning(b.attempt, b.source_digest, b.previous_digest)
+    )
+    number, digest, previous = connection.execute(given_up).one()
+    now, error = sa.func.now(), f"It is not tried: {reason}"
+    ended = {"started_at": now, "failed_at": now, "dropped_at": now, "error": error, "is_poison": False}
+    attempt = {"pipeline": spec.name, "txid": txid, "attempt": number, "owner": owner, "fingerprint": spec.fingerprint}
+    digests = {"source_digest": digest, "previous_digest": previous}
+    connection.execute(sa.insert(tables.attempt).values(**attempt, **digests, **ended))
+
+
+def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
+    """Return the rebuild's waiting records that are those which a batch of the pipeline has replayed, with their corrections.
+
+    Without a txid, they are those that wait there with a correction. Records are the same if they are of one txid and read the
+    same; of several that do, the first is the first.
+    """
+    q = tables.quarantine.c
+    nth = sa.func.row_number().over(partition_by=(q.txid, q.payload, q.is_raw), order_by=q.number).label("nth")
+    here = sa.select(q.txid, q.number, q.origin, q.payload, q.is_raw, q.replayed_txid, nth)
+    here = here.where(q.pipeline == spec.name, q.state.is_(None))
+    there = sa.select(q.txid, q.payload, q.is_raw, q.replayed_txid, *(q[name] for name in _MENDED), nth)
+    there = there.where(q.pipeline == spec.rebuilds, q.state.is_(None))
+    ours, theirs = here.subquery("ours"), there.subquery("theirs")
+    decided = (
+        sa.and_(theirs.c.replayed_txid.is_(None), theirs.c.mended_at.is_not(None))
+        if replayed_txid is None
+        else theirs.c.replayed_txid == replayed_txid
+    )
+    is_same = sa.and_(*(ours.c[name] == theirs.c[name] for name in ("txid", "payload", "is_raw", "nth")))
+    same = sa.select(ours.c.txid, ours.c.number, ours.c.origin, *(theirs.c[name] for name in _MENDED)).select_from(
+        sa.join(ours, theirs, is_same)
+    )
+    return same.where(ours.c.replayed_txid.is_(None), decided).subquery("same")
+
+
+# The end of a rebuild
+
+
+class Found(NamedTuple):
+    """Why pipelines cannot be migrated before they have been rebuilt; and those whose rebuild is ready to take their place."""
+
+    pending: dict[str, str]
+    ready: list[PipelineSpec]
+
+
+def find(connection: Connection, specs: Sequence[PipelineSpec]) -> Found:
+    """Return which of these pipelines have to be rebuilt, because of their states or as it was begun, and which have been.
+
+    The cursors of a ready one and of its rebuild are locked, so it stays ready until the transaction ends.
+
+    Raises: MetadataCorrupt.
+    """
+    found = Found({}, [])
+    rebuilding = begun(connection, specs)
+    for spec in specs if schema_revision.has_ledger(connection) else ():
+        try:
+            if spec.name not in rebuilding:
+                registration.check_states(connection, [spec])
+            elif why := _why_not_ready(connection, spec):
+                found.pending[spec.name] = why
+            else:
+                found.ready.append(spec)
+        except TidegateError as error:
+            found.pending[spec.name] = str(error)
+    return found
+
+
+def begun(connection: Connection, specs: Sequence[PipelineSpec]) -> set[str]:
+    """Return the names of those of these pipelines of whose version a rebuild is registered, and in service."""
+    if not schema_revision.has_ledger(connection):
+        return set()
+    known = set(schema_revision.rebuilds_in_service(connection).values())
+    return {spec.name for spec in specs if RebuildName(spec.name, spec.version) in known}
+
+
+def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:
+    """Return why a pipeline's rebuild cannot take its place yet, and what to do; None if it can. Lock both cursors."""
+    c, rebuild = tables.cursor.c, rebuild_of(spec)
+    _check_same(connection, spec, rebuild)
+    locked = sa.select(c.pipeline, c.txid).where(c.pipeline.in_((spec.name, rebuild.name))).order_by(c.pipeline)
+    txids = {row.pipeline: row.txid for row in connection.execute(locked.with_for_update())}
+    if txids[spec.name] != txids[rebuild.name]:
+        return (
+            f"{spec.name} is being rebuilt: {rebuild.name} has committed {txids[rebuild.name]} of its {txids[spec.name]} "
+            f"batches. Let it go on: tidegate rebuild {spec.name} --yes"
+        )
+    before = pipeline_overview.spec_of_pipeline(connection, spec.name)
+    registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
+    registration.check_new_states(connection, before, spec)
+    if spec.version <= before.version:
+        return f"{spec.name} is registered with version {before.version}, and its rebuild is of {spec.version}: retire that."
+    if why := _why_never(connection, before, spec):  # such as a pipeline that has begun to follow it
+        return f"{spec.name} cannot take over its rebuild: {why} Or retire the rebuild: tidegate retire {rebuild.name}"
+    last = txids[spec.name]
+    ends = [position_of(batches.existing_input(connection, name, last).metadata) for name in (spec.name, rebuild.name)]
+    if ends[0] != ends[1]:
+        return (
+            f"{spec.name} cannot take over its rebuild: {rebuild.name} has read the source up to another place in txid {last}, "
+            "as the source has changed, and planned batches again. Give the changed pipeline and its states new names."
+        )
+    return None
+
+
+def take_place(connection: Connection, spec: PipelineSpec) -> None:
+    """Put what a rebuild has made in the place of what its pipeline had: states, declaration, quarantine; retire the rebuild.
+
+    The caller has found it not to be pending in this transaction, and the tables of the states are empty and as declared.
+
+    Raises: DeclarationChanged if something of the team's depends on a table that is replaced.
+    """
+    rebuild = rebuild_of(spec)
+    both = list(zip(spec.readable, rebuild.readable, strict=True))
+    for state, rebuilt in both:
+        rebuild_swap.take_place(connection, spec.name, state, rebuilt)
+    registration.replace_declaration(connection, spec)
+    for state, rebuilt in both:
+        rebuild_swap.move_notes(connection, spec.name, state, rebuilt)
+    _move_outcomes(connection, spec, rebuild)
+    s, p = tables.state_table.c, tables.pipeline.c
+    why = f"its states have taken the place of those of {spec.name}"
+    connection.execute(
+        sa.update(tables.pipeline)
+        .where(p.pipeline == rebuild.name)
+        .values(retired_at=sa.func.now(), retired_by="tidegate migrate", retired_reason=why)
+    )
+    connection.execute(sa.update(tables.state_table).where(s.pipeline == rebuild.name).values(dropped_at=sa.func.now()))
+    last = cursors.committed(connection, spec.name)
+    write_action(connection, rebuild.name, last, "retire", "tidegate migrate", why)
+
+
+def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Let opened batches that replay records have these of the rebuild; give up one that would have others, which wait then."""
+    q = tables.quarantine.c
+    for batch in batches.uncommitted_inputs(connection, spec.name, batches.MAX_TXID):
+        if QUARANTINED not in batch.metadata:
+            continue
+        same = _same_records(rebuild, batch.txid)
+        records = count_by_input(connection, sa.select(same.c.origin))
+        is_whole = sum(records.values()) == batch.metadata[QUARANTINED] and batch.metadata.get("records", records) == records
+        connection.execute(
+            sa.update(tables.quarantine)
+            .where(q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number)
+            .values(replayed_txid=batch.txid if is_whole else None, **{name: same.c[name] for name in _MENDED})
+        )
+        if not is_whole:
+            why = f"{rebuild.name} has other records in quarantine; those that are left wait again"
+            _give_up(connection, spec, batch.txid, "tidegate migrate", why)
+
+
+def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
+    """Give a pipeline the quarantine of its rebuild, and what its commits say of each batch: how many rows, whether skipped.
+
+    What the rebuild has not set aside counts now, and is not to be replayed.
+    """
+    q, k = tables.quarantine.c, tables.commit.c
+    connection.execute(sa.select(q.number).where(q.pipeline == spec.name).with_for_update())  # mends and replays wait
+    _move_open_replays(connection, spec, rebuild)
+    same = _same_records(rebuild, None)
+    connection.execute(
+        sa.update(tables.quarantine)
+        .where(q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number)
+        .values({name: same.c[name] for name in _MENDED})
+    )
+    connection.execute(sa.delete(tables.quarantine).where(q.pipeline == spec.name))
+    moved = sa.update(tables.quarantine).where(q.pipeline == rebuild.name)
+    connection.execute(moved.values(pipeline=spec.name))
+    names = {new.name: old.name for old, new in zip(spec.states, rebuild.states, strict=True)}
+    for new, old in names.items():
+        of_state = sa.update(tables.quarantine).where(q.pipeline == spec.name, q.state == new)
+        connection.execute(of_state.values(state=old, origin=f"state {old}"))
+    theirs = tables.commit.alias("theirs")
+    connection.execute(
+        sa.update(tables.commit)
+        .where(k.pipeline == spec.name, theirs.c.pipeline == rebuild.name, theirs.c.txid == k.txid)
+        .values({name: theirs.c[name] for name in ("key_count", "quarantined_rows", "skipped_reason")})
+    )

@@ -1,0 +1,304 @@
+"""Retire a pipeline, and reinstate it: decided under the lock of its cursor, as its commits are (I23 in docs/protocol.md).
+
+A retired pipeline keeps its ledger, its name and the names of its states, so nothing ever counts again under them. Readers keep
+its states, unless they are dropped. A txid is a batch's number; the cursor is the pipeline's row with the last committed one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
+
+from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
+from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
+from tidegate.state_store.connections.postgres_errors import dependents
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, rebuilt_by, spec_of
+from tidegate.state_store.ledger import cursors, schema_revision, tables
+from tidegate.state_store.ledger.cursors import Retired
+from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.pipeline_changes import registration
+from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.seal import attempts, staging_tables
+from tidegate.state_store.states import range_partitions, state_tables
+
+ENDED = f"{attempts.FENCED}: the pipeline was retired."
+_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relkind", "relnamespace")), schema="pg_catalog")
+_INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent")), schema="pg_catalog")
+_SCHEMA = sa.table("pg_namespace", sa.column("oid"), sa.column("nspname"), schema="pg_catalog")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to retire a pipeline: by which operator, why, and whether its states' tables are dropped.
+
+    Unless it `is_confirmed`, nothing is done.
+    """
+
+    owner: str
+    reason: str
+    drops_states: bool = False
+    is_confirmed: bool = True
+
+
+class Retirement(NamedTuple):
+    """What was done, or would be, and what it leaves.
+
+    `retired` says since when, by whom and why; it was so before if it is `already`. `uncommitted` batches will never count,
+    `quarantined` records stay where they are, and the source has not had its ack for `acks_due` batches. `states` are the
+    tables and views that stay, `dropped` those that this transaction has dropped, or would drop, without their partitions;
+    `are_more` says whether there are more to drop. `mentioned_by` are pipelines whose source names a state's table itself.
+    """
+
+    retired: Retired
+    already: bool
+    committed: int
+    uncommitted: int
+    quarantined: int
+    acks_due: int
+    states: list[str]
+    dropped: list[str]
+    are_more: bool
+    mentioned_by: list[str]
+
+
+class RetiredPipeline(NamedTuple):
+    """A retired pipeline, its last committed txid, and since when, by whom and why it is retired."""
+
+    pipeline: str
+    committed: int
+    retired_at: datetime
+    retired_by: str
+    retired_reason: str
+
+
+def retire(connection: Connection, pipeline: str, request: Request) -> Retirement:
+    """Retire a pipeline, unless it is retired already; then drop its states, if requested, as many as fit a transaction.
+
+    Only the tables' owner may. Its attempts are fenced: those that have not ended are recorded as failed, and no process goes
+    on with a step. From now on, pipelines that begin to follow it or to read its states are refused.
+
+    Raises: UnknownPipeline if it is not registered; AttemptNotSealed while an attempt at one of its batches is alive;
+    UsageError if another pipeline reads its states, or something else depends on a table that is to be dropped.
+    """
+    schema_revision.lock_revision(connection)  # a migration registers pipelines that may read the states
+    committed, retired = _lock(connection, pipeline)
+    others = _others(connection, pipeline)
+    _check_not_read(pipeline, others)
+    if retired.at is None:
+        _check_not_in_work(connection, pipeline, committed)
+    already = retired.at is not None
+    if request.is_confirmed and not already:
+        _write(connection, pipeline, request)
+        retired = pipeline_overview.retired(connection, pipeline)
+    relations, names = _relations(connection, pipeline), _state_tables(connection, pipeline)
+    dropped = relations if request.drops_states else []
+    if request.drops_states and request.is_confirmed:
+        dropped = relations[: range_partitions.MOST_AT_ONCE]
+        _drop(connection, pipeline, request, dropped)
+    b = tables.batch.c
+    return Retirement(
+        retired=retired,
+        already=already,
+        committed=committed,
+        uncommitted=_count(connection, sa.select(b.txid).where(b.pipeline == pipeline, b.txid > committed)),
+        quarantined=quarantined_records.totals(connection, pipeline, None).waiting,
+        acks_due=_count(connection, sa.select(b.txid).where(b.pipeline == pipeline, b.txid <= committed, b.awaits_ack)),
+        states=[name for name in relations if name in names and not request.drops_states],
+        dropped=[name for name in dropped if name in names],
+        are_more=request.drops_states and len(dropped) < len(relations),
+        mentioned_by=[other for other, spec in others.items() if _mentions(spec.source_identity, names)],
+    )
+
+
+def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
+    """Let a retired pipeline go on where it stood; return False if it was not retired.
+
+    Raises: UnknownPipeline if it is not registered; RangeRefused if its states were dropped; PipelineRetired if a pipeline
+    whose states it reads is retired.
+    """
+    schema_revision.lock_revision(connection)
+    _, retired = _lock(connection, pipeline)
+    if retired.at is None:
+        return False
+    p, s = tables.pipeline.c, tables.state_table.c
+    dropped = connection.scalars(sa.select(s.state).where(s.pipeline == pipeline, s.dropped_at.is_not(None)).order_by(s.state))
+    if names := list(dropped):
+        raise RangeRefused(
+            f"{pipeline} cannot be reinstated: its states were dropped ({', '.join(names)}). To count its source again, "
+            "declare a pipeline and states of other names.",
+            pipeline=pipeline,
+        )
+    spec = pipeline_overview.spec_of_pipeline(connection, pipeline)
+    if rebuild := rebuilt_by(spec.declaration):
+        raise RangeRefused(
+            f"{pipeline} cannot be reinstated: what it has read may have been redone in {rebuild.pipeline} since. Begin "
+            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline}",
+            pipeline=pipeline,
+        )
+    registration.check_sources(connection, spec)
+    values = dict.fromkeys(column.name for column in cursors.RETIRED)
+    connection.execute(sa.update(tables.pipeline).where(p.pipeline == pipeline).values(values))
+    write_action(connection, pipeline, None, "reinstate", owner, reason)
+    return True
+
+
+def retired_pipelines(connection: Connection) -> list[RetiredPipeline]:
+    """Return the retired pipelines, in the order of their names."""
+    p, c = tables.pipeline.c, tables.cursor.c
+    known = sa.join(tables.pipeline, tables.cursor, c.pipeline == p.pipeline)
+    statement = sa.select(p.pipeline, c.txid, *cursors.RETIRED).select_from(known).where(p.retired_at.is_not(None))
+    return [RetiredPipeline(*row) for row in connection.execute(statement.order_by(p.pipeline))]
+
+
+def drop_staging(connection: Connection, pipeline: str, limit: int) -> int:
+    """Drop the staging of at most `limit` attempts of a retired pipeline; return their number.
+
+    Only the role of commits may, as the staging tables' owner. Tables in use are left out.
+    """
+    p = tables.pipeline.c
+    declaration = connection.scalar(
+        sa.select(p.declaration).where(p.pipeline == pipeline, p.retired_at.is_not(None)).with_for_update(key_share=True)
+    )
+    return staging_tables.drop_all(connection, spec_of(declaration), limit) if declaration else 0
+
+
+def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
+    """Lock the cursor, also in a restored database; return its txid, and whether the pipeline is retired."""
+    c = tables.cursor.c
+    txid = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline).with_for_update())
+    if txid is None:
+        raise UnknownPipeline(f"Pipeline {pipeline} is not registered in this database.", pipeline=pipeline)
+    schema_revision.check_known(connection)
+    return txid, pipeline_overview.retired(connection, pipeline)
+
+
+def _others(connection: Connection, pipeline: str) -> Mapping[str, PipelineSpec]:
+    p = tables.pipeline.c
+    others = sa.select(p.pipeline, p.declaration).where(p.pipeline != pipeline, p.retired_at.is_(None)).order_by(p.pipeline)
+    return {name: spec_of(declaration) for name, declaration in connection.execute(others)}
+
+
+def _check_not_read(pipeline: str, others: Mapping[str, PipelineSpec]) -> None:
+    if readers := [name for name, other in others.items() if pipeline in other.read_pipelines]:
+        read = "follows or reads" if len(readers) == 1 else "follow or read"
+        raise UsageError(
+            f"{pipeline} cannot be retired: {' and '.join(readers)} {read} its states. First retire {readers[0]}, or declare "
+            "it without these and run: tidegate migrate",
+            pipeline=pipeline,
+        )
+
+
+def _check_not_in_work(connection: Connection, pipeline: str, committed: int) -> None:
+    """Refuse while an attempt is alive, and lock the batches, so that none begins meanwhile.
+
+    Raises: AttemptNotSealed.
+    """
+    b, a = tables.batch.c, tables.attempt.c
+    open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
+    connection.execute(open_batches.with_for_update(key_share=True))
+    silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
+    alive = connection.execute(
+        sa.select(a.txid, a.attempt, a.owner)
+        .where(a.pipeline == pipeline, a.txid >= committed, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .where(a.seen_at > sa.func.clock_timestamp() - silence)
+        .order_by(a.txid)
+        .limit(1)
+    ).one_or_none()
+    if alive is not None:
+        raise AttemptNotSealed(
+            f"{pipeline} is at work: attempt {alive.attempt} at txid {alive.txid}, by {alive.owner}. Let no other run begin "
+            f"(tidegate pause {pipeline} --reason ...), and retire it when this one has ended; or end its process, which "
+            f"counts as gone after {attempts.LONGEST_SILENCE_SECONDS} s.",
+            pipeline=pipeline,
+            txid=alive.txid,
+            attempt=alive.attempt,
+        )
+
+
+def _write(connection: Connection, pipeline: str, request: Request) -> None:
+    """Record that the pipeline is retired, and end its attempts."""
+    p, a = tables.pipeline.c, tables.attempt.c
+    values = zip(cursors.RETIRED, (sa.func.now(), request.owner, request.reason), strict=True)
+    connection.execute(
+        sa.update(tables.pipeline).where(p.pipeline == pipeline).values({column.name: value for column, value in values})
+    )
+    connection.execute(
+        sa.update(tables.attempt)
+        .where(a.pipeline == pipeline, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .values(failed_at=sa.func.now(), error=ENDED, is_poison=False)
+    )
+    write_action(connection, pipeline, None, "retire", request.owner, request.reason)
+
+
+def _state_tables(connection: Connection, pipeline: str) -> set[str]:
+    s = tables.state_table.c
+    return set(connection.scalars(sa.select(s.state).where(s.pipeline == pipeline)))
+
+
+def _relations(connection: Connection, pipeline: str) -> list[str]:
+    """Return the existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped.
+
+    A table of other name or schema that inherits from one is not the pipeline's: it is in the way.
+    """
+    s, found, part, i, n = tables.state_table.c, _CLASS.c, _CLASS.alias("part"), _INHERITS.c, _SCHEMA.c
+    of_states = sa.and_(
+        found.relname.in_(sa.select(s.state).where(s.pipeline == pipeline)),
+        found.relnamespace == sa.select(n.oid).where(n.nspname == state_tables.STATE).scalar_subquery(),
+        found.relkind.in_(("r", "p", "v")),
+    )
+    is_named_so = sa.func.starts_with(part.c.relname, sa.func.concat(found.relname, "$"))
+    whole = sa.select(found.relname, sa.case((found.relkind == "v", 0), else_=2)).where(of_states)
+    parts = (
+        sa.select(part.c.relname, sa.literal(1))
+        .select_from(_CLASS.join(_INHERITS, i.inhparent == found.oid).join(part, part.c.oid == i.inhrelid))
+        .where(of_states, part.c.relnamespace == found.relnamespace, is_named_so)
+    )
+    rows = connection.execute(sa.union_all(whole, parts)).all()
+    return [name for name, _ in sorted(rows, key=lambda row: (row[1], row[0]))]
+
+
+def _drop(connection: Connection, pipeline: str, request: Request, names: list[str]) -> None:
+    """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated.
+
+    Raises: UsageError if something else depends on one.
+    """
+    s, r, found = tables.state_table.c, tables.state_range.c, _CLASS.c
+    set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
+    of_pipeline = s.pipeline == pipeline
+    is_new = connection.execute(
+        sa.update(tables.state_table).where(of_pipeline, s.dropped_at.is_(None)).values(dropped_at=sa.func.now())
+    ).rowcount
+    if is_new:
+        write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
+    connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
+    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+    for whole in sorted({name.partition("$")[0] for name in names if "$" in name}):  # readers lock it before its partitions
+        connection.execute(sa.DDL(f"LOCK TABLE ONLY {state_tables.STATE}.{quote(whole)} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
+    for name in names:
+        relation = f"{state_tables.STATE}.{quote(name)}"
+        kind = connection.scalar(sa.select(found.relkind).where(found.oid == sa.cast(relation, postgresql.REGCLASS)))
+        try:
+            connection.execute(sa.DDL(f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}"))  # type: ignore[no-untyped-call]
+        except DBAPIError as error:
+            if (detail := dependents(error.orig)) is None:
+                raise
+            raise UsageError(
+                f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.",
+                pipeline=pipeline,
+            ) from error
+
+
+def _mentions(identity: str, names: set[str]) -> bool:
+    """Return whether a source's identity names one of these tables, as that of a `PostgresTable` may."""
+    return any(re.search(rf"\bstate[\\\"]*\.[\\\"]*{re.escape(name)}\b", identity) for name in names)
+
+
+def _count(connection: Connection, rows: sa.Select[Any]) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(rows.subquery())) or 0

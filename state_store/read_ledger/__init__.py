@@ -1,0 +1,1 @@
+"""What people, reports, the page and metrics read of the ledger."""

@@ -1,0 +1,154 @@
+"""One row per pipeline for people: progress, lag, speed, pause, quarantine, phases of the uncommitted batches.
+
+Every query is bounded, however many batches the ledger has: it looks up the cursor, the newest batch and the next one, and
+reads a limited number of rows around the cursor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from tidegate.state_store.base.errors import UnknownPipeline
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_of
+from tidegate.state_store.ledger import cursors, tables
+from tidegate.state_store.ledger.cursors import Retired
+from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED
+from tidegate.state_store.read_ledger.batch_status import Lag, batches_view, lags
+
+# How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
+# that is larger, up to the second number.
+MOST_PHASES, MOST_LOOKED_AT = 200, 1000
+
+
+@dataclass(frozen=True)
+class Progress(Lag):
+    """How far a pipeline is, and as what it is registered.
+
+    `phases` counts its uncommitted batches; those whose phase is not looked up are counted as planned.
+    """
+
+    source_kind: str
+    window: int
+    registered_at: datetime
+    declaration: Mapping[str, Any]
+    phases: Mapping[str, int]
+
+    @property
+    def spec(self) -> PipelineSpec:
+        """Return the pipeline as registered, for which its code need not be importable."""
+        return spec_of(self.declaration)
+
+
+def moment(connection: Connection) -> datetime:
+    """Return the time of the snapshot by the server's clock."""
+    return connection.execute(sa.select(sa.func.now())).scalar_one()
+
+
+def pipeline_names(connection: Connection) -> list[str]:
+    """Return the names of all pipelines in service, in order: those that are registered and not retired."""
+    p = tables.pipeline.c
+    return list(connection.scalars(sa.select(p.pipeline).where(p.retired_at.is_(None)).order_by(p.pipeline)))
+
+
+def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
+    """Return how far those of these pipelines are that are in service, in the order of their names."""
+    p = tables.pipeline.c
+    registered = lags().add_columns(p.source_kind, p.in_flight.label("window"), p.registered_at, p.declaration)
+    rows = connection.execute(registered.where(_requested()), {"pipelines": list(pipelines)}).mappings().all()
+    phases = _phases(connection, pipelines)
+    return [Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["pending"])) for row in rows]
+
+
+def progress_of(connection: Connection, pipeline: str) -> Progress:
+    """Return how far a pipeline is.
+
+    Raises: UnknownPipeline if it is not registered, PipelineRetired.
+    """
+    rows = progress(connection, [pipeline])
+    if not rows:
+        cursors.check_not_retired(pipeline, retired(connection, pipeline))
+        raise _unknown(pipeline)
+    return rows[0]
+
+
+def retired(connection: Connection, pipeline: str) -> Retired:
+    """Return when, by which operator and why a pipeline was retired, if it was."""
+    row = connection.execute(sa.select(*cursors.RETIRED).where(tables.pipeline.c.pipeline == pipeline)).one_or_none()
+    return Retired(*row) if row else Retired(None, None, None)
+
+
+def spec_of_pipeline(connection: Connection, pipeline: str) -> PipelineSpec:
+    """Return a pipeline as it was registered. The states of a retired one can be read until they are dropped.
+
+    Raises: UnknownPipeline if it is not registered; PipelineRetired if its states were dropped.
+    """
+    p, s = tables.pipeline.c, tables.state_table.c
+    is_dropped = sa.exists().where(s.pipeline == p.pipeline, s.dropped_at.is_not(None)).correlate(tables.pipeline)
+    row = connection.execute(sa.select(p.declaration, is_dropped, *cursors.RETIRED).where(p.pipeline == pipeline)).one_or_none()
+    if row is None:
+        raise _unknown(pipeline)
+    declaration, has_dropped, *when = row
+    if has_dropped:
+        cursors.check_not_retired(pipeline, Retired(*when))
+    return spec_of(declaration)
+
+
+def check_registered(connection: Connection, pipeline: str) -> None:
+    """Refuse the name of a pipeline that is not registered.
+
+    Raises: UnknownPipeline.
+    """
+    if fingerprint_of(connection, pipeline) is None:
+        raise _unknown(pipeline)
+
+
+def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
+    """Return the fingerprint of a pipeline's registered declaration; None if it is not registered."""
+    p = tables.pipeline.c
+    return connection.scalar(sa.select(p.fingerprint).where(p.pipeline == pipeline))
+
+
+def _unknown(pipeline: str) -> UnknownPipeline:
+    return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
+
+
+def _requested() -> sa.ColumnElement[bool]:
+    """Return the condition that a pipeline's name is in the parameter `pipelines`."""
+    return tables.pipeline.c.pipeline == sa.any_(sa.bindparam("pipelines", type_=sa.ARRAY(sa.Text)))
+
+
+def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return the number of uncommitted batches by pipeline and phase, as far as their phase is looked up."""
+    c, p, v = tables.cursor.c, tables.pipeline.c, batches_view.c
+    last = c.txid + sa.func.greatest(p.in_flight, MOST_PHASES)
+    # By the order and the limit, Postgres uses the index, however large it estimates the range.
+    near = (
+        sa.select(v.phase)
+        .where(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= last)
+        .order_by(v.txid)
+        .limit(MOST_LOOKED_AT)
+        .correlate(tables.pipeline, tables.cursor)
+        .subquery("near")
+    )
+    counts = sa.select(near.c.phase, sa.func.count().label("batches")).group_by(near.c.phase).lateral("counts")
+    statement = (
+        sa.select(p.pipeline, counts.c.phase, counts.c.batches)
+        .select_from(tables.pipeline)
+        .join(tables.cursor, c.pipeline == p.pipeline)
+        .join(counts, sa.true())
+        .where(_requested())
+    )
+    counted: dict[str, dict[str, int]] = {}
+    for pipeline, phase, count in connection.execute(statement, {"pipelines": list(pipelines)}):
+        counted.setdefault(pipeline, {})[phase] = count
+    return counted
+
+
+def _all_phases(counted: Mapping[str, int], pending: int) -> dict[str, int]:
+    phases = {phase: counted.get(phase, 0) for phase in UNCOMMITTED}
+    phases["planned"] += pending - sum(phases.values())
+    return phases

@@ -1,0 +1,295 @@
+"""What the ledger and the witness say about why pipelines wait, read in one snapshot by a constant number of statements.
+
+The witness is a file outside Postgres that marks each pipeline's last commit; a txid is a batch's number. Every statement
+serves any number of pipelines, and looks at no more than their first uncommitted batch, one requested batch, and the newest
+attempts at both; counts stop at a limit.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+
+from tidegate.state_store.attempt.turns import turns
+from tidegate.state_store.base.errors import HoleDetected, TidegateError
+from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger.commit_witness import Mark, Witness
+from tidegate.state_store.ledger.cursors import (
+    CURSOR,
+    Cursor,
+    MarkedCommit,
+    current_epoch,
+    describe_loss_since,
+    is_same_database,
+)
+from tidegate.state_store.seal import attempts
+
+MOST_COUNTED = 1000  # of quarantined records, and of commits that the source has yet to learn of
+ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
+ERROR_CHARACTERS = 2000
+
+
+class Try(NamedTuple):
+    """What an attempt's row says that may explain a wait; the error is cut to ERROR_CHARACTERS."""
+
+    attempt: int
+    owner: str
+    airflow_run_id: str | None
+    airflow_task_id: str | None
+    airflow_try: int | None
+    fingerprint: str
+    started_at: datetime
+    seen_at: datetime
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    error: str | None
+
+
+class WaitingBatch(NamedTuple):
+    """A batch, its commit if there is one, and how often its content made it fail since an operator last chose to retry it."""
+
+    pipeline: str
+    txid: int
+    opened_at: datetime
+    attempt: int
+    halted_at: datetime | None
+    halted_reason: str | None
+    skip_owner: str | None
+    skip_reason: str | None
+    tries_after: int  # the newest attempt when an operator last chose to retry the batch
+    committed_at: datetime | None
+    skipped_reason: str | None
+    awaits_ack: bool
+    poison_tries: int
+    tries: Sequence[Try] = ()  # newest first, at most ATTEMPTS_LOOKED_AT
+
+
+class RegisteredPipeline(NamedTuple):
+    """A pipeline's row, its last commit and opened txid, and what else may need attention.
+
+    `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
+    source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
+    still sends heartbeats. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`, with
+    `plan_error`, cut to ERROR_CHARACTERS.
+    """
+
+    pipeline: str
+    fingerprint: str
+    in_flight: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+    retired_at: datetime | None
+    retired_by: str | None
+    retired_reason: str | None
+    opened: int
+    last_commit: int
+    committed_at: datetime | None
+    quarantined: int
+    acks_due: int
+    in_work: int | None
+    failed_plans: int
+    plans_failing_since: datetime | None
+    failed_run: str | None
+    plan_error: str | None
+    now: datetime
+    queries: Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Everything that the ledger and the witness say about what one pipeline waits for.
+
+    `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
+    first batch may commit now: a sealed one waits a little for others to be merged with it. `lost` says which commits this
+    database lacks; `is_restored` whether it was restored, promoted or copied since the cursor was made. `refusal` is the error
+    if the database's revision keeps every step from beginning.
+    """
+
+    row: RegisteredPipeline
+    cursor: Cursor
+    first: WaitingBatch | None
+    requested: WaitingBatch | None
+    may_commit: bool
+    lost: str | None
+    is_restored: bool
+    is_standby: bool
+    refusal: TidegateError | None
+
+    @property
+    def loss(self) -> str | None:
+        """A sentence saying that this database lacks commits, or may; None if it has all."""
+        name, committed, last_commit = self.row.pipeline, self.cursor.txid, self.row.last_commit
+        if self.lost is not None:
+            return f"This database lacks commits of {name}: {self.lost.rstrip('.')}."
+        if self.is_restored:
+            return f"This database was restored, promoted or copied: commits of {name} after txid {committed} may be lost."
+        if last_commit != committed:
+            return f"The cursor of {name} is at txid {committed}, but the ledger committed {last_commit}."
+        return None
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The witness's marks by pipeline: `known` ones and, for the `damaged`, what is wrong with them."""
+
+    known: Mapping[str, Mark]
+    damaged: Mapping[str, str]
+
+
+def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
+    """Return the witness's marks of these pipelines, as far as they are registered."""
+    c = tables.cursor.c
+    known: dict[str, Mark] = {}
+    damaged: dict[str, str] = {}
+    for pipeline, history in connection.execute(sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))):
+        try:
+            if mark := witness.mark_of(pipeline, str(history)):
+                known[pipeline] = mark
+        except HoleDetected as error:
+            damaged[pipeline] = str(error)
+    return Marks(known, damaged)
+
+
+def read(connection: Connection, requested: Mapping[str, int | None], marks: Marks, witness: Witness) -> dict[str, Wait]:
+    """Return what each registered pipeline, and its requested txid, waits for.
+
+    The transaction has to show one snapshot, taken after the marks were read: else they could name a commit that it lacks.
+    """
+    rows = connection.execute(_PIPELINES, {"pipelines": list(requested)}).all()
+    split = len(RegisteredPipeline._fields)
+    pipelines = {row[0]: (RegisteredPipeline(*row[:split]), Cursor(*row[split:])) for row in rows}
+    firsts = {name: cursor.txid + 1 for name, (_, cursor) in pipelines.items()}
+    others = {(name, txid) for name, txid in requested.items() if name in pipelines and txid is not None}
+    batches = _batches(connection, sorted({*firsts.items(), *others}))
+    may_commit = turns(connection, sorted(firsts.items()))
+    marked = _marked(connection, marks.known.values())
+    is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
+    epoch = None if is_standby else current_epoch(connection)
+    refusal = schema_revision.refusal(connection)
+
+    def lost(cursor: Cursor) -> str | None:
+        name = cursor.pipeline
+        known = marks.known.get(name)
+        return marks.damaged.get(name) or (describe_loss_since(cursor, known, marked.get(name), witness) if known else None)
+
+    return {
+        name: Wait(
+            row=row,
+            cursor=cursor,
+            first=batches.get((name, firsts[name])),
+            requested=batches.get((name, requested[name] or 0)),
+            may_commit=may_commit[name, firsts[name]].opens,
+            lost=lost(cursor),
+            is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
+            is_standby=is_standby,
+            refusal=refusal,
+        )
+        for name, (row, cursor) in pipelines.items()
+    }
+
+
+def _pipelines() -> sa.Select[Any]:
+    """Return the statement, whose parameter is an array of pipelines."""
+    p, c, k, b, a = (table.c for table in (tables.pipeline, tables.cursor, tables.commit, tables.batch, tables.attempt))
+    q, plan = tables.quarantine.c, tables.plan.c
+
+    def counted(waiting: sa.Select[Any]) -> sa.ScalarSelect[int]:
+        return sa.select(sa.func.count()).select_from(waiting.limit(MOST_COUNTED).subquery()).scalar_subquery()
+
+    earlier = tables.commit.alias("any_commit").c
+    last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
+    opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
+    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantined_records.waits()).correlate(tables.cursor)
+    acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
+    silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
+    alive = a.seen_at > sa.func.now() - silence
+    in_work = (
+        sa.select(sa.func.min(a.txid))
+        .where(a.pipeline == c.pipeline, a.txid > c.txid, a.sealed_at.is_(None), a.failed_at.is_(None), alive)
+        .scalar_subquery()
+    )
+    plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
+    of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
+    return (
+        sa.select(
+            *(p[name] for name in RegisteredPipeline._fields[:9]),
+            sa.func.coalesce(opened, 0),
+            sa.func.coalesce(last_commit, 0),
+            k.committed_at,
+            counted(quarantined),
+            counted(acks),
+            in_work,
+            *of_plans,
+            sa.func.now(),
+            p.declaration["queries"],
+            *CURSOR,
+        )
+        .select_from(tables.pipeline)
+        .join(tables.cursor, c.pipeline == p.pipeline)
+        .outerjoin(tables.plan, plan.pipeline == p.pipeline)
+        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.cursor))
+        .where(p.pipeline == sa.any_(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text))))
+    )
+
+
+_PIPELINES = _pipelines()
+
+
+def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], WaitingBatch]:
+    """Return those of these batches that exist, each with its newest attempts."""
+    if not wanted:
+        return {}
+    b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
+    poison_tries = (
+        sa.select(sa.func.count())
+        .where(tables.same_batch(tables.attempt, tables.batch), a.is_poison, a.attempt > b.tries_after)
+        .scalar_subquery()
+    )
+    columns = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack, poison_tries]
+    rows = connection.execute(
+        sa.select(*columns)
+        .select_from(sa.outerjoin(tables.batch, tables.commit, tables.same_batch(tables.commit, tables.batch)))
+        .where(sa.tuple_(b.pipeline, b.txid).in_(list(wanted)))
+    )
+    tries = _tries(connection, wanted)
+    batches = [WaitingBatch(*row) for row in rows]
+    return {each[:2]: each._replace(tries=tries.get(each[:2], ())) for each in batches}
+
+
+def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[tuple[str, int], list[Try]]:
+    """Return the newest attempts at these batches, the newest first."""
+    b, a = tables.batch.c, tables.attempt.c
+    newest = (
+        sa.select(*(a[name] for name in Try._fields[:-1]), sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
+        .where(tables.same_batch(tables.attempt, tables.batch))
+        .order_by(a.attempt.desc())
+        .limit(ATTEMPTS_LOOKED_AT)
+        .correlate(tables.batch)
+        .lateral("newest")
+    )
+    statement = (
+        sa.select(b.pipeline, b.txid, *newest.c)
+        .join(newest, sa.true())
+        .where(sa.tuple_(b.pipeline, b.txid).in_(list(batches)))
+        .order_by(newest.c.attempt.desc())
+    )
+    tries: dict[tuple[str, int], list[Try]] = {}
+    for pipeline, txid, *values in connection.execute(statement):
+        tries.setdefault((pipeline, txid), []).append(Try(*values))
+    return tries
+
+
+def _marked(connection: Connection, marks: Iterable[Mark]) -> dict[str, MarkedCommit]:
+    """Return the ledger's commit of each mark's txid, by pipeline."""
+    k = tables.commit.c
+    named = [(mark.pipeline, mark.txid) for mark in marks]
+    if not named:
+        return {}
+    statement = sa.select(k.pipeline, k.attempt, k.committed_at).where(sa.tuple_(k.pipeline, k.txid).in_(named))
+    return {row[0]: MarkedCommit(*row[1:]) for row in connection.execute(statement)}

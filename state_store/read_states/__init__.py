@@ -1,0 +1,1 @@
+"""Reading the rows of states: for programs, named queries and transforms."""

@@ -1,0 +1,291 @@
+"""Seal and fail attempts, the tries at a batch. The newest one owns the batch; older ones are fenced: they never commit.
+
+The fence is ``batch.attempt``, the number of the newest attempt, raised under the batch's row lock (I4 in docs/protocol.md).
+Airflow's try number, clocks and process ids play no part in it. A seal declares that an attempt's staging, the rows that it
+computed, is complete. A txid is a batch's number.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
+
+from tidegate.state_store.base.errors import AttemptFenced, SourceChanged, UnknownBatch
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.seal.staging_tables import StagedPartition
+
+FENCED = AttemptFenced("").code
+# An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and other
+# processes stop waiting for it. If it is alive after all, the fence keeps it from committing.
+LONGEST_SILENCE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a batch: its number, the metadata that it reads, and the open older attempts that it has fenced.
+
+    `rows_before` is how many rows to expect for each state: the most that any of the last batches sealed. `history` is the
+    pipeline's history of commits in which the attempt began; in another one, or without it, the attempt cannot seal.
+    """
+
+    pipeline: str
+    txid: int
+    number: int
+    source_metadata: SourceMetadata
+    fenced: tuple[int, ...] = ()
+    rows_before: Mapping[str, int] = field(default_factory=dict)
+    history: UUID | None = None
+
+    def __str__(self) -> str:
+        return f"{self.pipeline} {self.txid}:{self.number}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The attempt's key, by the names that errors and the ledger use."""
+        return {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.number}
+
+
+@dataclass(frozen=True)
+class AirflowTry:
+    """Which Airflow task instance runs an attempt; recorded for people, nothing depends on it."""
+
+    run_id: str
+    task_id: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"Airflow {self.run_id}, {self.task_id}, try {self.number}"
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """An attempt's counts of rows, and sums of their 64-bit hashes, after the source and the transform; None if untracked."""
+
+    source_rows: int
+    source_hash_sum: int | None = None
+    quarantined_rows: int = 0
+    transformed_rows: int | None = None
+    transformed_hash_sum: int | None = None
+    staged_bytes: int | None = None
+    staged_at: datetime | None = None
+
+
+class LockedBatch(NamedTuple):
+    """A batch's locked row: its newest attempt (the fence), whether it is halted or given up, and the pipeline's history."""
+
+    pipeline: str
+    txid: int
+    source_digest: bytes
+    attempt: int
+    halted_at: datetime | None
+    skip_owner: str | None
+    skip_reason: str | None
+    history: UUID
+
+    def __str__(self) -> str:
+        return f"{self.pipeline} {self.txid}:{self.attempt}"
+
+
+class AttemptRow(NamedTuple):
+    """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock."""
+
+    owner: str
+    fingerprint: str
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    error: str | None
+    is_poison: bool | None
+    quarantined_rows: int | None
+    age_seconds: Decimal
+    silent_seconds: Decimal
+
+
+_HISTORY = sa.select(tables.cursor.c.history).where(tables.cursor.c.pipeline == tables.batch.c.pipeline).scalar_subquery()
+_LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTORY]
+
+
+def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
+    """Lock and return the batch's row, so that taking a fence, sealing and committing exclude each other.
+
+    Raises: UnknownBatch.
+    """
+    b = tables.batch.c
+    row = connection.execute(
+        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
+    ).one_or_none()
+    if row is None:
+        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+    return LockedBatch(*row)
+
+
+def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch | None:
+    """Lock and return the batch's row if its newest attempt is sealed.
+
+    Otherwise nothing is locked: an attempt that is about to seal must not wait for the merge of earlier batches.
+    """
+    b = tables.batch.c
+    is_sealed = sa.exists().where(tables.same_attempt(tables.attempt, tables.batch), tables.attempt.c.sealed_at.is_not(None))
+    row = connection.execute(
+        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
+    ).one_or_none()
+    return LockedBatch(*row) if row else None
+
+
+def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
+    """Return a batch's newest attempt, if any."""
+    a = tables.attempt.c
+    age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
+    silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")
+    known = [a[name] for name in AttemptRow._fields[:-2]]
+    of_batch = (a.pipeline == batch.pipeline, a.txid == batch.txid, a.attempt == batch.attempt)
+    row = connection.execute(sa.select(*known, age, silence).where(*of_batch)).one_or_none()
+    return AttemptRow._make(row) if row else None
+
+
+def keep_alive(connection: Connection, attempt: Attempt) -> bool:
+    """Record that the attempt's process is alive; False if the attempt has ended or is fenced."""
+    a = tables.attempt.c
+    is_open = *_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
+    seen = sa.update(tables.attempt).where(*is_open).values(seen_at=sa.func.clock_timestamp())
+    return bool(connection.execute(seen).rowcount)
+
+
+def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether the newest attempt at a batch of this table or alias was sealed or has failed."""
+    newest, exists = _newest_of(batch)
+    return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
+
+
+def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether the newest attempt at a batch of this table or alias has stopped sending heartbeats."""
+    newest, exists = _newest_of(batch)
+    return exists.where(newest.c.seen_at < sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS))
+
+
+def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
+    newest = tables.attempt.alias("newest")
+    return newest, sa.exists().where(tables.same_attempt(newest, batch)).correlate(batch)
+
+
+def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
+    """Return how many rows an attempt has sealed, bad records included."""
+    s = tables.seal.c
+    of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
+    return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
+
+
+def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
+    """Record, for people, the attempt's Spark application and the tag of its operations."""
+    connection.execute(sa.update(tables.attempt).where(*_row_of(attempt)).values(spark_application=application, spark_tag=tag))
+
+
+def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
+    """Record that the attempt's staging is complete, and which rows a commit merges; a second seal is ignored.
+
+    Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
+    has emitted different rows from those of an earlier attempt.
+    """
+    own = newest(connection, _lock_owned(connection, attempt))
+    assert own is not None, "the batch has its number"
+    if own.failed_at is not None:
+        raise AttemptFenced(f"{attempt} was recorded as failed: {own.error} Nothing of it counts.", **attempt.identity)
+    if own.sealed_at is not None:
+        return
+    _check_replay(connection, attempt, tracked)
+    if rows := [{**attempt.identity, **asdict(partition)} for partition in partitions if partition.rows]:
+        connection.execute(insert(tables.seal).values(rows))
+    connection.execute(
+        sa.update(tables.attempt).where(*_row_of(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
+    )
+
+
+def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
+    """Record why the attempt failed, unless it had already ended; return `poison_tries`.
+
+    Raises: AttemptFenced if a newer attempt owns the batch.
+    """
+    _lock_owned(connection, attempt)
+    a = tables.attempt.c
+    connection.execute(
+        sa.update(tables.attempt)
+        .where(*_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
+        .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
+    )
+    return poison_tries(connection, attempt.pipeline, attempt.txid)
+
+
+def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
+    """Lock the attempt's batch, and return its row if the attempt still owns it.
+
+    In a history that begins after a loss of commits, another attempt may have the same number.
+
+    Raises: AttemptFenced.
+    """
+    batch = lock_batch(connection, attempt.pipeline, attempt.txid)
+    if batch.history != attempt.history:
+        raise AttemptFenced(
+            f"{attempt} is fenced: the pipeline has begun another history since it started, because the database has lost "
+            "commits. Nothing of this attempt counts.",
+            **attempt.identity,
+        )
+    if batch.attempt != attempt.number:
+        raise AttemptFenced(
+            f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.",
+            **attempt.identity,
+        )
+    return batch
+
+
+def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) -> None:
+    """Refuse an attempt that got other rows from a transactional source than an earlier one did (I11).
+
+    Counts and hash sums are compared, of attempts with the same declaration and metadata.
+
+    Raises: SourceChanged.
+    """
+    if tracked.source_hash_sum is None or attempt.number == 1:
+        return
+    a, p, earlier = tables.attempt.c, tables.pipeline.c, tables.attempt.alias("earlier")
+    e = earlier.c
+    other = connection.execute(
+        sa.select(e.attempt, e.source_rows, e.source_hash_sum)
+        .select_from(tables.attempt)
+        .where(*_row_of(attempt), tables.same_batch(earlier, tables.attempt), e.attempt < a.attempt)
+        .where(e.source_digest == a.source_digest, e.fingerprint == a.fingerprint, e.source_hash_sum.is_not(None))
+        .where(p.pipeline == a.pipeline, p.source_kind == "transactional")
+        .order_by(e.attempt)
+        .limit(1)
+    ).one_or_none()
+    if other and (other.source_rows, other.source_hash_sum) != (tracked.source_rows, tracked.source_hash_sum):
+        raise SourceChanged(
+            f"{attempt}: the source emitted {tracked.source_rows} rows, sum of hashes {tracked.source_hash_sum}, "
+            f"attempt {other.attempt} at the same batch {other.source_rows}, sum of hashes {other.source_hash_sum}. "
+            "A transactional source replays the identical rows: put them back.",
+            **attempt.identity,
+        )
+
+
+def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
+    """Return how many attempts failed because of the batch's content since an operator last chose to retry it."""
+    a, b = tables.attempt.c, tables.batch.c
+    both = sa.join(tables.attempt, tables.batch, tables.same_batch(tables.attempt, tables.batch))
+    of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
+    return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
+
+
+def is_poison(connection: Connection, batch: LockedBatch) -> bool:
+    """Return whether a locked batch's newest attempt failed because of the batch's content."""
+    attempt = newest(connection, batch)
+    return attempt is not None and bool(attempt.is_poison)
+
+
+def _row_of(attempt: Attempt) -> tuple[sa.ColumnElement[bool], ...]:
+    a = tables.attempt.c
+    return a.pipeline == attempt.pipeline, a.txid == attempt.txid, a.attempt == attempt.number

@@ -1,0 +1,198 @@
+"""The life of staging tables: created with an attempt, filled by COPY, verified by the commit, dropped when old.
+
+An attempt, a try at a batch, has one table per state, and one for bad records if they are set aside. Each row carries the Spark
+task attempt that wrote it: if a task ran twice, the attempt's seal, its list of complete partitions, names the rows that count.
+"""
+
+import logging
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects.postgresql import psycopg2
+from sqlalchemy.schema import CreateTable, DropTable
+
+from tidegate.state_store.base.errors import StagingLost
+from tidegate.state_store.connections.copy_into_staging import STAGING, CsvReader, copy_rows
+from tidegate.state_store.connections.database import left_for_later
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import state_tables
+
+logger = logging.getLogger(__name__)
+
+NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
+# Executors write the tables; the owner of the state tables reads them for a redo.
+STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
+    "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
+)
+# Postgres' own hashes of these types take a quarter of the time of `hash_record_extended`, which takes any.
+_HASHES: list[tuple[type[Any], str]] = [
+    (sa.BigInteger, "hashint8extended"),
+    (sa.Integer, "hashint4extended"),
+    (sa.Numeric, "hash_numeric_extended"),
+    (sa.Text, "hashtextextended"),
+]
+_ZERO = "0::bigint"
+_PREPARER = psycopg2.dialect().identifier_preparer  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class StagedPartition:
+    """The rows that one Spark task, or NO_TASK, staged for a state: their number and digest."""
+
+    state: str
+    partition: int
+    task_attempt: int
+    rows: int
+    digest: int
+
+
+def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
+    """Create an attempt's staging tables, which Spark's executors may fill, and drop any of the same names.
+
+    The caller has checked that the pipeline owns its states, and taken the attempt's number.
+    """
+    # A table that exists was left by a pipeline that gave the state away before its first commit: its attempts can no longer
+    # commit.
+    owned = [state_tables.staging_table_of(state, txid, attempt) for state in spec.states]
+    exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
+    for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
+        connection.execute(DropTable(table, if_exists=True))
+    for staged in spec.staged:
+        table = state_tables.staging_table_of(staged, txid, attempt)
+        connection.execute(CreateTable(table))
+        connection.execute(STAGER_GRANT.against(table))
+
+
+def fill(connection: Connection, staged: Staged, txid: int, attempt: int, content: CsvReader) -> StagedPartition:
+    """Copy rows into an attempt's staging from this process; return their partition."""
+    table = state_tables.staging_table_of(staged, txid, attempt)
+    columns = [column.name for column in table.columns]
+    with closing(connection.connection.cursor()) as cursor:
+        copied = copy_rows(cursor, table.name, columns, content, NO_TASK, digest_statement(staged, txid, attempt))
+    return StagedPartition(staged.name, 0, NO_TASK, *copied)
+
+
+def digest_of(stage: Table) -> sa.ColumnElement[int]:
+    """Return the digest of staged rows, in any order: the XOR of 64-bit hashes of all columns but the task attempt."""
+    # As text: the hashes are nested, one per column, and SQLAlchemy would need several of Python's thousand frames for each.
+    staged = (column for column in stage.c if column.name != "task_attempt")
+    return sa.literal_column(f"coalesce(bit_xor({reduce(_hash, staged, _ZERO)}), {_ZERO})", sa.BigInteger)
+
+
+def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
+    """Return the SQL for number and digest of the rows that %(task_attempt)s has staged."""
+    stage = state_tables.staging_table_of(staged, txid, attempt)
+    of_task = stage.c.task_attempt == sa.bindparam("task_attempt", type_=sa.BigInteger)
+    statement = sa.select(sa.func.count(), digest_of(stage)).select_from(stage).where(of_task)
+    return str(statement.compile(dialect=psycopg2.dialect()))  # type: ignore[no-untyped-call]
+
+
+def _hash(before: str, column: sa.Column[Any]) -> str:
+    """Return the hash of a row up to this column, seeded with the one before, so the order of values matters."""
+    name = _PREPARER.quote(column.name)
+    known = next((function for kind, function in _HASHES if isinstance(column.type, kind)), None)
+    function, value = (known, name) if known else ("hash_record_extended", f"row({name})")
+    if not column.nullable:
+        return f"{function}({value}, {before})"
+    return f"hashint8extended(coalesce({function}({value}, {_ZERO}), -1::bigint), {before})"  # Postgres has no hash of NULL
+
+
+def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
+    """Return the sealed partitions of a state, after a check that staging holds exactly their rows (I7 in docs/protocol.md).
+
+    Task attempts that no seal names, because Spark repeated the task, are only logged.
+
+    Raises: StagingLost if the table is gone, a row is missing or one byte differs.
+    """
+    s = tables.seal.c
+    sealed = [
+        StagedPartition(staged.name, *row)
+        for row in connection.execute(
+            sa.select(s.partition, s.task_attempt, s.rows, s.digest).where(
+                s.pipeline == pipeline, s.txid == txid, s.attempt == attempt, s.state == staged.name
+            )
+        )
+    ]
+    staging = state_tables.staging_table_of(staged, txid, attempt)
+    if connection.scalar(sa.select(sa.func.to_regclass(_quoted(staging)))) is None:
+        raise _lost(staged, txid, attempt, "its table is gone")
+    counts: dict[int, tuple[int, int]] = {}
+    if sealed:
+        counts = {
+            row.task_attempt: (row[1], row[2])
+            for row in connection.execute(
+                sa.select(staging.c.task_attempt, sa.func.count(), digest_of(staging)).group_by(staging.c.task_attempt)
+            )
+        }
+        for task_attempt in sorted(counts.keys() - {p.task_attempt for p in sealed} - {NO_TASK}):
+            logger.warning(
+                "%s %d:%d: Spark's task attempt %d staged %d rows of %s too; no seal names it, so they do not count",
+                *(pipeline, txid, attempt, task_attempt, counts[task_attempt][0], staged.name),
+            )
+    for p in sealed:
+        if counts.get(p.task_attempt) != (p.rows, p.digest):
+            rows = counts.get(p.task_attempt, (0, 0))[0]
+            raise _lost(staged, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
+    return sealed
+
+
+def _quoted(staging: Table) -> str:
+    return f'{STAGING}."{staging.name}"'
+
+
+def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
+    return StagingLost(
+        f"The staging of state {staged.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again.",
+        txid=txid,
+        attempt=attempt,
+    )
+
+
+def drop_old(connection: Connection, spec: PipelineSpec, retention_hours: int, limit: int) -> int:
+    """Drop the staging of attempts that started, and whose batch committed, before the retention (I18).
+
+    Takes at most `limit` attempts, and leaves out locked ones; returns their number.
+    """
+    a, c = tables.attempt.c, tables.commit.c
+    oldest = sa.func.now() - timedelta(hours=retention_hours)
+    old = (
+        sa.select(a.txid, a.attempt)
+        .join(tables.commit, tables.same_batch(tables.attempt, tables.commit))
+        .where(c.committed_at < oldest, a.started_at < oldest)  # the attempt of a redo starts after the batch has committed
+    )
+    return _drop_some(connection, spec, old, limit)
+
+
+def drop_all(connection: Connection, spec: PipelineSpec, limit: int) -> int:
+    """Drop the staging of at most `limit` attempts, whatever their batches are; return their number."""
+    return _drop_some(connection, spec, sa.select(tables.attempt.c.txid, tables.attempt.c.attempt), limit)
+
+
+def _drop_some(connection: Connection, spec: PipelineSpec, attempts: sa.Select[Any], limit: int) -> int:
+    a = tables.attempt.c
+    kept = attempts.where(a.pipeline == spec.name, a.dropped_at.is_(None)).order_by(a.txid, a.attempt).limit(limit)
+    found = connection.execute(kept.with_for_update(of=tables.attempt, skip_locked=True)).all()
+    return sum(_drop(connection, spec, txid, number) for txid, number in found)
+
+
+def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) -> bool:
+    """Drop an attempt's staging; return False, without a change, if a late reader or writer holds a table."""
+    a = tables.attempt.c
+    # The bad records too: an earlier declaration may have set some aside.
+    everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
+    with left_for_later(connection, f"The staging of {spec.name} {txid}:{number}"):
+        for staged in everything:
+            connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
+        connection.execute(
+            sa.update(tables.attempt)
+            .where(a.pipeline == spec.name, a.txid == txid, a.attempt == number)
+            .values(dropped_at=sa.func.now())
+        )
+        return True
+    return False

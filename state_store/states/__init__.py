@@ -1,0 +1,1 @@
+"""The tables of states: what they should be, whether they still are, and rows by key."""

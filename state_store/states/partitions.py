@@ -1,0 +1,216 @@
+"""The tables of states that are divided into partitions: whether they have all of them, and how one is made again.
+
+How they are divided is in `range_partitions`. What reads or takes back rows refuses a table that lacks a partition, because its
+rows would be missing in silence.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import OID
+
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
+from tidegate.state_store.ledger import tables
+from tidegate.state_store.states import key_lookup, range_partitions, state_tables, team_additions
+
+_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
+_INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")
+_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partattrs")), schema="pg_catalog")
+_ATTRIBUTE = sa.table("pg_attribute", *map(sa.column, ("attrelid", "attnum", "attname")), schema="pg_catalog")
+# Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
+# triggers that it lacks. Partitions have no privileges of their own. Done where the migration runs, as databases differ.
+# Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
+_MADE_LIKE_BEFORE = """DO $do$
+DECLARE
+    statement text;
+BEGIN
+    IF (SELECT relrowsecurity FROM pg_class WHERE oid = '{before}'::regclass)
+        OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
+        RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
+            migrate, then make both again';
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
+        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid
+        WHERE puballtables OR pnnspid = '{schema}'::regnamespace OR prrelid = '{before}'::regclass
+            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{before}'::regclass)
+    ) THEN
+        RAISE '{made} is in a publication, whose subscribers would not learn of the table that is made again: take it
+            out, migrate, then add it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_rewrite WHERE ev_class = '{before}'::regclass) THEN
+        RAISE '{made} has a rule, which the table that is made again would lack: drop it, migrate, then make it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class WHERE oid = '{before}'::regclass AND relispartition) THEN
+        RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
+    END IF;
+    FOR statement IN
+        WITH before AS (
+            SELECT * FROM pg_class WHERE oid = '{before}'::regclass
+        ), named (oid, name) AS (
+            SELECT 0::oid, 'PUBLIC' UNION ALL SELECT oid, quote_ident(rolname) FROM pg_roles
+        ), granted AS (
+            SELECT 0 AS part, '' AS columns, a.* FROM before, aclexplode(relacl) WITH ORDINALITY AS a WHERE grantee <> relowner
+            UNION ALL
+            SELECT attnum, format('(%I)', attname), a.*
+            FROM before JOIN pg_attribute ON attrelid = oid, aclexplode(attacl) WITH ORDINALITY AS a WHERE attnum > 0
+        ), triggers AS (
+            SELECT * FROM pg_trigger WHERE tgrelid = '{before}'::regclass AND NOT tgisinternal AND NOT EXISTS (
+                SELECT FROM pg_trigger AS same WHERE same.tgrelid = '{made}'::regclass AND same.tgname = pg_trigger.tgname)
+        )
+        SELECT todo FROM (
+            SELECT 1, 0, 0, format('REVOKE ALL ON {made} FROM %s', name)
+            FROM pg_class, aclexplode(relacl) JOIN named ON named.oid = grantee
+            WHERE pg_class.oid = '{made}'::regclass AND grantee <> relowner
+            UNION ALL
+            SELECT 2, part, ordinality, format(
+                'GRANT %s %s ON {made} TO %s%s', privilege_type, columns, name,
+                CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
+            FROM granted JOIN named ON named.oid = grantee
+            UNION ALL
+            SELECT 3, 0, 0, replace(
+                replace(pg_get_triggerdef(oid), ' ON {schema}."{name}" ', ' ON {made} '), ' ON {before} ', ' ON {made} ')
+            FROM triggers
+            UNION ALL
+            SELECT 4, 0, 0, format(
+                'ALTER TABLE {made} %s TRIGGER %I',
+                CASE tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE REPLICA' END, tgname)
+            FROM triggers WHERE tgenabled <> 'O'
+        ) AS all_of_them (step, part, number, todo) ORDER BY step, part, number
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$do$"""
+
+
+class _Found(NamedTuple):
+    """How a table is divided: by the ranges of which column, and the names of its attached partitions."""
+
+    column: str
+    parts: set[str]
+
+
+def check_complete(connection: Connection, specs: Sequence[PipelineSpec]) -> None:
+    """Refuse tables that lack a partition: a table created from one would lack the partition's rows.
+
+    Raises: SchemaOutOfDate.
+    """
+    if not sa.inspect(connection).has_table(tables.state_range.name, schema=tables.LEDGER):
+        return
+    for table in (table for spec in specs for state in spec.readable for table in state_tables.tables_of(state)):
+        check_whole(connection, table.name)
+
+
+def check_whole(connection: Connection, table: str) -> None:
+    """Refuse a table in schema state that lacks a partition: for readers, its rows would be missing.
+
+    Raises: SchemaOutOfDate.
+    """
+    missing = key_lookup.missing_ranges(connection.connection.driver_connection, table)
+    if refusal := range_partitions.why_not_whole(f"{state_tables.STATE}.{table}", missing):
+        raise refusal
+
+
+def readable_table(connection: Connection, state: StateSpec) -> Table:
+    """Return what readers of a state select from, if it has all rows.
+
+    Raises: SchemaOutOfDate if a partition of its table is missing: its rows would be, too.
+    """
+    check_whole(connection, state.table_name)
+    return state_tables.readable_of(state)
+
+
+def attached(connection: Connection, table: str) -> set[str]:
+    """Return the names of the partitions that a table in schema state has."""
+    found = _divided(connection, f"{state_tables.STATE}.{table}")
+    return found.parts if found else set()
+
+
+def differing(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> list[tuple[StateSpec, StateSpec]]:
+    """Return the states whose tables are divided otherwise than is declared: as declared, and as found."""
+    differing = []
+    for state in (state for spec in specs for state in spec.readable):
+        if not sa.inspect(connection).has_table(state.table_name, schema=schema):
+            continue
+        found = _divided(connection, f"{schema}.{state.table_name}")
+        ranges = Ranges(found.column, range_partitions.length(connection, state, found.column)) if found else None
+        if ranges != state.ranges:
+            differing.append((state, replace(state, ranges=ranges)))
+    return differing
+
+
+def losing_their_column(connection: Connection, schema: str, specs: Sequence[PipelineSpec]) -> dict[str, str]:
+    """Return a sentence for each pipeline with a state that no longer has the column by which its table is divided."""
+    sentences = {}
+    for spec in specs:
+        for state in spec.readable:
+            found = _divided(connection, f"{schema}.{state.table_name}")
+            if found and found.column not in {value.name for value in state.values}:
+                sentences[spec.name] = (
+                    f"State {state.name} of pipeline {spec.name} cannot lose column {found.column}, by whose ranges its table "
+                    "is divided. First declare other range_partitions, or none, with that column, and let a migration divide "
+                    "the table so; then take the column out."
+                )
+    return sentences
+
+
+def _divided(connection: Connection, table: str) -> _Found | None:
+    """Return how a table is divided; None if it is not, or there is none.
+
+    A partition that is being detached concurrently, or whose detaching was broken off, is gone for every query.
+    """
+    name = sa.cast(sa.func.to_regclass(table), OID)
+    d, i, part = _DIVIDED.c, _INHERITS.c, _CLASS.c
+    column = sa.select(_ATTRIBUTE.c.attname).where(
+        _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger))),
+    )  # fmt: skip
+    attached = sa.and_(i.inhparent == d.partrelid, sa.not_(i.inhdetachpending))
+    rows = connection.execute(
+        sa.select(column.scalar_subquery().label("column"), part.relname)
+        .select_from(_DIVIDED.outerjoin(_INHERITS, attached).outerjoin(_CLASS, part.oid == i.inhrelid))
+        .where(d.partrelid == name)
+    ).all()
+    return _Found(rows[0].column, {row.relname for row in rows if row.relname}) if rows else None
+
+
+def set_aside(table: Table, state: StateSpec) -> Iterator[str]:
+    """Yield the statements that rename a table, its partitions and indexes, to make room for one with the same names."""
+    if state.ranges:
+        yield from range_partitions.set_aside(state, table)
+    yield f"ALTER TABLE {table.schema}.{table.name} RENAME TO {table.name}$before"
+    for name in sorted(str(part.name) for part in _indexed(table)):
+        yield f"ALTER INDEX {table.schema}.{name} RENAME TO {name}$before"
+
+
+def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
+    """Yield the statements that copy the table that was set aside, but for its declaration, and drop it."""
+    before = sa.table(
+        f"{table.name}$before", *(sa.column(c.name, c.type) for c in table.columns if c.computed is None), schema=table.schema
+    )
+    if state.ranges:
+        yield from range_partitions.made_for(state, before)
+    copy = sa.insert(table).from_select(before.c.keys(), sa.select(before))
+    # The trigger, which refuses all writers but the pipeline's commits, would refuse this copy.
+    yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
+    yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+    yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
+    before_it = f"{table.name}$before"
+    for statement in (made_like_before(table, before_it), team_additions.replaced(table, before_it)):
+        yield " ".join(statement.split())  # one line of the migration
+
+
+def made_like_before(table: Table, before: str) -> str:
+    """Return the statement that gives a table what another one in its schema has beyond its declaration, but for indexes."""
+    names = {"schema": table.schema, "name": before, "before": f"{table.schema}.{before}"}
+    return _MADE_LIKE_BEFORE.format(made=table.fullname, **names)
+
+
+def _indexed(table: Table) -> Iterator[sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index]:
+    for part in (*table.constraints, *table.indexes):
+        if isinstance(part, sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index) and part.columns:
+            yield part  # SQLAlchemy gives each table a primary key, without columns if there is none

@@ -1,0 +1,343 @@
+"""Range partitions: tables that are split into one per day, week, month, year or so many numbers of a column.
+
+Appended rows are divided by the column that is declared, and what states record, changes or final windows, by txid.
+
+Which ranges there will be is not known when the table is made: the commit that brings the first row of a range has its
+partition made, in its own transaction. The ledger notes each, so that one that was detached by hand is missed, and `tidegate
+prune` removes old ones as a whole. Their names are the table's, a $ and the start of the range.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from psycopg2.errors import DuplicateTable
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
+
+from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
+from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.declarations.column_spec import TXID
+from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
+from tidegate.state_store.ledger import tables
+
+# A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
+# in one batch are a mistake rather than a history.
+MOST_AT_ONCE = 400
+# While a removal waits for readers, commits and new readers wait for it. So it gives up soon, and is tried again; not before
+# Postgres ends an autovacuum that is in the way, after its deadlock_timeout of usually a second.
+LOCK_TIMEOUT = "1200ms"
+# How many txids a partition of recorded changes has: less than a day of batches if there is one per minute, so that there are
+# hundreds of partitions after a year in which none was removed. Commits refuse to add ranges of another number to those of a
+# table: it needs a migration that divides the tables again.
+TXIDS = 1000
+_LEAST = {"integer": -(2**31), "bigint": -(2**63)}
+_SHOWN = 5
+_LONGEST_NAME = 63  # of Postgres
+_SQL_TYPES: dict[str, Any] = {
+    "integer": sa.Integer(),
+    "bigint": sa.BigInteger(),
+    "date": sa.Date(),
+    "timestamp": sa.TIMESTAMP(),
+    "timestamptz": sa.TIMESTAMP(timezone=True),
+}
+_PARTITIONS_SET_ASIDE = """DO $do$
+DECLARE
+    part regclass;
+BEGIN
+    FOR part IN SELECT inhrelid::regclass FROM pg_inherits WHERE inhparent = '{table}'::regclass
+    LOOP
+        EXECUTE format('ALTER TABLE %s RENAME TO %I', part, 'before$' || part::oid);
+    END LOOP;
+END
+$do$"""
+# For rows that are there already, where the migration runs, as databases differ.
+_PARTITIONS_MADE = """DO $do$
+DECLARE
+    new record;
+BEGIN
+    IF EXISTS ({without}) THEN
+        RAISE 'state {state} has rows without {column}, by which they are to be divided: delete these, or give them a value';
+    END IF;
+    PERFORM set_config('tidegate.writer', {owner}, true);
+    FOR new IN {needed}
+    LOOP
+        PERFORM tidegate.add_range('{state}', new.partition, new.lower, new.upper, '{every}');
+    END LOOP;
+    PERFORM set_config('tidegate.writer', '', true);
+END
+$do$"""
+
+
+class Divided(NamedTuple):
+    """A table that is divided: its name, its ranges, and the type of the column whose ranges these are."""
+
+    table: str
+    ranges: Ranges
+    kind: str
+
+    @property
+    def partitioned_by(self) -> str:
+        """Return the SQL of what the table is partitioned by."""
+        return f"RANGE ({_quoted(self.ranges.column)})"
+
+
+def rows_of(state: StateSpec) -> Divided:
+    """Return the table of a state of rows that is divided by ranges."""
+    assert state.ranges is not None, "only a state with ranges is divided by them"
+    column = state.ranges.column
+    return Divided(state.name, state.ranges, next(value.type.name for value in state.values if value.name == column))
+
+
+def changes_of(state: StateSpec) -> Divided:
+    """Return the table of what a state records: its changes, or its final windows. It is divided by ranges of txids."""
+    assert state.records is not None, "only what is recorded is divided by txid"
+    return Divided(state.records, Ranges(TXID.name, TXIDS), TXID.type.name)
+
+
+def partition_of(state: StateSpec, txid: int) -> str:
+    """Return the name of the partition that has what a txid has the state record."""
+    return f"{state.records}${txid // TXIDS * TXIDS}"
+
+
+def add_missing(connection: Connection, divided: Divided, rows: sa.Select[Any]) -> None:
+    """Make the partitions that these rows of a batch need and the table does not have.
+
+    Raises: BadKey for a row without a value; Overflow for rows in too many new ranges; SchemaOutOfDate if the table is divided
+    by other ranges, or a table that was detached by hand is in the way.
+    """
+    needed = _needed(divided, rows)
+    r = tables.state_range.c
+    is_there = sa.exists().where(r.state == divided.table, r.partition == needed.c.partition)
+    missing = connection.execute(
+        sa.select(needed).where(sa.not_(is_there)).order_by(needed.c.start).limit(MOST_AT_ONCE + 1)
+    ).all()
+    if any(new.partition is None for new in missing):
+        raise BadKey(
+            f"State {divided.table}: column {divided.ranges.column}, by which its rows are divided, is NULL or infinite in a "
+            "row."
+        )
+    if len(missing) > MOST_AT_ONCE:
+        raise Overflow(
+            f"State {divided.table}: by column {divided.ranges.column}, the batch has rows in more than {MOST_AT_ONCE} new "
+            f"ranges, from {missing[0].lower} to {missing[-1].lower} and on. If these are no mistakes, use smaller batches, or "
+            "longer ranges."
+        )
+    if missing:
+        _check_every(connection, divided)
+    for new in missing:
+        bounds = (new.partition, new.lower, new.upper, str(divided.ranges.every))
+        try:
+            connection.execute(sa.select(sa.func.tidegate.add_range(divided.table, *bounds)))
+        except ProgrammingError as error:
+            if not isinstance(error.orig, DuplicateTable):
+                raise
+            raise SchemaOutOfDate(
+                f"State {divided.table} gets a partition again that was detached: table state.{new.partition} is in the way. "
+                "Rename it, move it to another schema, or drop it."
+            ) from error
+
+
+def begin_txid(connection: Connection, state: StateSpec, txid: int) -> None:
+    """Make the partition that takes what a txid has the state record, if there is none.
+
+    Raises: SchemaOutOfDate.
+    """
+    add_missing(connection, changes_of(state), sa.select(sa.literal(txid, sa.BigInteger).label(TXID.name)))
+
+
+def _check_every(connection: Connection, divided: Divided) -> None:
+    """Refuse to add to ranges of another length, which a migration has made since this process read the declaration.
+
+    Raises: SchemaOutOfDate.
+    """
+    r, every = tables.state_range.c, str(divided.ranges.every)
+    other = connection.scalar(sa.select(r.every).where(r.state == divided.table, r.every != every).limit(1))
+    if other is not None:
+        raise SchemaOutOfDate(
+            f"State {divided.table} is divided by ranges of {other}, and this process would add one of {every}. If the "
+            "declaration has changed, run: tidegate migrate --new; if that was done since this process began, restart the "
+            "stack: tidegate down && tidegate up"
+        )
+
+
+def _needed(divided: Divided, rows: sa.Select[Any]) -> sa.Subquery:
+    """Return the ranges of rows: where each starts, its partition's name, and its bounds, without one where it is open."""
+    value, every, kind = rows.selected_columns[divided.ranges.column], divided.ranges.every, divided.kind
+    if isinstance(every, int):
+        number, length = sa.cast(value, sa.BigInteger), sa.literal(every, sa.BigInteger)
+        # The division of Postgres rounds towards zero.
+        start: sa.ColumnElement[Any] = sa.case((number >= 0, number // length), else_=(number + 1) // length - 1)
+        starts = rows.with_only_columns(start.label("start")).distinct().subquery()
+        least = sa.cast(starts.c.start, sa.Numeric) * length
+        lowest, highest = (sa.literal(bound, sa.Numeric) for bound in (_LEAST[kind], -_LEAST[kind] - 1))
+        name: sa.ColumnElement[str] = sa.cast(least, sa.Text)
+        lower: Any = sa.case((least >= lowest, name))
+        upper: Any = sa.case((least + length <= highest, sa.cast(least + length, sa.Text)))
+    else:
+        time = sa.func.timezone("UTC", value) if kind == "timestamptz" else sa.cast(value, sa.TIMESTAMP)
+        starts = rows.with_only_columns(sa.func.date_trunc(every, time).label("start")).distinct().subquery()
+        end = starts.c.start + sa.literal_column(f"INTERVAL '1 {every}'")  # one of `PERIODS`
+        name = _written(starts.c.start, "YYYYMMDD")
+        lower, upper = (_written(bound, "YYYY-MM-DD") for bound in (starts.c.start, end))
+    partition = sa.literal(f"{divided.table}$", sa.Text).concat(name)
+    labelled = {"partition": partition, "lower": lower, "upper": upper}
+    return sa.select(starts.c.start, *(column.label(label) for label, column in labelled.items())).subquery("needed")
+
+
+def _written(time: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[str]:
+    """Return a time as text; before the year 1, years are counted back. An infinite one has none."""
+    before_christ = time < sa.literal_column("TIMESTAMP '0001-01-01'")
+    return sa.func.to_char(time, sa.case((before_christ, f"{pattern} BC"), else_=pattern))
+
+
+def ended(connection: Connection, divided: Divided, before: str) -> list[str]:
+    """Return the partitions whose ranges end at or before a value, the oldest first.
+
+    Raises: UsageError if the value is none of the column's type.
+    """
+    kind, r = divided.kind, tables.state_range.c
+    upper, bound = (sa.cast(value, _SQL_TYPES[kind]) for value in (r.upper, sa.literal(before, sa.Text)))
+    found = sa.select(r.partition).where(r.state == divided.table, upper <= bound)
+    try:
+        with connection.begin_nested():
+            set_local(connection, {"timezone": "UTC"})
+            return list(connection.scalars(found.order_by(upper)))
+    except DataError as error:
+        raise UsageError(
+            f"{before!r} is no value of column {divided.ranges.column} of state {divided.table}: its type is {kind}."
+        ) from error
+
+
+def newest_txid(connection: Connection, partition: str) -> int:
+    """Return the last txid that has a row in a partition; 0 if it has none."""
+    rows = sa.table(partition, sa.column("txid"), schema="state")
+    return connection.scalar(sa.select(sa.func.max(rows.c.txid))) or 0
+
+
+def remove_rows(connection: Connection, partition: str, txids: tuple[int, int], most: int) -> tuple[int, int]:
+    """Delete the first rows of these txids from one partition, at most so many; return their number and last txid."""
+    set_local(connection, {"enable_sort": "off"})  # in the order of the index: of a new table, Postgres knows no sizes
+    rows = sa.table(partition, sa.column("txid", sa.BigInteger), sa.column("ctid"), schema="state")
+    old = rows.alias("old")
+    first = sa.select(old.c.ctid).where(old.c.txid.between(*txids)).order_by(old.c.txid).limit(most)
+    delete = sa.delete(rows).where(rows.c.ctid == sa.any_(sa.func.array(first.scalar_subquery())))
+    removed = delete.returning(rows.c.txid).cte("removed")
+    count, last = connection.execute(sa.select(sa.func.count(), sa.func.max(removed.c.txid))).one()
+    return count, last or 0
+
+
+class PartitionsHeld(Exception):
+    """Other transactions hold partitions that are to be removed; its text says which."""
+
+
+def lock(connection: Connection, names: Sequence[str]) -> None:
+    """Lock a table in schema state, and some of its partitions, against readers.
+
+    The table is the first: readers lock it first, too.
+
+    Raises: PartitionsHeld if some hold one for too long.
+    """
+    listed = ", ".join(f"ONLY {_table(name)}" for name in names)
+    try:
+        with connection.begin_nested():
+            set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
+            connection.execute(sa.DDL(f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
+    except OperationalError as error:
+        if not lock_holders.is_lock_timeout(error.orig):
+            raise
+        raise PartitionsHeld(lock_holders.of(error.orig, connection.connection.driver_connection)) from error
+
+
+def drop(connection: Connection, table: str, partition: str) -> None:
+    """Drop a partition of a table, and remove the note of it."""
+    connection.execute(sa.DDL(f"DROP TABLE {_table(partition)}"))  # type: ignore[no-untyped-call]
+    forget(connection, table, partition)
+
+
+def detach(connection: Connection, table: str, partition: str) -> str:
+    """Detach a partition, remove the note of it, and return the name that its table gets: a later row may need its own."""
+    names = (f"{partition}$kept{number or ''}"[-_LONGEST_NAME:] for number in count())
+    kept = next(name for name in names if not connection.scalar(sa.select(sa.func.to_regclass(_table(name)))))
+    detached = f"ALTER TABLE {_table(table)} DETACH PARTITION {_table(partition)}"
+    for step in (detached, f"ALTER TABLE {_table(partition)} RENAME TO {_quoted(kept)}"):
+        connection.execute(sa.DDL(step))  # type: ignore[no-untyped-call]
+    forget(connection, table, partition)
+    return kept
+
+
+def forget(connection: Connection, table: str, partition: str) -> None:
+    """Remove the note of a partition of a table."""
+    r = tables.state_range.c
+    connection.execute(sa.delete(tables.state_range).where(r.state == table, r.partition == partition))
+
+
+def _table(name: str) -> str:
+    return f"state.{_quoted(name)}"
+
+
+def _quoted(name: str) -> str:
+    return postgresql.dialect().identifier_preparer.quote(name)  # type: ignore[no-untyped-call]
+
+
+def length(connection: Connection, state: StateSpec, column: str) -> str | int:
+    """Return the length of the ranges of a table that is divided by a column: the declared one, if there are none yet."""
+    r = tables.state_range.c
+    noted = connection.scalar(sa.select(sa.func.max(r.every)).where(r.state == state.name))
+    if noted is not None:
+        return int(noted) if noted.isdecimal() else str(noted)
+    if state.ranges and state.ranges.column == column:
+        return state.ranges.every
+    kind = next((value.type.name for value in state.values if value.name == column), "")
+    return 1_000_000 if kind in _LEAST else "month"
+
+
+def why_not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate | None:
+    """Return the error for a table that lacks these partitions; None if it lacks none."""
+    if not missing:
+        return None
+    shown = ", ".join(sorted(missing)[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
+    return SchemaOutOfDate(
+        f"Table {table} lacks {len(missing)} of the partitions that commits have made, with all their rows: {shown}. What was "
+        f"detached has to be attached again, with the bounds that tidegate.state_range has for it (ALTER TABLE {table} ATTACH "
+        "PARTITION ...). If it is to be gone: tidegate prune. Nothing was changed."
+    )
+
+
+def set_aside(state: StateSpec, table: Table) -> Iterator[str]:
+    """Yield the statements that make room for the partitions of a table of the same name: those of this one are renamed."""
+    yield _one_line(_PARTITIONS_SET_ASIDE.format(table=table.fullname))
+    yield _literal(sa.delete(tables.state_range).where(tables.state_range.c.state == state.name))
+
+
+def made_for(state: StateSpec, before: sa.TableClause) -> Iterator[str]:
+    """Yield the statement that makes the partitions for the rows of a table that was set aside, where the migration runs.
+
+    It fails if a row has no value in the column that divides them.
+    """
+    assert state.ranges is not None, "only a state with ranges is divided by them"
+    column = before.c[state.ranges.column]
+    needed = _needed(rows_of(state), sa.select(column).where(column.is_not(None)))
+    without: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(before).where(column.is_(None))
+    t = tables.state_table.c
+    statement = _PARTITIONS_MADE.format(
+        without=_literal(without),
+        owner=_literal(sa.select(t.pipeline).where(t.state == state.name).scalar_subquery()),
+        needed=_literal(sa.select(needed).order_by(needed.c.start)),
+        state=state.name,
+        column=state.ranges.column,
+        every=state.ranges.every,
+    )
+    yield _one_line(statement)
+
+
+def _literal(statement: Any) -> str:
+    return str(statement.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]
+
+
+def _one_line(statement: str) -> str:
+    """Return a statement as a migration has it."""
+    return " ".join(statement.split())

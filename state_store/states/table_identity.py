@@ -1,0 +1,128 @@
+"""Whether the tables of states are still those that batches have committed into.
+
+A table that was dropped and made again, or put back by itself from an older dump, lacks rows of batches that have committed.
+Its rows do not show that. But it has another number in Postgres than the one that the ledger has noted
+(`state_table.table_oid`). A table keeps its number when it is renamed, moved, rewritten or vacuumed, and in a copy of its whole
+database.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
+from tidegate.state_store.declarations.pipeline_spec import spec_of
+from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.states import state_tables
+
+_NOTE = sa.text("""
+UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
+WHERE pipeline = :pipeline AND relname = state AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p')
+    AND table_oid IS DISTINCT FROM pg_class.oid AND (table_oid IS NULL OR :again)
+""")
+# Triggers are O if they fire as usual, A if always, D if they are disabled, R if only while a subscription applies changes.
+_STRANGE = sa.text("""
+SELECT s.pipeline, s.state, k.txid, c.oid IS NULL AS is_missing, s.table_oid <> c.oid AS is_another
+FROM tidegate.state_table AS s JOIN tidegate.cursor AS k USING (pipeline)
+LEFT JOIN pg_class AS c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
+LEFT JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = 'single_writer'
+WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at IS NULL AND k.txid > 0
+    AND (s.table_oid IS DISTINCT FROM c.oid OR t.tgenabled IS NULL OR t.tgenabled NOT IN ('O', 'A'))
+ORDER BY s.pipeline, s.state
+""").bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
+
+
+def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
+    """Note which tables a pipeline's states are, of new ones or, once it is known that they are whole, `again` of all.
+
+    Only the tables' owner may.
+    """
+    connection.execute(_NOTE, {"pipeline": pipeline, "again": again})
+
+
+def check(connection: Connection, pipeline: str) -> None:
+    """Refuse tables that are not those into which the pipeline's batches have committed, or that others may write.
+
+    Raises: HoleDetected, GuardMismatch.
+    """
+    for row in connection.execute(_STRANGE, {"pipelines": [pipeline]}):
+        kind = HoleDetected if row.is_missing or row.is_another else GuardMismatch
+        raise kind(_describe(row), pipeline=pipeline, txid=row.txid)
+
+
+def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, list[str]]:
+    """Return, by pipeline, those tables of these that are there, and are others than those that batches have committed into."""
+    found: dict[str, list[str]] = {}
+    if schema_revision.has_ledger(connection):
+        for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
+            if row.is_another:
+                found.setdefault(row.pipeline, []).append(f"{state_tables.STATE}.{row.state}")
+    return found
+
+
+def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]:
+    """Return a sentence for each of these pipelines of which a table, or a column with values, is gone; for migrations.
+
+    A migration would make it again, empty, and nothing would say later that rows are missing. Columns may lack while
+    migrations are missing, as after a downgrade.
+    """
+    if not schema_revision.has_ledger(connection):
+        return {}
+    lost: dict[str, str] = {}
+    for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
+        if row.is_missing:
+            lost.setdefault(row.pipeline, _describe(row))
+    if not schema_revision.is_migrated(connection):
+        return lost
+    p, k = tables.pipeline.c, tables.cursor.c
+    committed = sa.select(p.pipeline, p.declaration).join(tables.cursor, k.pipeline == p.pipeline).where(k.txid > 0)
+    for pipeline, declaration in connection.execute(committed.where(p.pipeline.in_(pipelines)).order_by(p.pipeline)):
+        if missing := missing_columns(connection, declaration):
+            lost.setdefault(
+                pipeline,
+                f"{pipeline}: column {state_tables.STATE}.{missing[0]} is gone, with the values of committed batches. Put it "
+                "back with its values: rename it back, or restore a backup of the database.",
+            )
+    return lost
+
+
+def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> list[str]:
+    """Return the columns that the tables lack of those that a registered declaration has, as ``table.column``."""
+    states = spec_of(declaration).readable
+    of_tables = {table: state for state in states for table in (state.table_name, state.records) if table}
+    columns = sa.text(
+        "SELECT relname, array_agg(attname::text) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid"
+        " WHERE relnamespace = CAST(:schema AS regnamespace) AND relname = ANY (:tables) AND NOT attisdropped GROUP BY relname"
+    )
+    found = connection.execute(columns, {"schema": state_tables.STATE, "tables": list(of_tables)})
+    return [
+        f"{table}.{value.name}"
+        for table, names in sorted((table, set(names)) for table, names in found)
+        for value in of_tables[table].values
+        if value.name not in names
+    ]
+
+
+def _describe(row: sa.Row[Any]) -> str:
+    """Return what is strange about a table, and what to do, in sentences."""
+    name = f"{state_tables.STATE}.{row.state}"
+    otherwise = "restore a backup of the database; or compute the batches again, as a higher version (docs/rebuilding.md)."
+    if row.is_missing:
+        return (
+            f"{row.pipeline}: table {name} is gone, with the rows of the batches up to txid {row.txid}. Put it back: rename "
+            f"it, or move it, to where it was. If it was dropped, {otherwise}"
+        )
+    if row.is_another:
+        return (
+            f"{row.pipeline}: table {name} is another one than that of the batches up to txid {row.txid}: it was dropped and "
+            "made again, or put back by itself, so rows may be missing. If all are there, run: tidegate migrate "
+            f"--accept-epoch. If not, {otherwise}"
+        )
+    return (
+        f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, so other programs may have changed "
+        f"its rows, and may do so again. See that they are right; then, as the table's owner: ALTER TABLE {name} "
+        "ENABLE TRIGGER single_writer"
+    )

@@ -1,0 +1,1 @@
+"""Verbs that start runs or act on batches and pipelines."""

@@ -1,0 +1,172 @@
+"""The verbs that take a pipeline out of service, and back: retire, reinstate."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate import output
+from tidegate.commands import as_json, pipeline_name, yes
+from tidegate.commands.act.operator_verbs import operator, reason, reason_if_any
+from tidegate.jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
+from tidegate.operator_actions import require_reason
+from tidegate.state_store.base.errors import TidegateError, UnknownPipeline, UsageError
+from tidegate.state_store.base.settings import Settings
+
+if TYPE_CHECKING:
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
+
+
+@click.command()
+@pipeline_name
+@click.option("--drop-states", is_flag=True, help="Drop its states too, permanently; otherwise their tables stay for readers.")
+@reason
+@yes
+@as_json
+def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bool) -> None:
+    """Take a pipeline out of service: no batch of it counts any more, and nothing shows or waits for it.
+
+    Its ledger, its name and those of its states stay; `reinstate` lets it go on where it stood. Its code may be gone.
+    """
+    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
+    from tidegate.state_store.pipeline_changes.retirement import Request  # noqa: PLC0415
+
+    settings, why = Settings.load(), require_reason(reason, "replaced by flights_by_hour")
+    request = Request(operator("retire"), why, drops_states=drop_states, is_confirmed=yes)
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        done = _retired(store, pipeline, request)
+    if not yes and (not done.already or done.dropped):
+        raise UsageError(f"{_outlook(pipeline, done, drops=drop_states)} Add --yes to do it.")
+    try:
+        with StateStore.connect(settings) as store:
+            staged = sum(iter(lambda: store.drop_staging_of_retired(pipeline), 0))
+    except TidegateError:
+        output.say(f"{pipeline} is retired, and has staging left. The same command again drops it.")
+        raise
+    if as_json:
+        output.print_json(_facts(pipeline, done, staged))
+    else:
+        output.say(_report(pipeline, done))
+
+
+@click.command()
+@pipeline_name
+@reason_if_any
+@as_json
+def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
+    """Let a retired pipeline go on where it stood, as long as its states were not dropped."""
+    from tidegate.state_store import StateStore  # noqa: PLC0415
+
+    settings, why = Settings.load(), require_reason(reason)
+    with StateStore.connect(settings, user=settings.pg_owner) as store:
+        try:
+            changed = store.reinstate(pipeline, operator("reinstate"), why)
+        except UnknownPipeline as error:
+            raise _named(store, pipeline, error) from error
+    if as_json:
+        output.print_json({"pipeline": pipeline, "retired": False, "already": not changed})
+    elif changed:
+        output.say(f"{pipeline} is in service again. After tidegate migrate, start a run: tidegate trigger {pipeline} --wait")
+    else:
+        output.say(f"{pipeline} was not retired.")
+
+
+def _retired(store: "StateStore", pipeline: str, request: "Request") -> "Retirement":
+    """Retire a pipeline, by as many transactions as its states take; return the last outcome, with all that was dropped."""
+    dropped: list[str] = []
+    first: Retirement | None = None
+    while True:
+        try:
+            done = store.retire(pipeline, request)
+        except UnknownPipeline as error:
+            raise _named(store, pipeline, error) from error
+        except TidegateError:
+            if first is not None:
+                output.say(
+                    f"{pipeline} is retired, and a part of its states is dropped. The same command again drops the others."
+                )
+            raise
+        first = first or done
+        dropped += done.dropped
+        if not (done.are_more and request.is_confirmed):
+            return done._replace(already=first.already, dropped=dropped)
+
+
+def _named(store: "StateStore", pipeline: str, error: UnknownPipeline) -> UnknownPipeline:
+    """Return the error for a pipeline that is not registered: if it is not declared either, with the nearest name."""
+    if has_pipeline(pipeline):
+        return error
+    return unknown(pipeline, sorted({*pipeline_names(), *(lag.pipeline for lag in store.lag())}))
+
+
+def _outlook(pipeline: str, done: "Retirement", *, drops: bool) -> str:
+    """Return what retiring a pipeline would do."""
+    begin = f"{pipeline} would be retired at txid {done.committed}: no batch of it would count any more."
+    if done.already:
+        begin = f"{pipeline} is retired."
+    states = f"Its states would be dropped permanently: {_listed(done.dropped)}." if drops else _kept(done)
+    return " ".join([begin, *_left(done), states, *_mentioned(done)])
+
+
+def _report(pipeline: str, done: "Retirement") -> str:
+    """Return what was done, and what is left to do."""
+    at, by, reason = done.retired
+    if done.already and not done.dropped:
+        return f"{pipeline} was retired already, on {at:%Y-%m-%d %H:%M} UTC by {by}: {reason}"
+    states = f"Its states are dropped: {_listed(done.dropped)}." if done.dropped else _kept(done)
+    is_rebuild = named_rebuild(pipeline) is not None
+    back = "" if done.dropped or is_rebuild else f" To let it go on where it stood: tidegate reinstate {pipeline}"
+    remove = "Take its files away: the pipeline and its Dag." if has_pipeline(pipeline) and not is_rebuild else ""
+    begin = f"{pipeline} is retired at txid {done.committed}."
+    return " ".join(filter(None, [begin, *_left(done), states, *_mentioned(done), remove])) + back
+
+
+def _left(done: "Retirement") -> list[str]:
+    """Return a sentence for each thing that the pipeline leaves undone."""
+    left = []
+    if done.uncommitted:
+        left.append(f"{_count(done.uncommitted, 'opened batch', 'opened batches')} will never count.")
+    if done.quarantined:
+        left.append(f"{_count(done.quarantined, 'bad record stays', 'bad records stay')} in quarantine.")
+    if done.acks_due:
+        batches = _count(done.acks_due, "batch", "batches")
+        left.append(f"The source has not had its ack for {batches}: files are not moved away, for example.")
+    return left
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _kept(done: "Retirement") -> str:
+    return f"Its states stay as tables that can be read: {_listed(done.states)}." if done.states else ""
+
+
+def _mentioned(done: "Retirement") -> list[str]:
+    names = done.mentioned_by
+    return [f"The {'source' if len(names) == 1 else 'sources'} of {_listed(names)} may read these tables."] if names else []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _facts(pipeline: str, done: "Retirement", staged: int) -> Mapping[str, Any]:
+    at, by, reason = done.retired
+    return {
+        "pipeline": pipeline,
+        "retired": True,
+        "already": done.already,
+        "retired_at": at,
+        "retired_by": by,
+        "retired_reason": reason,
+        "committed": done.committed,
+        "uncommitted": done.uncommitted,
+        "quarantined": done.quarantined,
+        "acks_due": done.acks_due,
+        "states": done.states,
+        "dropped": done.dropped,
+        "mentioned_by": done.mentioned_by,
+        "staging_dropped": staged,
+    }

@@ -1,0 +1,1 @@
+"""Verbs that set up: projects, the stack, tables, the demo."""

@@ -1,0 +1,1 @@
+"""Verbs that only show: batches, states, queries, causes, errors."""

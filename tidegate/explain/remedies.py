@@ -1,0 +1,111 @@
+"""What to do about each error, in one sentence; `docs/errors` tells the whole story of each."""
+
+import re
+import shlex
+from functools import cache
+from typing import Literal
+
+from tidegate.state_store.base import errors
+from tidegate.state_store.base.errors import TidegateError
+
+Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
+_CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
+# Ends the advice about content and sources that need not be put right for the order to go on.
+_OR_SKIP = "; or give the batch up (tidegate skip)"
+_FIXES = {
+    "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
+    "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
+    "BAD_KEY": f"Correct the key by the transform, or declare null_keys=True and rebuild{_OR_SKIP}.",
+    "CHECK_FAILED": f"Correct the transform or the check{_OR_SKIP}.",
+    "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), after a rebuild if that asks for one, or undo it.",
+    "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
+    "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors.",
+    "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
+    "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
+    "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
+    "LOCK_HELD": "Wait until the session that the error names has ended, or end it (tidegate error LOCK_HELD).",
+    "MALFORMED_RECORD": f"Correct the schema and raise the pipeline's version{_OR_SKIP}.",
+    "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
+    "OVERFLOW": f"Correct the value by the transform{_OR_SKIP}.",
+    "PIPELINE_RETIRED": "Take its file and its Dag away, or let it go on where it stood (tidegate reinstate).",
+    "PARTITION_UNAVAILABLE": "Bring the partition back.",
+    "RANGE_EXPIRED": "Its rows are gone at the source: lengthen the retention, and give the batch up.",
+    "ROWS_LOST": "If it comes back, look for what makes the transform return other rows each time.",
+    "SCHEMA_OUT_OF_DATE": "Bring the older of database and code to the other's revision (tidegate migrate, or an update).",
+    "SETTINGS_INVALID": "Correct the setting (tidegate settings).",
+    "SOURCE_CHANGED": f"Put the source back as it was planned{_OR_SKIP}.",
+    "SOURCE_UNAVAILABLE": "Bring the source back: its server, its mount, its network.",
+    "SOURCE_UNREADABLE": "Make the source readable, as it is declared.",
+    "SPARK_FAILED": "Read Spark's error and its log (tidegate status names it).",
+    "SPARK_UNAVAILABLE": "Start Spark (tidegate up), or wait until it answers.",
+    "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
+    "TRANSFORM_FAILED": f"Correct the transform and raise the pipeline's version{_OR_SKIP}.",
+}
+_UNKNOWN_OF_PLAN = "Read the whole error (tidegate status --json) and fix its cause."
+# Of plans, which have no batch that could be given up.
+_FIXES_OF_PLANS = {
+    "MALFORMED_RECORD": "Correct the rows at the source, or the pipeline's declaration.",
+    "RANGE_EXPIRED": "Put back what is gone at the source, or declare where to go on (tidegate error RANGE_EXPIRED).",
+    "SOURCE_CHANGED": "Put the source back as it was, or declare what it is now (tidegate error SOURCE_CHANGED).",
+}
+# The command that begins the way out, where that is not to try the batch again.
+_COMMANDS = {
+    "ACCESS_REFUSED": "tidegate settings",
+    "DECLARATION_CHANGED": "tidegate migrate",
+    "HOLE_DETECTED": "tidegate error HOLE_DETECTED",
+    "SCHEMA_OUT_OF_DATE": "tidegate migrate",
+    "SETTINGS_INVALID": "tidegate settings",
+    "STORE_UNAVAILABLE": "tidegate up",
+}
+# Errors after which only a person's decision to leave the batch out helps.
+ENDS_IN_SKIP = ("RANGE_EXPIRED",)
+
+
+def fix_of(code: str | None, batch: tuple[str, int] | None = None, *, may_skip: bool = True) -> str:
+    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out.
+
+    `batch` is the pipeline and the txid that it concerns. Unless it `may_skip`, giving the batch up is no way out.
+    """
+    if code in _FIXES:
+        return _FIXES[code] if may_skip else _FIXES[code].replace(_OR_SKIP, "")
+    whole = "" if batch is None else f" ({command('inspect', batch[0], '--txid', batch[1])})"
+    return f"Read the whole error{whole} and fix its cause."
+
+
+def then_retry(fix: str) -> str:
+    """Return what to do about an error of a halted batch, with the retry before the way out that needs none."""
+    correction, or_skip, _ = fix.removesuffix(".").partition(_OR_SKIP)
+    return f"{correction}, then retry it{or_skip}."
+
+
+def fix_of_plan(code: str | None) -> str:
+    """Return what to do about an error of this code that made a plan fail, as a sentence."""
+    return _FIXES_OF_PLANS.get(code or "") or _FIXES.get(code or "", _UNKNOWN_OF_PLAN)
+
+
+def command_of(code: str) -> str:
+    """Return the command that begins the way out of an error that concerns no single batch."""
+    return _COMMANDS.get(code, f"tidegate error {code}")
+
+
+def command(*words: object) -> str:
+    """Return a command line of `tidegate` to copy; `...` stands for what the reader fills in."""
+    return " ".join(["tidegate", *(word if word == "..." else shlex.quote(str(word)) for word in map(str, words))])
+
+
+def code_of(story: str | None) -> str | None:
+    """Return the code at the beginning of an error's story in the ledger; None if it is not one of ours."""
+    code = (story or "").partition(":")[0]
+    return code if code in _codes() else None
+
+
+def code_in(story: str | None) -> str | None:
+    """Return the first code of ours anywhere in a story, such as that of a batch that was given up."""
+    return next((code for code in _CODE.findall(story or "") if code in _codes()), None)
+
+
+@cache
+def _codes() -> frozenset[str]:
+    """Return the codes that the ledger may hold: those of `tidegate.state_store.base.errors`."""
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, TidegateError)]
+    return frozenset(kind("").code for kind in kinds)

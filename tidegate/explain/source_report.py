@@ -1,0 +1,125 @@
+"""Reports on what pipelines' sources leave unread, for people and programs."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidegate import output
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline
+from tidegate.state_store.base.settings import Settings
+
+if TYPE_CHECKING:
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.read_ledger.batch_status import Lag
+
+_T = TypeVar("_T")
+SHOWN_NAMES = 20
+# A mount that is gone may never answer, and a status is needed just then.
+ANSWER_SECONDS = 10
+
+
+def show(pipeline: Pipeline, settings: Settings, limit: int | None, as_json: bool) -> None:
+    """Print each name that the source leaves alone, with the reason.
+
+    Raises: SourceUnavailable, SourceUnreadable.
+    """
+    found = pipeline.source.left_alone(settings)
+    if as_json:
+        names: Mapping[str, Any] = found.names if found else {}
+        place, pattern, read = (found.place, found.pattern, found.read) if found else (None, None, None)
+        output.print_json({"place": place, "pattern": pattern, "read": read, "left_alone": names})
+        return
+    if found is None:
+        output.say(f"The source of {pipeline.name} leaves nothing alone: it has no names to choose from.")
+        return
+    rows = sorted((name, f"it {why}") for why, names in found.names.items() for name in names)
+    shown = limit or SHOWN_NAMES
+    output.print_table(f"Left alone in {found.place}", ["name", "why"], rows[:shown])
+    output.say(f"{found.read} name(s) match {found.pattern}, {found.count} are left alone.")
+    if len(rows) > shown:
+        output.say("There are more names: --limit N shows more, --json all of them.")
+
+
+def sentence(name: str, settings: Settings, *, is_new: bool = False) -> str | None:
+    """Return a line on what a pipeline's source leaves alone, or why that is unknown; None if there is nothing to report.
+
+    If the pipeline `is_new`, a source that is empty or missing is not reported.
+    """
+    try:
+        found = find_pipeline(name).source.left_alone(settings)
+    except UnknownPipeline:
+        return None  # its code is not in this checkout
+    except (SourceUnavailable, SourceUnreadable) as error:
+        return None if is_new else f"{name}: {error}"
+    if found and found.count:
+        return f"{name}: {found.sentence()} All of them: tidegate inspect {name} --source"
+    message = found.sentence() if found and not is_new else None
+    return message and f"{name}: {message}"
+
+
+def of_all(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
+    """Return the `sentence` of each pipeline that has one, by name.
+
+    Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
+    """
+    messages: dict[str, str] = {}
+    thread = threading.Thread(target=_ask_all, args=(lags, settings, messages), daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if thread.is_alive():
+        return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s what they leave alone."}
+    return messages
+
+
+def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
+    """Return a sentence on what the source holds back, because it may still change; None if it holds back nothing.
+
+    Raises: SourceUnavailable if the source does not answer within ANSWER_SECONDS; what `Source.held_back` raises.
+    """
+    try:
+        return _in_time(lambda: pipeline.source.held_back(settings))
+    except TimeoutError:
+        message = f"The source has not answered within {ANSWER_SECONDS} s."
+        raise SourceUnavailable(message, pipeline=pipeline.name) from None
+
+
+def check_plan(pipeline: Pipeline, store: "StateStore") -> None:
+    """Plan the next batch as a run would, without opening it, as far as that takes no longer than ANSWER_SECONDS.
+
+    Raises: the source's errors.
+    """
+    from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
+
+    with suppress(TimeoutError):
+        _in_time(lambda: next_batch(store, pipeline))
+
+
+def _in_time(ask: Callable[[], _T]) -> _T:
+    """Return an answer.
+
+    Raises: TimeoutError after ANSWER_SECONDS; what `ask` raises.
+    """
+    asked = Future[_T]()
+
+    def answer() -> None:
+        try:
+            asked.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is awaited
+            asked.set_exception(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return asked.result(ANSWER_SECONDS)
+
+
+def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:
+    for lag in lags:
+        try:
+            message = sentence(lag.pipeline, settings, is_new=not lag.opened)
+        except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still reported
+            message = f"{lag.pipeline}: its source cannot be looked at: {type(error).__name__}: {error}"
+        if message:
+            messages[lag.pipeline] = message

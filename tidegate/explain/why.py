@@ -1,0 +1,305 @@
+"""Why a pipeline, or one of its batches, waits: the chain of causes, each with what to do about it.
+
+The facts are the ledger's, as of one moment; tries and policy are the declared pipeline's. Airflow is not asked.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from tidegate.explain import remedies, source_report
+from tidegate.explain.batch_causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
+from tidegate.jobs import registry
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.jobs.registry import find_pipeline, pipeline_names, unknown
+from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
+
+if TYPE_CHECKING:
+    from tidegate.state_store import Settings, StateStore
+    from tidegate.state_store.read_ledger.wait_facts import Wait, WaitingBatch
+
+__all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes"]
+
+# Of the first uncommitted batch, those that pass without a new run.
+_PASSES = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE", "WAITS_FOR_COMMIT")
+
+
+class Ledger(Protocol):
+    """What knows the ledger's facts: a store, or a moment of a reader."""
+
+    @property
+    def settings(self) -> "Settings":
+        """Return the settings."""
+
+    def waits(self, requested: Mapping[str, int | None]) -> "dict[str, Wait]":
+        """Return what each of these pipelines waits for, and the requested txid of each, if there is one."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """A chain of causes: the nearest first, the root cause last."""
+
+    causes: tuple[Cause, ...]
+
+
+def explain(
+    ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *, ask_source: "StateStore | None" = None
+) -> Why:
+    """Return why a txid has not committed, or what the pipeline waits for as a whole.
+
+    A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first, one whose
+    plans fail PLAN_FAILED. With the store `ask_source`, the source of a pipeline without open batches is asked, for some
+    seconds at most, what it holds back and what a plan would refuse now.
+
+    Raises: UnknownPipeline if the pipeline is neither declared nor registered; UnknownBatch; StoreUnavailable.
+    """
+    declared = _declared(pipeline)
+    name = declared.name
+    wait = ledger.waits({name: txid}).get(name)
+    if wait is None:
+        return Why((_unregistered(declared),))
+    if txid is not None and wait.requested is None:
+        raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}", pipeline=name, txid=txid)
+    of_source = None
+    if ask_source is not None and wait.first is None and txid is None and declared.pipeline is not None:
+        of_source = _of_source(declared.pipeline, ask_source)
+    return Why(tuple(_causes(wait, declared, of_source)))
+
+
+def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
+    """Return the root cause of each of these pipelines that is registered, from a constant number of statements."""
+    names = pipeline_names()  # one search for all of them
+    declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
+    found = ledger.waits(dict.fromkeys(declared))
+    return {name: _root(list(_causes(wait, declared[name]))) for name, wait in found.items()}
+
+
+def _root(causes: Sequence[Cause]) -> Cause:
+    """Return the last cause that needs attention; if none does, the last one."""
+    return next((cause for cause in reversed(causes) if cause.severity in ("warning", "error")), causes[-1])
+
+
+def of_error(error: TidegateError) -> Cause:
+    """Return an error that keeps the ledger from being read as a cause: then only that is known."""
+    advice, command = remedies.fix_of(error.code, may_skip=False), remedies.command_of(error.code)
+    story = f"{quoted(str(error))}."
+    return Cause(error.code, story, error.txid, None, advice, command, severity="error", error=error.code)
+
+
+class _Declared(NamedTuple):
+    """A pipeline as the code declares it; None if the code does not, or, with the reason, cannot be loaded."""
+
+    name: str
+    pipeline: Pipeline | None
+    unknown: UnknownPipeline | None = None
+    reason: str | None = None
+
+
+def _declared(pipeline: Pipeline | str, names: Collection[str] | None = None) -> _Declared:
+    if isinstance(pipeline, Pipeline):
+        return _Declared(pipeline.name, pipeline)
+    if names is not None and pipeline not in names:
+        return _Declared(pipeline, None, unknown=unknown(pipeline, names))
+    try:
+        return _Declared(pipeline, find_pipeline(pipeline))
+    except UnknownPipeline as error:
+        return _Declared(pipeline, None, unknown=error)
+    except Exception as error:  # noqa: BLE001 - an author's module may raise anything; that is the cause then
+        return _Declared(pipeline, None, reason=f"{type(error).__name__}: {error}")
+
+
+def _unregistered(declared: _Declared) -> Cause:
+    """Return that a declared pipeline is not registered.
+
+    Raises: UnknownPipeline.
+    """
+    if declared.unknown is not None:
+        raise declared.unknown
+    return cause(
+        "NOT_REGISTERED",
+        f"{declared.name} is declared, and not registered in this database.",
+        advice="Write the migration of its state tables if they are new (tidegate migrate --new MESSAGE), then register it.",
+        command="tidegate migrate",
+        severity="error",
+        error="SCHEMA_OUT_OF_DATE",
+    )
+
+
+def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -> Iterator[Cause]:
+    """Yield the causes, nearest first."""
+    requested, first = wait.requested, wait.first
+    if requested is not None and requested.txid <= wait.cursor.txid:
+        yield _committed(wait, requested)
+        return
+    if wait.row.retired_at is not None:
+        yield _retired(wait)
+        return
+    batches = BatchCauses(wait, declared.pipeline)
+    if requested is not None and first is not None and requested.txid > first.txid:
+        yield from batches.of_later(requested)
+    if first is None:
+        yield from _without_batches(wait, of_source)
+        yield from _paused(wait)
+    else:
+        chain = list(batches.of_first(first))
+        yield from chain
+        yield from _failing_plans(wait)
+        if chain[-1].code not in _PASSES:
+            yield from _undeclared(declared)
+            yield from _paused(wait)
+    yield from _blocked(wait, declared)
+
+
+def _without_batches(wait: "Wait", of_source: Cause | None) -> Iterator[Cause]:
+    """Yield why no batch is open: if plans fail, there may be much to do, which none has begun."""
+    is_refused = of_source is not None and of_source.severity == "error"
+    failing = list(_failing_plans(wait))
+    if of_source is not None and is_refused and of_source.error not in {known.error for known in failing}:
+        failing.append(of_source)
+    yield from failing or _idle(wait)
+    yield from _needs_attention(wait)
+    if of_source is not None and not is_refused:
+        yield of_source
+
+
+def _idle(wait: "Wait") -> Iterator[Cause]:
+    row, name = wait.row, wait.row.pipeline
+    done = f"Nothing to do. All batches up to txid {row.opened} have committed."
+    idle = done if row.opened else "Nothing waits: no run has opened a batch yet."
+    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=starts_a_run(name)["command"])
+
+
+def _failing_plans(wait: "Wait") -> Iterator[Cause]:
+    row, name = wait.row, wait.row.pipeline
+    if not row.failed_plans:
+        return
+    code, is_away = remedies.code_of(row.plan_error), code_and_fault(row.plan_error or "")[1] is Fault.SERVER
+    times = f" {row.failed_plans} times" if row.failed_plans > 1 else ""
+    goes_on = "A run tries again by itself; if that has ended, start another." if is_away else "Then start a run."
+    yield cause(
+        "PLAN_FAILED",
+        f"Planning has failed{times} ({quoted(row.failed_run)}): {quoted(row.plan_error)}.",
+        since=row.plans_failing_since,
+        severity="warning" if is_away else "error",
+        advice=f"{remedies.fix_of_plan(code)} {goes_on}",
+        error=code,
+        **starts_a_run(name),
+    )
+
+
+def _needs_attention(wait: "Wait") -> Iterator[Cause]:
+    row, name = wait.row, wait.row.pipeline
+    if row.acks_due:
+        yield cause(
+            "ACK_OUTSTANDING",
+            f"The source has not had its ack for {_count(row.acks_due, 'committed batch', 'committed batches')}.",
+            advice="The next run gives it; if that fails again, the log of its plan says why.",
+            **starts_a_run(name),
+        )
+    if row.quarantined:
+        yield cause(
+            "QUARANTINED",
+            f"{_count(row.quarantined, 'bad record waits', 'bad records wait')} in quarantine.",
+            advice="Look at the reasons; when their cause is fixed, take them up again (tidegate quarantine replay).",
+            command=remedies.command("quarantine", "list", name),
+            action=Action("replay"),
+        )
+
+
+def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
+    """Return what the source holds back, or why it or a plan is refused; None if a run would take all that is there."""
+    try:
+        if (late := source_report.held_back(pipeline, store.settings)) is None:
+            source_report.check_plan(pipeline, store)
+    except TidegateError as error:
+        return replace(of_error(error), advice=remedies.fix_of_plan(error.code), command=remedies.command("error", error.code))
+    except Exception as error:  # noqa: BLE001 - an author's source may raise anything; that is the cause then
+        story = f"The source cannot be asked: {type(error).__name__}: {quoted(str(error))}."
+        return cause(
+            "NOT_LOADED", story, severity="error", advice="Correct the pipeline's source.", command="tidegate pipelines"
+        )
+    return cause("SOURCE_LATE", late, advice="Nothing: a later run takes it, once the source has settled.") if late else None
+
+
+def _paused(wait: "Wait") -> Iterator[Cause]:
+    row = wait.row
+    if row.paused_at is not None:
+        yield cause(
+            "PAUSED",
+            f"{row.pipeline} was paused by {row.paused_by}: {quoted(row.paused_reason)}. No new run starts.",
+            since=row.paused_at,
+            severity="warning",
+            advice="When the reason is gone, let runs start again; the next one takes up what is left over.",
+            command=remedies.command("resume", row.pipeline, "--reason", "..."),
+            action=Action("resume"),
+            error="PIPELINE_PAUSED",
+        )
+
+
+def _retired(wait: "Wait") -> Cause:
+    row = wait.row
+    return cause(
+        "RETIRED",
+        f"{row.pipeline} was retired by {row.retired_by}: {quoted(row.retired_reason)}. No batch of it counts any more.",
+        since=row.retired_at,
+        severity="ok",
+        advice="Nothing. To let it go on where it stood, reinstate it.",
+        command=remedies.command("reinstate", row.pipeline),
+        error="PIPELINE_RETIRED",
+    )
+
+
+def _undeclared(declared: _Declared) -> Iterator[Cause]:
+    if declared.unknown is not None:
+        yield cause(
+            "NOT_DECLARED",
+            f"No code here declares {declared.name}, so no run can take it up.",
+            severity="error",
+            advice=f"Bring its file back to {registry.folder()}, or install its package.",
+            command="tidegate pipelines",
+            error=declared.unknown.code,
+        )
+
+
+def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
+    """Yield what keeps every batch of the pipeline from being processed or committed."""
+    name = wait.row.pipeline
+    if declared.reason is not None:
+        yield cause(
+            "NOT_LOADED",
+            f"The code of {name} cannot be loaded: {quoted(declared.reason)}.",
+            severity="error",
+            advice="Correct the pipeline's file; until then no run of it can begin.",
+            command="tidegate pipelines",
+        )
+    elif declared.pipeline is not None and declared.pipeline.spec.fingerprint != wait.row.fingerprint:
+        yield _error("DECLARATION_CHANGED", f"The declaration of {name} is not the registered one.")
+    if wait.refusal is not None:
+        yield _error(wait.refusal.code, f"{quoted(str(wait.refusal))}.")
+    if wait.is_standby:
+        yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
+    if wait.loss is not None:
+        yield _error("HOLE_DETECTED", wait.loss)
+
+
+def _committed(wait: "Wait", batch: "WaitingBatch") -> Cause:
+    known: dict[str, Any] = {"txid": batch.txid, "since": batch.committed_at, "severity": "ok"}
+    if batch.committed_at is None:
+        story = f"The cursor of {wait.row.pipeline} has passed txid {batch.txid}, which has no commit."
+        return _error("HOLE_DETECTED", story, txid=batch.txid)
+    if batch.skipped_reason is None:
+        return cause("COMMITTED", f"Txid {batch.txid} has committed.", **known)
+    story = f"Txid {batch.txid} was skipped, without its rows: {quoted(batch.skipped_reason)}."
+    return cause("SKIPPED", story, error=remedies.code_in(batch.skipped_reason), **known)
+
+
+def _error(code: str, sentence: str, txid: int | None = None) -> Cause:
+    """Return a cause that is an error itself."""
+    advice, command = remedies.fix_of(code), remedies.command_of(code)
+    return cause(code, sentence, txid=txid, severity="error", advice=advice, command=command, error=code)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    from tidegate.state_store.read_ledger.wait_facts import MOST_COUNTED  # noqa: PLC0415 - loads SQLAlchemy
+
+    return f"{number}{' or more' if number >= MOST_COUNTED else ''} {one if number == 1 else many}"

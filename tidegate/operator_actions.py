@@ -1,0 +1,158 @@
+"""What operators do to batches and pipelines, and the words for it: one place for the command line and the page.
+
+Each action is one method of the store, which records it with operator and reason. What is asked before it, whether it may be
+done and what it will do, is a hint: the store decides under its locks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tidegate.state_store.base.errors import RangeRefused, UsageError
+from tidegate.status.run_progress import ranges
+
+if TYPE_CHECKING:
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.commit.ordered_commit import Commit
+    from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
+    from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag
+
+Verb = Literal["retry", "skip", "pause", "resume", "replay"]
+FINAL_PHASES = ("committed", "skipped")
+MAY_STILL_COMMIT = ("planned", "processing", "processed")
+MOST_LEFT_OVER = 1000  # txids that a message names
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an action has done: a message, the txids that it concerns, and whether a run is needed to go on."""
+
+    message: str
+    txids: Sequence[int] = ()
+    run_needed: bool = False
+
+
+def require_reason(reason: str, example: str = "the server is back") -> str:
+    """Return the reason without surrounding spaces.
+
+    Raises: UsageError with the example if it is empty.
+    """
+    if not reason.strip():
+        raise UsageError(f"Give a reason: --reason '{example}'")
+    return reason.strip()
+
+
+def retry(store: "StateStore", pipeline: str, txid: int | None, owner: str, reason: str) -> Done:
+    """Let halted or given-up batches, or this one, be tried again. If none is, the txids are those that wait for a run.
+
+    Raises: PipelinePaused, HoleDetected, UnknownBatch.
+    """
+    store.check_not_paused(pipeline)
+    store.check_history(pipeline)
+    if txid is not None and (status := status_of(store, pipeline, txid)).phase in FINAL_PHASES:
+        return Done(f"{pipeline} {txid} has {ended(status)}: nothing to retry.")
+    if lifted := store.retry(pipeline, txid, owner, reason):
+        return Done(f"{pipeline}: {ranges(lifted)} may be tried again.", lifted, run_needed=True)
+    left_over = store.uncommitted(pipeline, limit=MOST_LEFT_OVER)
+    message = f"Nothing to retry: no batch of {pipeline} is halted or was given up."
+    if left_over:
+        message += f" {ranges(left_over).capitalize()} {'waits' if len(left_over) == 1 else 'wait'} for a run."
+    return Done(message, run_needed=bool(left_over))
+
+
+def skip(store: "StateStore", spec: "PipelineSpec", txid: int, owner: str, reason: str) -> tuple[Done, "Commit | None"]:
+    """Give up a failed batch; return also its commit, None if it is skipped when its turn comes.
+
+    Raises: RangeRefused if the batch has not failed, and what `StateStore.skip_batch` raises.
+    """
+    done = store.skip_batch(spec, txid, owner, reason)
+    if done is None:
+        message = f"{spec.name} {txid} is given up: it is skipped as soon as the txids before it have committed"
+    else:
+        message = str(done)
+    is_new = done is None or not done.already_committed
+    return Done(f"{message}.", [txid] if is_new else [], run_needed=is_new), done
+
+
+def pause(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[Done, bool, "Lag"]:
+    """Block new runs; return also whether that is new, and the pipeline's state.
+
+    Raises: SchemaOutOfDate if it is not registered.
+    """
+    changed = store.pause(pipeline, owner, reason)
+    (now,) = store.lag([pipeline])
+    if changed:
+        return Done(f"{pipeline} is paused: no new run starts, what has been planned goes on."), True, now
+    since = f"on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
+    return Done(f"{pipeline} was paused already, {since}"), False, now
+
+
+def resume(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[Done, bool]:
+    """Let runs start again; return also whether that is new."""
+    changed = store.resume(pipeline, owner, reason)
+    return Done(f"{pipeline} goes on." if changed else f"{pipeline} was not paused.", run_needed=changed), changed
+
+
+def replay(
+    store: "StateStore",
+    spec: "PipelineSpec",
+    txid: int | None,
+    owner: str,
+    reason: str,
+    beside: "SourceMetadata | None" = None,
+) -> tuple[Done, tuple[int, int] | None]:
+    """Take up quarantined records, of one txid or all, as a batch; return also its txid and their number.
+
+    `beside` has the versions of references, if the records are joined with such (`Source.replayed_with`).
+
+    Raises: PipelinePaused, UnknownBatch; RangeRefused without the version of a reference.
+    """
+    store.check_not_paused(spec.name)
+    if txid is not None:
+        store.source_metadata(spec.name, txid)
+    opened = store.replay_quarantined(spec, owner, reason, txid=txid, beside=beside)
+    if opened is None:
+        return Done(f"No record of {named(spec.name, txid)} waits in quarantine."), None
+    new_txid, records = opened
+    message = f"{spec.name}: {records} record{'s' if records > 1 else ''} left quarantine, for txid {new_txid}."
+    return Done(message, [new_txid], run_needed=True), opened
+
+
+def what_skipping_does(status: "BatchStatus") -> str:
+    """Return what happens to a failed batch that is skipped."""
+    why_not = (status.waits_for or "").rstrip(".")
+    return (
+        f"{status.pipeline} {status.txid} is {status.phase} ({why_not}). Skipping it leaves all its rows out of the "
+        "states, permanently."
+    )
+
+
+def check_failed(status: "BatchStatus", *, is_given_up: bool) -> None:
+    """Refuse to skip a batch that may still commit, as the store does.
+
+    Raises: RangeRefused.
+    """
+    if status.phase in MAY_STILL_COMMIT and not is_given_up:
+        raise RangeRefused(
+            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only failed batches are skipped.",
+            pipeline=status.pipeline,
+            txid=status.txid,
+        )
+
+
+def status_of(store: "StateStore", pipeline: str, txid: int) -> "BatchStatus":
+    """Return a batch's status.
+
+    Raises: UnknownBatch.
+    """
+    return store.batch_history(pipeline, txid).status
+
+
+def ended(status: "BatchStatus") -> str:
+    """Return how a batch has ended, after "has"."""
+    return "been skipped" if status.phase == "skipped" else f"committed on {status.committed_at:%Y-%m-%d %H:%M} UTC"
+
+
+def named(pipeline: str, txid: int | None) -> str:
+    """Return the name of a pipeline, or of one of its batches."""
+    return pipeline if txid is None else f"{pipeline} {txid}"

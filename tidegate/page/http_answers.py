@@ -1,0 +1,153 @@
+"""What the page's answers have in common: JSON with an ETag, errors in one shape, headers that browsers enforce."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidegate.explain import error_pages
+from tidegate.state_store.base.errors import (
+    AccessRefused,
+    PipelinePaused,
+    PipelineRetired,
+    RangeRefused,
+    RetryableError,
+    SchemaOutOfDate,
+    SettingsInvalid,
+    TidegateError,
+    UnknownBatch,
+    UnknownPipeline,
+    UsageError,
+)
+
+# No script, style or connection from anywhere else, and no page of another site may show this one in a frame.
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+MOST_BYTES = 20 * 1024 * 1024  # of a request: a mended record of 8 MiB, escaped
+_HIDDEN_IN_ETAG = "now"
+
+
+class Refusal(Exception):
+    """An answer that is no success: status, code and what to do."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Answer(JSONResponse):
+    """JSON whose ETag, unless one is given, changes when anything but its time, `now`, does."""
+
+    def __init__(self, content: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(content, *arguments, **named)
+        if "ETag" not in self.headers:
+            self.headers["ETag"] = f'W/"{hashlib.sha256(self._without_time(content)).hexdigest()[:32]}"'
+        self.headers["Cache-Control"] = "private, no-cache"
+        self.headers["Vary"] = "Cookie, Authorization"
+
+    def _without_time(self, content: Any) -> bytes:
+        if isinstance(content, Mapping) and _HIDDEN_IN_ETAG in content:
+            return super().render({name: value for name, value in content.items() if name != _HIDDEN_IN_ETAG})
+        return bytes(self.body)
+
+
+class BrowserRules:
+    """Middleware: security headers on every answer, 304 for one that the browser has already."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._is_too_long(scope):
+            refusal = JSONResponse({"code": "TOO_LONG", "message": "The request is too long.", "page": None}, 413)
+            await refusal(scope, receive, send)
+            return
+        known = Headers(scope=scope).get("If-None-Match") if scope["method"] in ("GET", "HEAD") else None
+        is_unchanged = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal is_unchanged
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+                if known is not None and message["status"] == 200 and headers.get("ETag") in known.split(", "):
+                    is_unchanged = True
+                    message["status"] = 304
+                    del headers["Content-Length"]
+            elif is_unchanged:
+                message["body"] = b""
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+    @staticmethod
+    def _is_too_long(scope: Scope) -> bool:
+        """Return whether a request announces a body that is too long, or does not announce it."""
+        headers = Headers(scope=scope)
+        length = headers.get("Content-Length", "0")
+        return "Transfer-Encoding" in headers or not length.isdecimal() or int(length) > MOST_BYTES
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let every error of the app be answered in one shape: code, message, and the page that explains it."""
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(TidegateError, _failed)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _unknown_path)
+
+
+def error_page(request: Request, code: str) -> str | None:
+    """Return the address of the page that explains an error code; None if there is none."""
+    return f"{request.scope['root_path']}/errors/{code}" if error_pages.has_page(code) else None
+
+
+def _answer(request: Request, status: int, code: str, message: str) -> Response:
+    return JSONResponse({"code": code, "message": message, "page": error_page(request, code)}, status)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return _answer(request, error.status, error.code, str(error))
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TidegateError)
+    return _answer(request, _status(error), error.code, str(error))
+
+
+def _status(error: TidegateError) -> int:
+    if isinstance(error, UnknownPipeline | UnknownBatch):
+        return 404
+    if isinstance(error, PipelineRetired):
+        return 410
+    if isinstance(error, UsageError) and not isinstance(error, RangeRefused):
+        return 422
+    unusable = isinstance(error, RetryableError | SchemaOutOfDate | AccessRefused | SettingsInvalid)
+    return 503 if unusable and not isinstance(error, PipelinePaused) else 409
+
+
+def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()]
+    return _answer(request, 422, "MALFORMED_REQUEST", f"The request is malformed: {'; '.join(problems)}.")
+
+
+def _unknown_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _answer(request, error.status_code, "NOT_FOUND" if error.status_code == 404 else "REFUSED", f"{error.detail}.")

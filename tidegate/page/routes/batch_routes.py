@@ -1,0 +1,224 @@
+"""Routes for batches: a page of them, the timeline, and one batch's whole story."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request
+from pydantic import AwareDatetime, BaseModel
+
+from tidegate.page import PREFIX, access, ledger_connection
+from tidegate.page.http_answers import Refusal
+from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Why
+from tidegate.page.why_answers import causes
+from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
+from tidegate.state_store.read_ledger.batch_search import BatchFilter
+from tidegate.state_store.read_ledger.batch_status import BatchHistory
+from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeline
+
+router = APIRouter(prefix="/api/pipelines/{pipeline}")
+
+# With its zone, and by any zone within the range of a datetime.
+Moment = Annotated[AwareDatetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
+Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
+_HASHES = ("source_hash_sum", "transformed_hash_sum", "digest")
+
+
+class BatchRow(BaseModel):
+    """A batch, with the columns of the view ``tidegate.batches``, its number of attempts, and the code of its error."""
+
+    txid: int
+    phase: str
+    attempt: int
+    attempts: int
+    source_rows: int | None
+    key_count: int | None
+    opened_at: datetime
+    started_at: datetime | None
+    sealed_at: datetime | None
+    committed_at: datetime | None
+    merged_at: datetime | None
+    waits_for: str | None
+    error: str | None
+    owner: str | None
+
+
+class Batches(BaseModel):
+    """Some batches, newest first. `next` goes on below a txid: also if few were found, because each request looks at some."""
+
+    now: datetime
+    batches: list[BatchRow]
+    next: int | None
+
+
+class Attempt(BaseModel):
+    """The times of an attempt."""
+
+    attempt: int
+    started_at: datetime
+    staged_at: datetime | None
+    sealed_at: datetime | None
+    failed_at: datetime | None
+    seen_at: datetime | None
+    error: str | None
+    owner: str
+
+
+class Commit(BaseModel):
+    """The times of a commit."""
+
+    attempt: int
+    committed_at: datetime
+    merged_at: datetime
+    skipped: bool
+
+
+class TimelineBatch(BaseModel):
+    """A batch with its newest attempts and its commit."""
+
+    txid: int
+    phase: str
+    opened_at: datetime
+    attempts: list[Attempt]
+    commit: Commit | None
+
+
+class Timeline(BaseModel):
+    """Batches in txid order, and the last committed txid."""
+
+    now: datetime
+    cursor: int
+    batches: list[TimelineBatch]
+
+
+class Log(BaseModel):
+    """Where Airflow shows the log of an attempt."""
+
+    attempt: int
+    url: str
+
+
+class Links(BaseModel):
+    """Where else to look; None if there is nothing."""
+
+    dag_run: str | None
+    logs: list[Log]
+    spark: str | None
+
+
+class Check(BaseModel):
+    """What a check of the batch found before it counted; None if nothing."""
+
+    name: str
+    found: str | None
+
+
+class Batch(BaseModel):
+    """Everything that the ledger knows of a batch; hashes as text, as no JavaScript number holds them."""
+
+    now: datetime
+    batch: BatchRow
+    source: Any
+    source_digest: str
+    attempts: list[dict[str, Any]]
+    seals: list[dict[str, Any]]
+    commit: dict[str, Any] | None
+    actions: list[Action]
+    checks: list[Check]
+    quarantined: int
+    set_aside: int
+    why: Why
+    links: Links
+
+
+@router.get("/batches")
+def batches(
+    pipeline: access.Readable,
+    before: Txid = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    phase: Annotated[str | None, Query(pattern=f"^({'|'.join(batch_search.PHASES)})$")] = None,
+    error: Annotated[str | None, Query(max_length=100, pattern=WITHOUT_NUL)] = None,
+    since: Moment = None,
+    until: Moment = None,
+) -> Batches:
+    """Return some batches, newest first, that fulfil all conditions."""
+    wanted = BatchFilter(phase=phase, error=error or None, since=since, until=until)
+    with ledger_connection.reader().snapshot(f"reading batches of {pipeline}") as connection:
+        pipeline_overview.check_registered(connection, pipeline)
+        found = batch_search.search(connection, pipeline, wanted, before, limit)
+        rows = batch_details.rows(connection, found.batches)
+        now = pipeline_overview.moment(connection)
+    return Batches(now=now, batches=[BatchRow(**row) for row in rows], next=found.before)
+
+
+@router.get("/timeline")
+def timeline_of(
+    pipeline: access.Readable,
+    last: Annotated[int, Query(ge=1, le=MOST_BATCHES)] = 100,
+    first: Annotated[int | None, Query(alias="from", ge=1, le=LARGEST)] = None,
+    to: Txid = None,
+) -> Timeline:
+    """Return the newest batches, or those of a range, for a picture of both phases."""
+    if first is None and to is not None:
+        first = max(to - last + 1, 1)
+    if first is not None and to is not None:
+        if first > to:
+            raise UsageError(f"The range is upside down: from {first} is above to {to}.")
+        last = to - first + 1
+    with ledger_connection.reader().snapshot(f"reading the timeline of {pipeline}") as connection:
+        pipeline_overview.check_registered(connection, pipeline)
+        found = timeline(connection, pipeline, first, last)
+        now = pipeline_overview.moment(connection)
+    return Timeline(now=now, cursor=found.cursor, batches=[TimelineBatch(**batch) for batch in found.batches])
+
+
+@router.get("/batches/{txid}")
+def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
+    """Return everything about one batch."""
+    if not 1 <= txid <= LARGEST:
+        raise Refusal(404, "UNKNOWN_BATCH", f"{pipeline} has no txid {txid}.")
+    with ledger_connection.reader().moment(f"reading {pipeline} {txid}", [pipeline]) as moment:
+        connection = moment.connection
+        pipeline_overview.check_registered(connection, pipeline)
+        known = batch_status.batch_history(connection, pipeline, txid)
+        (row,) = batch_details.rows(connection, [known.status])
+        totals = quarantined_records.totals(connection, pipeline, txid)
+        tasks = batch_details.tasks(connection, pipeline, txid, known.attempts)
+        why = causes(moment, pipeline, txid)
+        now = pipeline_overview.moment(connection)
+    return Batch(
+        now=now,
+        batch=BatchRow(**row),
+        source=known.source_metadata,
+        source_digest=known.source_digest,
+        attempts=[_with_hashes_as_text(attempt) for attempt in known.attempts],
+        seals=[_with_hashes_as_text(seal) for seal in known.seals],
+        commit=known.commit,
+        actions=[Action(**action) for action in known.actions],
+        checks=[Check(**check) for check in known.checks],
+        quarantined=totals.waiting,
+        set_aside=totals.set_aside,
+        why=Why(causes=why),
+        links=_links(request, known, tasks),
+    )
+
+
+def _with_hashes_as_text(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if name in _HASHES and value is not None else value for name, value in row.items()}
+
+
+def _links(request: Request, known: BatchHistory, tasks: list[batch_details.Task]) -> Links:
+    """Return addresses in Airflow's UI: the newest attempt's run, and the log of each attempt's task."""
+    airflow = request.scope["root_path"].removesuffix(PREFIX)
+    dag = f"{airflow}/dags/{quote(known.status.pipeline, safe='')}/runs/"
+    logs = [
+        Log(
+            attempt=task.attempt,
+            url=f"{dag}{quote(task.run_id, safe='')}/tasks/{quote(task.task_id, safe='')}/mapped/{task.position}"
+            f"?try_number={task.number}",
+        )
+        for task in tasks
+    ]
+    return Links(dag_run=f"{dag}{quote(tasks[-1].run_id, safe='')}" if tasks else None, logs=logs, spark=None)

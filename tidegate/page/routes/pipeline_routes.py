@@ -1,0 +1,184 @@
+"""Routes for pipelines: all that the user may read, and one with its states and what operators did."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from tidegate.jobs.pipeline import Pipeline
+from tidegate.page import access, ledger_connection
+from tidegate.page.declared_pipelines import declared
+from tidegate.page.shared_models import LARGEST, Action, Cause, Column, Why
+from tidegate.page.why_answers import causes, root_causes
+from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
+from tidegate.state_store.read_ledger import batch_status, pipeline_overview
+from tidegate.state_store.read_ledger.pipeline_overview import Progress
+
+router = APIRouter(prefix="/api")
+
+
+class Me(BaseModel):
+    """Who is logged in, and where."""
+
+    user: str
+    airflow_url: str
+    version: str
+    read_only: bool
+
+
+class Paused(BaseModel):
+    """A pause: since when, by whom, why."""
+
+    at: datetime
+    by: str
+    reason: str
+
+
+class PipelineRow(BaseModel):
+    """A pipeline's progress, as `tidegate.state_store.read_ledger.pipeline_overview.Progress` defines it, and why it waits."""
+
+    name: str
+    description: str
+    committed: int
+    opened: int
+    pending: int
+    committed_at: datetime | None
+    lag_seconds: float | None
+    rows_per_second: float | None
+    quarantined: int
+    paused: Paused | None
+    phases: dict[str, int]
+    why: Cause
+    may_act: bool
+
+
+class Overview(BaseModel):
+    """A page of pipelines, in the order of their names."""
+
+    now: datetime
+    total: int
+    next: str | None
+    pipelines: list[PipelineRow]
+
+
+class State(BaseModel):
+    """A state as it was registered."""
+
+    name: str
+    kind: str
+    keys: list[Column]
+    values: list[Column]
+
+
+class PipelineDetail(PipelineRow):
+    """One pipeline."""
+
+    now: datetime
+    source_kind: str
+    guarantee: str
+    window: int
+    registered_at: datetime
+    states: list[State]
+    declared: bool
+    actions: list[Action]
+
+
+@router.get("/me")
+def me(user: access.User) -> Me:
+    """Return who is logged in."""
+    from importlib.metadata import version  # noqa: PLC0415
+
+    may_act = bool(access.allowed(user, access.ACT, _names()))
+    return Me(
+        user=user.get_name(),
+        airflow_url=ledger_connection.settings().airflow_url,
+        version=version("tidegate"),
+        read_only=not may_act,
+    )
+
+
+@router.get("/pipelines")
+def pipelines(
+    user: access.User,
+    search: Annotated[str, Query(max_length=200)] = "",
+    after: Annotated[str, Query(max_length=200)] = "",
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Overview:
+    """Return the pipelines that the user may read and whose name contains `search`, after a name."""
+    mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
+    shown = [name for name in mine if name > after][: limit + 1]
+    with ledger_connection.reader().moment("reading the overview", shown[:limit]) as moment:
+        rows = pipeline_overview.progress(moment.connection, shown[:limit])
+        whys = root_causes(moment, [row.pipeline for row in rows])
+        now = pipeline_overview.moment(moment.connection)
+    may_act = access.allowed(user, access.ACT, [row.pipeline for row in rows])
+    return Overview(
+        now=now,
+        total=len(mine),
+        next=shown[limit - 1] if len(shown) > limit else None,
+        pipelines=[_row(row, whys[row.pipeline], row.pipeline in may_act) for row in rows],
+    )
+
+
+@router.get("/pipelines/{pipeline}")
+def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDetail:
+    """Return one pipeline."""
+    with ledger_connection.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
+        found = pipeline_overview.progress_of(moment.connection, pipeline)
+        why = root_causes(moment, [pipeline])[pipeline]
+        actions = batch_status.newest_actions(moment.connection, pipeline)
+        now = pipeline_overview.moment(moment.connection)
+    spec = found.spec
+    is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)
+    return PipelineDetail(
+        **dict(_row(found, why, access.is_allowed(user, access.ACT, pipeline))),
+        now=now,
+        source_kind=found.source_kind,
+        guarantee="exactly once" if is_exactly_once else "at least once",
+        window=found.window,
+        registered_at=found.registered_at,
+        states=[_state(state) for state in spec.readable],
+        declared=declared(pipeline) is not None,
+        actions=[Action(**action) for action in actions],
+    )
+
+
+@router.get("/pipelines/{pipeline}/why")
+def why(pipeline: access.Readable, txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None) -> Why:
+    """Return why the pipeline, or one of its batches, waits."""
+    with ledger_connection.reader().moment(f"reading why {pipeline} waits", [pipeline]) as moment:
+        return Why(causes=causes(moment, pipeline, txid))
+
+
+def _names() -> list[str]:
+    with ledger_connection.reader().snapshot("reading the pipelines") as connection:
+        return pipeline_overview.pipeline_names(connection)
+
+
+def _state(state: StateSpec) -> State:
+    keys = [Column(name=key.name, type=key.type.name) for key in state.row_key]
+    values = [Column(name=value.name, type=value.type.name) for value in state.results]
+    return State(name=state.name, kind=state.kind, keys=keys, values=values)
+
+
+def _row(found: Progress, why: Cause, may_act: bool) -> PipelineRow:
+    code: Pipeline | None = declared(found.pipeline)
+    paused = None
+    if found.paused_at is not None:
+        paused = Paused(at=found.paused_at, by=found.paused_by or "", reason=found.paused_reason or "")
+    return PipelineRow(
+        name=found.pipeline,
+        description=code.description if code else "",
+        committed=found.committed,
+        opened=found.opened,
+        pending=found.pending,
+        committed_at=found.committed_at,
+        lag_seconds=found.lag_seconds,
+        rows_per_second=found.rows_per_second,
+        quarantined=found.quarantined,
+        paused=paused,
+        phases=dict(found.phases),
+        why=why,
+        may_act=may_act,
+    )

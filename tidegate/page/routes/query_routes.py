@@ -1,0 +1,152 @@
+"""Routes for queries: which there are, and their answers."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from pydantic import BaseModel
+
+from tidegate.jobs.named_queries import Query
+from tidegate.page import access, ledger_connection
+from tidegate.page.declared_pipelines import queries as declared_queries
+from tidegate.page.http_answers import Refusal
+from tidegate.page.shared_models import Column
+from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.declarations.column_spec import ColumnType
+from tidegate.state_store.read_states.named_query_answers import ask
+
+router = APIRouter(prefix="/api/queries")
+
+_AS_THEY_ARE = ("integer", "smallint", "boolean")
+
+
+class Declared(BaseModel):
+    """A query as its author declares it."""
+
+    name: str
+    reads: list[str]
+    arguments: dict[str, str]
+    description: str
+
+
+class Answered(BaseModel):
+    """An answer; bigints, decimals, dates and bytes as text, as no JavaScript number holds them; arrays as lists."""
+
+    query: str
+    txids: dict[str, int]
+    columns: list[Column]
+    rows: list[list[Any]]
+
+
+def askable(user: access.User, query: Annotated[str, Path(max_length=200)]) -> Query:
+    """Return the requested query, if the user may read the Dags of all pipelines that it reads.
+
+    A query that there is not, and one that the user may not ask, get the same answer.
+
+    Raises: Refusal (404).
+    """
+    mine = _askable(user)
+    if query not in mine:
+        known = ", ".join(mine) or "none"
+        raise Refusal(404, "UNKNOWN_QUERY", f"There is no query {query} that you may ask. Queries: {known}.")
+    return mine[query]
+
+
+Asked = Annotated[Query, Depends(askable)]
+
+
+async def arguments_in(request: Request) -> dict[str, Any]:
+    """Return the arguments in a body, by name: a value, or a list of them for an array; numbers as texts of all their digits.
+
+    Raises: Refusal (422).
+    """
+    try:
+        body = json.loads(await request.body(), parse_int=str, parse_float=str, parse_constant=str)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(422, "MALFORMED_REQUEST", f"The request is malformed: its body is not JSON: {error}.") from error
+    if not isinstance(body, dict) or not isinstance(body.get("arguments"), dict):
+        raise Refusal(
+            422, "MALFORMED_REQUEST", 'The request is malformed: its body has to be {"arguments": {NAME: VALUE, ...}}.'
+        )
+    arguments: dict[str, Any] = body["arguments"]
+    return arguments
+
+
+@router.get("")
+def queries(user: access.User) -> list[Declared]:
+    """Return the queries that the user may ask."""
+    return [
+        Declared(name=name, reads=list(query.reads), arguments=dict(query.arguments), description=query.description)
+        for name, query in _askable(user).items()
+    ]
+
+
+@router.get("/{query}")
+def answer(query: Asked, request: Request) -> Answered:
+    """Return an answer; the arguments are parameters of the address, that of an array once for each value."""
+    given: dict[str, Any] = {}
+    for name in request.query_params:
+        values = request.query_params.getlist(name)
+        is_array = name in query.arguments and ColumnType(query.arguments[name]).element is not None
+        if len(values) > 1 and not is_array:
+            raise UsageError(f"Query {query.name}: argument {name} is given {len(values)} times, and takes one value.")
+        given[name] = values if is_array else values[0]
+    return _answer(query, given)
+
+
+@router.post("/{query}")
+def answer_to(query: Asked, arguments: Annotated[dict[str, Any], Depends(arguments_in)]) -> Answered:
+    """Return an answer; the arguments are in the body, for those that are too long for an address."""
+    given = {
+        name: [_text(query, name, each) for each in value] if isinstance(value, list) else _text(query, name, value)
+        for name, value in arguments.items()
+    }
+    return _answer(query, given)
+
+
+def _askable(user: Any) -> dict[str, Query]:
+    known = declared_queries()
+    readable = set(access.allowed(user, access.READ, {name for query in known.values() for name in query.pipelines}))
+    return {name: query for name, query in known.items() if readable.issuperset(query.pipelines)}
+
+
+def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
+    # An array without values has no parameter.
+    empty: dict[str, list[str]] = {
+        name: [] for name, kind in query.arguments.items() if ColumnType(kind).element and name not in given
+    }
+    found = ask(ledger_connection.reader(), query, {**empty, **given})
+    kinds = [kind for _, kind in found.columns]
+    return Answered(
+        query=found.query,
+        txids=dict(found.txids),
+        columns=[Column(name=name, type=kind) for name, kind in found.columns],
+        rows=[[_as_json(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in found.rows],
+    )
+
+
+def _text(query: Query, name: str, value: Any) -> str:
+    """Return a value of JSON as the text that Postgres converts; numbers are texts already.
+
+    Raises: UsageError for what is no value.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return json.dumps(value)
+    raise UsageError(
+        f"Query {query.name}: argument {name} holds {json.dumps(value)[:200]}; give a text, a number or a boolean."
+    )
+
+
+def _as_json(value: Any, kind: str) -> Any:
+    if isinstance(value, list):
+        return [_as_json(each, kind.removesuffix("[]")) for each in value]
+    if value is None or kind in _AS_THEY_ARE:
+        return value
+    if isinstance(value, bytes | memoryview):
+        return f"\\x{bytes(value).hex()}"
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,1 @@
+"""The servers of the embedded stack, and what they need to run."""

@@ -1,0 +1,193 @@
+"""The embedded Airflow: api-server, scheduler, Dag processor and triggerer on loopback, metadata in the same Postgres."""
+
+import base64
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from http.client import OK, HTTPConnection, HTTPException
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import quote
+
+from tidegate.stack.components.airflow_login import POSTGRES_USER_VARIABLE
+from tidegate.stack.components.postgres import EmbeddedPostgres, write_secret
+from tidegate.stack.components.server_process import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
+from tidegate.stack.machine.private_files import private, private_folder
+from tidegate.state_store.base import project
+from tidegate.state_store.base.errors import PermanentError
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"
+USER = "admin"
+USERS_VARIABLE = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"  # users besides the administrator, such as admin:admin,anna:viewer
+PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
+RUNS_TASKS = ("scheduler", "triggerer")
+
+
+def airflow_settings() -> dict[str, str]:
+    """Return the settings that the embedded stack and the team server share, by environment variable."""
+    lines = (Path(__file__).resolve().parent / "airflow.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+class EmbeddedAirflow:
+    """The files and settings of one Airflow."""
+
+    def __init__(self, stack_folder: Path, ports: dict[str, int], postgres: EmbeddedPostgres) -> None:
+        self.folder = stack_folder / "airflow"
+        self.url = f"http://127.0.0.1:{ports['airflow']}"
+        self.password_file = stack_folder / "secrets" / "airflow_password"
+        self.metrics_token_file = stack_folder / "secrets" / "metrics_token"
+        self._ports = ports
+        self._secrets = stack_folder / "secrets"
+        self._stack_folder = stack_folder
+        self._postgres_user = postgres.user
+        self._database = f"airflow@127.0.0.1:{postgres.port}/airflow?passfile={quote(str(postgres.passfile))}"
+
+    def initialize(self) -> None:
+        """Write password, scrape token and keys, unless they exist."""
+        private_folder(self.folder)
+        private_folder(self._secrets)
+        if not self.password_file.exists():
+            write_secret(self.password_file, secrets.token_urlsafe(16))
+        if not self.metrics_token_file.exists():
+            write_secret(self.metrics_token_file, secrets.token_urlsafe(32))
+        self._write_passwords()
+        for key in ("jwt_secret", "api_secret_key"):
+            if not (self._secrets / key).exists():
+                write_secret(self._secrets / key, secrets.token_urlsafe(48))
+        if not (self._secrets / "fernet_key").exists():
+            write_secret(self._secrets / "fernet_key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+
+    def _write_passwords(self) -> None:
+        """Write the administrator's password for Airflow, and one for each other user, which stays as it is."""
+        file = self._secrets / "airflow_passwords.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        others = {user.partition(":")[0] for user in os.environ.get(USERS_VARIABLE, USER).split(",")} - {USER}
+        # Airflow would print a password that it had to make to its log.
+        passwords = {name: known.get(name) or secrets.token_urlsafe(16) for name in sorted(others)}
+        write_secret(file, json.dumps({USER: self.password_file.read_text(), **passwords}))
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of every Airflow process, on top of the caller's; secrets are named by file, not contained.
+
+        What is set here wins over the caller's environment, except OpenTelemetry's variables.
+        """
+        user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
+        # Tasks reach the api-server directly, past any proxy that the shell has set.
+        past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
+        modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        users = {name: os.environ[name] for name in (USERS_VARIABLE,) if name in os.environ}
+        chosen = {name for name in os.environ if name.startswith("OTEL_")}
+        return {
+            **{name: value for name, value in airflow_settings().items() if name not in chosen},
+            **user,
+            **users,
+            "AIRFLOW_HOME": str(self.folder),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(project.folder_of(self._stack_folder.parent, "dags")),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._secrets / "airflow_passwords.json"),
+            "AIRFLOW__CORE__FERNET_KEY_CMD": _print_file(self._secrets / "fernet_key"),
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": str(self._ports["airflow"]),
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__SECRET_KEY_CMD": _print_file(self._secrets / "api_secret_key"),
+            "AIRFLOW__API_AUTH__JWT_SECRET_CMD": _print_file(self._secrets / "jwt_secret"),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{self._database}&require_auth=scram-sha-256",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": f"postgresql+asyncpg://{self._database}",
+            "NO_PROXY": past_proxy,
+            "no_proxy": past_proxy,
+            "PYTHONPATH": os.pathsep.join(modules),
+            "TIDEGATE_HOME": str(self._stack_folder.parent),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        }
+
+    def migrate(self) -> None:
+        """Migrate Airflow's metadata database to the installed version, unless this was done before."""
+        marker = self.folder / "migrated_to"
+        if marker.exists() and marker.read_text() == version("apache-airflow"):
+            return
+        log = log_file(self._stack_folder, "airflow-migrate")
+        environment = {
+            **os.environ,
+            **self.environment(),
+            STACK_VARIABLE: str(self._stack_folder),
+            COMPONENT_VARIABLE: "airflow-migrate",
+        }
+        with open(log, "ab", opener=private) as output:
+            done = subprocess.run(
+                [sys.executable, "-m", "airflow", "db", "migrate"],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                check=False,
+            )
+        if done.returncode:
+            raise PermanentError(f"Airflow's database could not be migrated. See {log}")
+        marker.write_text(version("apache-airflow"))
+
+    def components(self) -> list[Component]:
+        """Return how to start Airflow's processes."""
+        return [
+            Component(
+                f"airflow-{process}",
+                # The servers for task logs would listen on every address; the api-server reads the files itself.
+                [sys.executable, "-m", "airflow", process, *(["--skip-serve-logs"] if process in RUNS_TASKS else [])],
+                self._check(process),
+                environment=self.environment(),
+                folder=self.folder,
+                ports=[self._ports["airflow"]] if process == "api-server" else [],
+                deadline_seconds=180,
+                # The triggerer would wait for its triggers. They hold nothing: killing it costs nothing.
+                grace_seconds=2 if process == "triggerer" else 20,
+            )
+            for process in PROCESSES
+        ]
+
+    def history(self) -> Component:
+        """Return how to remove old runs and logs once."""
+        return Component(
+            "airflow-history",
+            [sys.executable, "-m", "tidegate.stack.components.airflow_cleanup"],
+            lambda: None,
+            environment=self.environment(),
+            folder=self.folder,
+        )
+
+    def _check(self, process: str) -> Callable[[], str | None]:
+        # Airflow's health page says of each process whether its heartbeat is recent.
+        part = {"api-server": "metadatabase", "dag-processor": "dag_processor"}.get(process, process)
+
+        def check() -> str | None:
+            if process == "api-server" and (
+                missing := listens(self._stack_folder, "airflow-api-server", self._ports["airflow"])
+            ):
+                return missing
+            # `tidegate.airflow_client` is slow to import, and this is a page on loopback.
+            connection = HTTPConnection("127.0.0.1", self._ports["airflow"], timeout=5)
+            try:
+                connection.request("GET", "/api/v2/monitor/health")
+                answer = connection.getresponse()
+                health = json.load(answer) if answer.status == OK else {}
+            except (OSError, HTTPException):
+                return f"nothing answers at {self.url}"
+            except ValueError:
+                return f"{self.url} answers, but not as Airflow does"
+            finally:
+                connection.close()
+            if answer.status != OK:
+                return f"{self.url} answers with {answer.status}"
+            status = (health.get(part) or {}).get("status")
+            return None if status == "healthy" else f"Airflow's health page says that the {process} is {status}"
+
+        return check
+
+
+def _print_file(file: Path) -> str:
+    """Return the command that Airflow runs to read a secret."""
+    return f"cat {shlex.quote(str(file))}"

@@ -1,0 +1,1 @@
+"""What the stack asks of its machine: private files, disk, the digest of its code."""

@@ -1,0 +1,1 @@
+"""The status of stack and pipelines, as it is now or as it changes."""
