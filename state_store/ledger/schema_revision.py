@@ -17,7 +17,7 @@ from tidegate.state_store.base.errors import SchemaOutOfDate, SettingsInvalid, T
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuilt_by
 from tidegate.state_store.ledger import tables
 
-VERSIONS = Path(__file__).resolve().parent.parent / "migrations" / "versions"
+VERSIONS = Path(__file__).resolve().parents[2] / "migrations" / "versions"
 LEDGER_COMMENT = "ledger revision "
 OF_STATES_ONLY = "# Of states only:"  # as in migrations/script.py.mako
 VERSION_TABLE = "alembic_version"
