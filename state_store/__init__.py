@@ -39,19 +39,20 @@ What a crash leaves, and what follows:
 
 A caller that lost the answer to a COMMIT never guesses: it asks under the lock (I10).
 
-The modules, by what they are about:
+The rooms; each imports only those above it, and `store` all of them:
 
-    a batch's life   store, plans, batches, beginning, attempts, staging, copy_in, commits, cursors, source_files, turns
-    by hand          operations, mending, retention, retirement, rebuilds, rebuilt_tables
-    merging          merges, combine, combiners, windows, sessions, checks, updates, quarantine
-    declarations     declaration, columns, window_spec, registration, evolution, revisions
-    tables           tables, state_tables, table_keys, table_identity, given_by_hand, history_views
-    partitions       partitions, range_partitions
-    reading states   state_rows, lookup, queries, state_queries, executor_reads
-    reading batches  ledger_reader, history, overview, search, waits, timeline, attempt_times, batch_pages, throughput
-    metrics          measures
-    connections      database, executor_connections, session_times, held_tables, lock_holders, driver_errors
-    surroundings     settings, project, witness, errors
+    base              settings, the project folder, errors
+    connections       pools, transactions, locks, COPY; errors by SQLSTATE
+    declarations      pipelines, states, columns and windows, as they are declared
+    ledger            its tables and schema; batches, plans, cursors, files that have counted, the witness
+    states            the tables of states: what they should be, whether they still are; rows by key
+    seal              staged rows, and the seal of the newest attempt
+    commit            the ordered commit, and all that it does to states
+    operate           what operators do, each action with its record
+    attempt           when a batch may begin or commit, and how an attempt at it begins
+    read_ledger       what reports, the page and metrics read
+    pipeline_changes  a pipeline is registered, declared otherwise, rebuilt or retired
+    read_states       rows for programs, named queries and transforms
 """
 
 from typing import TYPE_CHECKING, Any

@@ -501,7 +501,6 @@ def assert_no_project(settings: Settings) -> None:
         from pathlib import Path  # noqa: PLC0415
 
         import pandas as pd  # noqa: PLC0415
-        import tidegate.jobs.pipelines.flights  # noqa: PLC0415
 
         for _ in batches:
             try:
@@ -509,7 +508,7 @@ def assert_no_project(settings: Settings) -> None:
                 project = "open"
             except OSError:
                 project = "closed"
-            yield pd.DataFrame({"place": [jobs.pipelines.flights.__file__], "project": [project]})
+            yield pd.DataFrame({"place": [tidegate.jobs.pipelines.flights.__file__], "project": [project]})
 
     with spark_session(settings, "looks") as session:
         (found,) = session.range(0, 1, 1, 1).mapInPandas(look, "place string, project string").collect()

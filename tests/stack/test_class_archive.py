@@ -18,9 +18,7 @@ def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> N
     """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
     if archive is None:
-        pytest.skip(
-            "This environment has no archive of Spark's classes. Make it: python -m tidegate.stack.components.spark_class_archive"
-        )
+        pytest.skip("There is no archive of Spark's classes. Make it: python -m tidegate.stack.components.spark_class_archive")
     server = psutil.Process(running.statuses()["spark"].pid)
     if not hasattr(server, "memory_maps"):
         pytest.skip("This system does not show the files that a process has mapped. Linux does.")

@@ -131,7 +131,8 @@ def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.
 def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
     """With what they import, under the name by which pickled functions name them."""
     code = (
-        "import json; from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for; from tidegate.state_store import Settings; "
+        "import json; from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for; "
+        "from tidegate.state_store import Settings; "
         "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
         "print(json.dumps(sorted(path for path in found.modules if path.startswith('tidegate/jobs/pipelines/'))))"
     )

@@ -59,13 +59,16 @@ def test_documents_keep_their_limits() -> None:
     assert [int(file.name[:4]) for file in records] == list(range(1, len(records) + 1))
 
 
-def test_the_store_names_all_its_modules() -> None:
-    """A stranger finds the module for a change in the docstring of the package."""
-    described = (PROJECT / "state_store/__init__.py").read_text().partition("by what they are about:")[2].partition('"""')[0]
-    groups = [re.split(r"\s{2,}", line.strip())[1].split(", ") for line in described.splitlines() if line]
-    modules = sorted(file.stem for file in (PROJECT / "state_store").glob("*.py") if file.stem != "__init__")
+def test_the_store_names_all_its_rooms() -> None:
+    """A stranger finds the room for a change in the docstring of the package; no room imports one below it."""
+    described = (PROJECT / "state_store/__init__.py").read_text().partition("The rooms;")[2].partition('"""')[0]
+    rooms = re.findall(r"^    (\w+) {2,}", described, re.MULTILINE)
+    assert sorted(rooms) == sorted(file.parent.name for file in (PROJECT / "state_store").glob("*/__init__.py"))
 
-    assert sorted(name for group in groups for name in group) == modules
+    upwards = re.compile(r"^\s*from tidegate\.state_store(?:\.(\w+))?[\w.]* import", re.MULTILINE)
+    for number, room in enumerate(rooms):
+        for file in (PROJECT / "state_store" / room).glob("*.py"):
+            assert set(upwards.findall(file.read_text())) <= set(rooms[: number + 1]), file
 
 
 def test_the_map_has_a_file_and_a_test_for_each_change() -> None:

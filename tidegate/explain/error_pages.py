@@ -8,7 +8,7 @@ from posixpath import normpath
 
 from tidegate.state_store.base.errors import UsageError
 
-FOLDER = Path(__file__).parent / "docs" / "errors"
+FOLDER = Path(__file__).parents[1] / "docs" / "errors"
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+)*")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 

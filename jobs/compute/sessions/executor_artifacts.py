@@ -41,7 +41,7 @@ FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
 NAME = "tidegate"
-PACKAGE = Path(__file__).parents[2]  # a link in a checkout is not followed
+PACKAGE = Path(__file__).parents[3]  # a link in a checkout is not followed
 
 
 @dataclass(frozen=True)

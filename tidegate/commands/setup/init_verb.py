@@ -10,7 +10,7 @@ from tidegate.commands import as_json
 from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import UsageError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 FOLDERS = ("pipelines", "dags", "migrations")
 FILES = {
     project.SETTINGS_FILE: '# Settings of this project, such as pg_host = "db.internal": `tidegate settings` lists all.\n',

@@ -165,8 +165,8 @@ class _Prospects:
         check_redoable(self._found.spec, status.txid, self._found.committed)
         states = ", ".join(state.name for state in self._found.spec.states)
         will = (
-            f"{self._name} {status.txid} has {operator_actions.ended(status)}, with {status.key_count} keys. Redoing it takes back "
-            f"what it did to {states}, and processes it again."
+            f"{self._name} {status.txid} has {operator_actions.ended(status)}, with {status.key_count} keys. Redoing it takes "
+            f"back what it did to {states}, and processes it again."
         )
         return will, NO_REDO
 

@@ -20,8 +20,8 @@ from tidegate.stack.machine.private_files import private, private_folder
 from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import PermanentError
 
-PROJECT = Path(__file__).resolve().parent.parent.parent
-LOCAL_SETTINGS = Path(__file__).resolve().parent / "airflow_settings"
+PROJECT = Path(__file__).resolve().parents[3]
+LOCAL_SETTINGS = Path(__file__).resolve().parents[1] / "airflow_settings"
 USER = "admin"
 USERS_VARIABLE = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"  # users besides the administrator, such as admin:admin,anna:viewer
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -30,7 +30,7 @@ RUNS_TASKS = ("scheduler", "triggerer")
 
 def airflow_settings() -> dict[str, str]:
     """Return the settings that the embedded stack and the team server share, by environment variable."""
-    lines = (Path(__file__).resolve().parent / "airflow.env").read_text().splitlines()
+    lines = (Path(__file__).resolve().parents[1] / "airflow.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 

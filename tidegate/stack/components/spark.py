@@ -24,7 +24,7 @@ SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 JAVA_VERSIONS = range(17, 22)
 MAX_DRIVER_MEMORY = 4 * 1024**3
 # The folder of the module that runs Python's daemons: memory is bounded by what runs, not by what was ever declared.
-PYTHON_SETTINGS = Path(__file__).resolve().parent / "spark_settings"
+PYTHON_SETTINGS = Path(__file__).resolve().parents[1] / "spark_settings"
 PYTHON_DAEMON = "tidegate_python_daemon"
 # Spark's planning code runs a few hundred times per batch: fully compiled only after ten times the default number of calls, a
 # small batch takes three quarters of the CPU time. The loops over rows are still compiled in their first batch.

@@ -6,7 +6,7 @@ Processes keep what they have imported: after an update, a running stack runs th
 import hashlib
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parents[2]
 # Modules that Airflow's processes import before they fork, or keep. Pipelines and Dags are imported again.
 KEPT = (".", "state_store", "jobs", "dags/batch_dag.py", "dags/dispatch.py", "dags/waiting_tasks.py", "dags/batch_trigger.py")
 REIMPORTED = "jobs/pipelines"

@@ -1,4 +1,4 @@
-"""Reads Parquet files; `tidegate.jobs.sources.files.formats.parquet_files.parquet_columns` decides which stored type may be read as which."""
+"""Reads Parquet files; the module `parquet_files.parquet_columns` decides which stored type may be read as which."""
 
 from dataclasses import dataclass
 from functools import reduce
