@@ -502,13 +502,15 @@ def assert_no_project(settings: Settings) -> None:
 
         import pandas as pd  # noqa: PLC0415
 
+        from tidegate.jobs.pipelines import flights  # noqa: PLC0415
+
         for _ in batches:
             try:
                 Path(here).read_bytes()
                 project = "open"
             except OSError:
                 project = "closed"
-            yield pd.DataFrame({"place": [tidegate.jobs.pipelines.flights.__file__], "project": [project]})
+            yield pd.DataFrame({"place": [flights.__file__], "project": [project]})
 
     with spark_session(settings, "looks") as session:
         (found,) = session.range(0, 1, 1, 1).mapInPandas(look, "place string, project string").collect()
