@@ -96,7 +96,7 @@ def _errors(file: Path) -> Found:
 def _verbs(file: Path) -> Found:
     (table,) = (node.value for node in ast.parse(file.read_text()).body if _assigns(node, "VERBS"))
     for verb, module in ast.literal_eval(table).items():
-        body = ast.parse((file.parent / f"commands/{module}.py").read_text()).body
+        body = ast.parse((file.parent / f"commands/{module.replace('.', '/')}.py").read_text()).body
         yield verb, next(_docstring(node) for node in body if getattr(node, "name", "") == verb)
 
 

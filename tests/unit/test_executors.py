@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import module_of
+from tests.checkout import REPOSITORY, module_of
 from tests.examples import EXAMPLES
 from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
-from tidegate.jobs.compute.sessions import executor_artifacts
 from tidegate.jobs.compute.sessions.executor_artifacts import (
     are_elsewhere,
     artifacts_for,
@@ -27,7 +26,6 @@ from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
-REPOSITORY = Path(executor_artifacts.__file__).resolve().parents[2]
 IN_EXAMPLES = {**os.environ, "TIDEGATE_HOME": str(EXAMPLES)}
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 # The modules whose objects travel in plans.

@@ -180,5 +180,5 @@ def test_the_pod_is_closed_and_holds_no_secret() -> None:
     assert mounts["private"] in entry
     (items,) = [volume["secret"]["items"] for volume in POD["spec"]["volumes"] if "secret" in volume]
     assert {item["path"] for item in items} <= set(COMPOSE["airflow-scheduler"]["secrets"])
-    written = {variables("kubernetes.env")[name] for name in ("AIRFLOW_HOME", "TIDEGATE_HOME", "TIDEGATE_WITNESS_FOLDER")}
-    assert written <= set(mounts.values())
+    written = {variables("kubernetes.env")[name] for name in ("AIRFLOW_HOME", "TIDEGATE_WITNESS_FOLDER")}
+    assert {*written, f"{variables('kubernetes.env')['TIDEGATE_HOME']}/.tidegate"} <= set(mounts.values())

@@ -233,12 +233,16 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
         done = {"revision": revision, "changed": changed, "columns": columns, "retired": left_out, "accepted": accepted}
         output.print_json(done)
         return
-    where = f"at revision {revision} of the project's migrations" if revision else "up to date"
-    output.say(f"The database is {where}. Registered: {', '.join(changed) or 'nothing new'}.")
+    output.say(_outcome(revision, changed))
     for sentence in (*columns, *left_out.values(), *([] if specs else [none_found()])):
         output.say(sentence)
     if accept_epoch:
         _say_accepted(accepted)
+
+
+def _outcome(revision: str | None, changed: Sequence[str]) -> str:
+    where = f"at revision {revision} of the project's migrations" if revision else "up to date"
+    return f"The database is {where}. Registered: {', '.join(changed) or 'nothing new'}."
 
 
 def _say_accepted(accepted: Mapping[str, str]) -> None:
