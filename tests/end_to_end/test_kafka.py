@@ -5,13 +5,11 @@
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,7 +17,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from tests.checkout import copy_to
 from tests.conftest import fetch_kafka
 from tests.end_to_end.conftest import Project, wait_for
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -36,7 +33,6 @@ LAST_MESSAGES = 99  # fewer than a batch takes
 SECONDS = 60
 PATIENCE_SECONDS = 600  # the first batches, several at once, in a Spark that has just started
 RUN_SECONDS = 3000 if IS_SOAK else 600
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 PIPELINE = f'''
 """Readings per sensor and partition."""
@@ -151,7 +147,7 @@ class Readings:
 
 @dataclass
 class KafkaProject(Project):
-    """A clone of this repository with a pipeline of its own over a topic, and its stack."""
+    """A project with a pipeline over a topic, and its stack."""
 
     def run(self) -> dict[str, Any]:
         """Run the Dag; return its outcome."""
@@ -164,7 +160,7 @@ class KafkaProject(Project):
         return dict(json.loads(out))
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        """Query the ledger directly; its revision is the clone's, which this process's own code does not know."""
+        """Query the ledger directly; its migrations are the project's, which is not this process's."""
         with closing(self.as_administrator()) as connection, connection.cursor() as cursor:
             cursor.execute(query)
             return cursor.fetchall()
@@ -184,66 +180,63 @@ class KafkaProject(Project):
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProject]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProject]:
     """The project, with a running stack that has Kafka, and with its pipeline's tables."""
     fetch_kafka()
     home = tmp_path_factory.mktemp("readings")
-    copy_to(home)
-    shutil.copy(REPOSITORY / "pyproject.toml", home)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(home))  # the clone's modules, not the installed project's
-        project = KafkaProject(home, home, Settings())
-        try:
-            project.tidegate("up", "--with", "kafka")
-            (home / "jobs" / "pipelines" / "readings.py").write_text(PIPELINE)
-            (home / "dags" / "readings.py").write_text(DAG)
-            project.tidegate("migrate", "--new", "readings per sensor and partition")
-            project.tidegate("migrate")
-            project.settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
-            yield project
-        finally:
-            project.tidegate("down", "--delete-data", "--yes")
+    project = KafkaProject(home, home, Settings())
+    project.tidegate("init", ".")
+    try:
+        project.tidegate("up", "--with", "kafka")
+        (home / "pipelines" / "readings.py").write_text(PIPELINE)
+        (home / "dags" / "readings.py").write_text(DAG)
+        project.tidegate("migrate", "--new", "readings per sensor and partition")
+        project.tidegate("migrate")
+        project.settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
+        yield project
+    finally:
+        project.tidegate("down", "--delete-data", "--yes")
 
 
 @pytest.mark.timeout(RUN_SECONDS * 2)
-def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_added(clone: KafkaProject) -> None:
+def test_every_message_counts_once_though_the_broker_dies_and_a_partition_is_added(shop: KafkaProject) -> None:
     """Half of them exist before the first run; the broker is killed in the middle of it, while others arrive."""
-    topic = Readings(clone.settings)
+    topic = Readings(shop.settings)
     topic.create()
     topic.produce(MESSAGES // 2)
 
     more = threading.Thread(target=topic.produce, args=[MESSAGES // 4], daemon=True)
-    broker = psutil.Process(clone.kafka()["pid"])
-    run = clone.start("trigger", "readings", "--wait")
-    with clone.held("commit"):
-        wait_for(clone.batches, "planning")
-        wait_for(clone.processed, "processing of a batch", seconds=PATIENCE_SECONDS)
+    broker = psutil.Process(shop.kafka()["pid"])
+    run = shop.start("trigger", "readings", "--wait")
+    with shop.held("commit"):
+        wait_for(shop.batches, "planning")
+        wait_for(shop.processed, "processing of a batch", seconds=PATIENCE_SECONDS)
         more.start()
         broker.kill()
-        assert clone.processed() < len(FIRST_TXIDS)
+        assert shop.processed() < len(FIRST_TXIDS)
     more.join(RUN_SECONDS)
     assert not more.is_alive()
     topic.add_a_partition()
     topic.produce(MESSAGES // 4 - LAST_MESSAGES, PARTITIONS + 1)
-    assert clone.ended(run)["committed"] == FIRST_TXIDS
-    assert clone.kafka()["restarts"] == 1
+    assert shop.ended(run)["committed"] == FIRST_TXIDS
+    assert shop.kafka()["restarts"] == 1
 
-    clone.run()
+    shop.run()
     # The acks of two commits may overtake each other; that of the last batch, alone in its run, cannot be overtaken.
     topic.produce(LAST_MESSAGES, PARTITIONS + 1)
-    assert len(clone.run()["committed"]) == 1
+    assert len(shop.run()["committed"]) == 1
 
     assert topic.sent == MESSAGES
     ends = topic.ends()
     assert set(ends) == set(range(PARTITIONS + 1))
     assert sum(ends.values()) == MESSAGES
-    rows = clone.json("inspect", "readings", "--state", "per_sensor")
+    rows = shop.json("inspect", "readings", "--state", "per_sensor")
     counted = {(r["partition"], r["sensor"]): [r["readings"], r["total"], r["first"], r["last"]] for r in rows}
     assert counted == topic.per_sensor
 
-    assert positions(clone.batches()) == ends
+    assert positions(shop.batches()) == ends
     assert topic.committed_by_the_group() == ends
-    assert sum(batch["source_rows"] for batch in clone.json("inspect", "readings")) == MESSAGES
+    assert sum(batch["source_rows"] for batch in shop.json("inspect", "readings")) == MESSAGES
 
 
 def positions(batches: list[dict[str, Any]]) -> dict[int, int]:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.conftest import COMMAND
+from tests.examples import copy_examples
 from tidegate import stack as embedded
 from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.stack.components.server_process import (
@@ -110,12 +111,13 @@ def session(process: psutil.Process) -> int | None:
 
 @pytest.fixture(scope="module")
 def new_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Stack]]:
-    """A function that returns a stack that was never started; at the end the stack is removed."""
+    """A function that returns a stack of the examples that was never started; at the end the stack is removed."""
     with ExitStack() as cleanup:
 
         def create(name: str) -> Stack:
             stack = Stack(tmp_path_factory.mktemp("home") / name)
             stack.home.mkdir()
+            copy_examples(stack.home)
             cleanup.callback(remove, stack)
             return stack
 

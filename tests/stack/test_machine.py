@@ -213,7 +213,7 @@ def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in running.tidegate("status").stderr
 
-    message = running.tidegate("migrate").stderr
+    message = running.tidegate("get", "flights", "daily", "UA", "2013-01-01").stderr
     assert f"{file} cannot be read" in message
     assert "tidegate up" in message
     up = running.tidegate("up", "--without-airflow")
@@ -296,9 +296,9 @@ def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
     def advice() -> str | None:
         return json.loads(newer("status", "--json").stdout)["advice"]
 
-    (tmp_path / "jobs/pipelines/another.py").write_text("")
+    (running.home / "pipelines/another.py").write_text("")
     assert advice() is None
-    (tmp_path / "jobs/pipelines/another.py").unlink()
+    (running.home / "pipelines/another.py").unlink()
     with (tmp_path / "jobs/engine/worker.py").open("a") as module:
         module.write("# newer\n")
     assert "Restart it: tidegate down && tidegate up" in advice()

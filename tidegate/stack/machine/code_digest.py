@@ -7,9 +7,8 @@ import hashlib
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2]
-# Modules that Airflow's processes import before they fork, or keep. Pipelines and Dags are imported again.
+# Modules that Airflow's processes import before they fork, or keep. A project's pipelines and Dags are imported again.
 KEPT = (".", "state_store", "jobs", "dags/batch_dag.py", "dags/dispatch.py", "dags/waiting_tasks.py", "dags/batch_trigger.py")
-REIMPORTED = "jobs/pipelines"
 DEPENDENCIES = "requirements.txt"
 
 
@@ -26,6 +25,6 @@ def _files(package: Path) -> dict[str, Path]:
     """Return files by their names in the package; in a checkout, the subpackages are links, which `rglob` does not follow."""
     places = [package / name for name in KEPT]
     found = [file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place])]
-    kept = {file.relative_to(package).as_posix(): file for file in found if not file.is_relative_to(package / REIMPORTED)}
+    kept = {file.relative_to(package).as_posix(): file for file in found}
     dependencies = package.parent / DEPENDENCIES  # not in a wheel
     return kept | ({DEPENDENCIES: dependencies} if dependencies.exists() else {})
