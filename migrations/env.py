@@ -38,7 +38,7 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
     for operations in (script.upgrade_ops.ops, script.downgrade_ops.ops):
         _leave_comments(operations)
     for operation in list(script.upgrade_ops.ops):
-        if isinstance(operation, ops.CreateTableOp) and operation.schema == state_tables.STATE:
+        if isinstance(operation, ops.CreateTableOp):
             script.upgrade_ops.ops += _statements(after[operation.table_name])
         if isinstance(operation, ops.CreateTableOp) and operation.table_name in views:
             script.downgrade_ops.ops.insert(0, ops.ExecuteSQLOp(views[operation.table_name]))
@@ -64,8 +64,7 @@ def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
 
 def _leave_comments(operations):  # noqa: ANN001, ANN202
     """Take out changes of comments of states' tables and columns: none is declared, so they are the team's."""
-    of_tables = [each for each in operations if isinstance(each, ops.ModifyTableOps)]
-    for operation in [each for each in of_tables if each.schema == state_tables.STATE]:
+    for operation in [each for each in operations if isinstance(each, ops.ModifyTableOps)]:
         for each in operation.ops:
             if isinstance(each, ops.AlterColumnOp):
                 each.modify_comment = False

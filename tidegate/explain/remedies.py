@@ -31,7 +31,7 @@ _FIXES = {
     "PARTITION_UNAVAILABLE": "Bring the partition back.",
     "RANGE_EXPIRED": "Its rows are gone at the source: lengthen the retention, and give the batch up.",
     "ROWS_LOST": "If it comes back, look for what makes the transform return other rows each time.",
-    "SCHEMA_OUT_OF_DATE": "Bring the older of database and code to the other's revision (tidegate migrate, or an update).",
+    "SCHEMA_OUT_OF_DATE": "Run tidegate migrate, update what is older, or make anew a ledger that other code has made.",
     "SETTINGS_INVALID": "Correct the setting (tidegate settings).",
     "SOURCE_CHANGED": f"Put the source back as it was planned{_OR_SKIP}.",
     "SOURCE_UNAVAILABLE": "Bring the source back: its server, its mount, its network.",
