@@ -511,7 +511,7 @@ class StateStore(Database):
     def prune_ranges(
         self, spec: PipelineSpec, state: StateSpec, removal: pruning.Removal, owner: str, reason: str
     ) -> pruning.PrunedRanges:
-        """Remove range partitions of appended rows, as the owner of the tables (`retention.prune_ranges`).
+        """Remove range partitions of appended rows, as the owner of the tables (`pruning.prune_ranges`).
 
         Raises: UsageError if `removal.before` is no value of the column; what `commit_batch` raises, LockHeld also if
         readers hold the tables for long.

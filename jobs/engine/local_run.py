@@ -49,7 +49,7 @@ def run_pipeline(
     `progress` is called from several threads, with a txid and one of planned, processed, committed, skipped. If the process
     dies, the next run continues with the planned batches; commits stay. A batch with a temporary failure is tried up to the
     pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes away later, the
-    run waits for it, up to `recovery.SERVER_PATIENCE_SECONDS`. Any other error ends the run; sealed batches stay sealed.
+    run waits for it, up to `retries.SERVER_PATIENCE_SECONDS`. Any other error ends the run; sealed batches stay sealed.
 
     Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
