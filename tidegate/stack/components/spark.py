@@ -110,7 +110,7 @@ def spark_home() -> Path:
     """Return the folder of the installed Spark."""
     package = find_spec("pyspark")
     if package is None or not package.submodule_search_locations:
-        raise PermanentError("Spark is not installed. Run: make setup")
+        raise PermanentError("Spark is not installed. Install pyspark[connect]; in a checkout: make setup")
     return Path(package.submodule_search_locations[0])
 
 

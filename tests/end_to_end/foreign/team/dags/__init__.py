@@ -1,0 +1,3 @@
+"""A package of another team, which is called as a folder of Tidegate is."""
+
+OWNER = "the other team"
