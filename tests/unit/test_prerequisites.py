@@ -1,5 +1,6 @@
 """The set-up names missing prerequisites, and make runs every test."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,29 @@ def test_a_missing_prerequisite_is_named_first_with_advice(
     assert (done.returncode, done.stdout) == (1 if message else 0, "")
     assert (message or "") in first
     assert bool(first) == bool(message)
+
+
+def test_a_copy_without_links_is_named(tmp_path: Path) -> None:
+    """As some archives and systems leave it: its subpackages are texts, and no import would say why."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(PROJECT / ".ci/prerequisites", tmp_path / ".ci")
+    (tmp_path / "tidegate").mkdir()
+    for name in ("dags", "docs", "migrations", "state_store"):
+        (tmp_path / "tidegate" / name).mkdir()
+    (tmp_path / "tidegate/jobs").write_text("../jobs")
+
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / ".ci/prerequisites"],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "tidegate/jobs is no link to the folder jobs: this copy of the repository has lost its links."
+    )
 
 
 def test_make_help_explains_every_target() -> None:
