@@ -254,6 +254,7 @@ def words(settings: Settings, register: Callable[..., None]) -> Flow:
     return flow
 
 
+@pytest.mark.promise("I17")
 def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     settings: Settings, words: Flow, as_owner: AsOwner
 ) -> None:
