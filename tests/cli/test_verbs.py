@@ -256,7 +256,7 @@ def test_help_lists_the_verbs() -> None:
 def test_a_lookup_loads_nothing_slow() -> None:
     """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
     program = (
-        "import sys\nfrom tidegate.commands import inspection\nfrom tidegate.jobs.registry import find_pipeline\n"
+        "import sys\nfrom tidegate.commands.show import inspect_verbs\nfrom tidegate.jobs.registry import find_pipeline\n"
         "from tidegate.state_store.states import key_lookup\nfind_pipeline('flights')\n"
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
     )
