@@ -27,7 +27,7 @@ fi
 if [ "$1" = spark-submit ]; then
     jars=
     if [ -n "${TIDEGATE_SPARK_PACKAGES:-}" ]; then # fetched when Spark first starts with them, kept in its volume
-        jars=$(python -c 'import sys; from tidegate.stack.components import java_libraries; maven.print_spark_jars(sys.argv[1])' "$TIDEGATE_SPARK_PACKAGES")
+        jars=$(python -c 'import sys; from tidegate.stack.components import java_libraries; java_libraries.print_spark_jars(sys.argv[1])' "$TIDEGATE_SPARK_PACKAGES")
     fi
     {
         cat /opt/tidegate/compose/spark.conf

@@ -17,6 +17,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tests.checkout import copy_to
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
 from tidegate import migrations
@@ -746,9 +747,7 @@ def test_a_table_with_row_level_security_is_not_made_again(empty: Settings, auth
 
 def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: Settings, tmp_path: Path) -> None:
     """The files say nothing about loaded code: it knows the ledger that it was started with."""
-    code = tmp_path / "code"
-    for package in ("dags", "jobs", "state_store", "migrations", "tidegate"):
-        shutil.copytree(REPOSITORY / package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    code = copy_to(tmp_path / "code")
     program = (
         "from tidegate.state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
     )

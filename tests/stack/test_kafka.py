@@ -241,7 +241,9 @@ def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
 # A proxy that does not exist: it stops Java, and nothing else.
 NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9"
 SMALL = "org.slf4j:slf4j-simple:1.7.36"
-FETCH = "import sys; from tidegate.stack.components import java_libraries; maven.fetch(sys.argv[1:], print); print('done')"
+FETCH = (
+    "import sys; from tidegate.stack.components import java_libraries; java_libraries.fetch(sys.argv[1:], print); print('done')"
+)
 
 
 def fetch(cache: Path, *packages: str, **environ: str) -> "subprocess.Popen[str]":
