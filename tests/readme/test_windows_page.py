@@ -144,7 +144,7 @@ def test_the_examples_do_what_the_page_says(
     assert final
     assert len(rows("hourly_report", "reported")) == len(final)
 
-    for module in ("inspection", "quarantine"):
+    for module in ("show.inspect_verbs", "act.quarantine_verbs"):
         monkeypatch.setattr(f"tidegate.commands.{module}.find_pipeline", pipelines.__getitem__)
         monkeypatch.setattr(f"tidegate.commands.{module}.Settings.load", lambda *_: settings)
     shown = CliRunner().invoke(inspect_verbs.inspect, ["departures", "--state", "by_hour"])
