@@ -5,8 +5,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 PROJECT = Path(__file__).resolve().parents[2]
 TRACKED = [
     name
@@ -32,20 +30,21 @@ def test_the_rules_are_numbered_without_gaps() -> None:
     assert {f"I{number}" for number in range(1, len(RULES) + 1)} == RULES
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_references_resolve(name: str) -> None:
-    """Rules of the protocol, files, and links between documents."""
+def unresolved(name: str, known: set[str]) -> set[str]:
+    """Return the rules, files and links that a file names, and that there are not."""
     text = (PROJECT / name).read_text()
-    known = set(TRACKED)
+    missing = set(re.findall(r"\bI\d{1,2}\b", text)) - RULES
+    if not name.startswith("tests/"):  # tests make up files
+        missing |= set(FILE.findall(text)) - known
+        links = LINK.findall(text) if name.endswith(".md") else []
+        missing |= {link for link in links if not (PROJECT / name).parent.joinpath(link).exists()}
+    return missing
 
-    assert set(re.findall(r"\bI\d{1,2}\b", text)) <= RULES
-    if name.startswith("tests/"):
-        return  # tests make up files
-    missing = {found for found in FILE.findall(text) if found not in known | EXAMPLES}
-    assert not missing
-    if name.endswith(".md"):
-        here = (PROJECT / name).parent
-        assert [link for link in LINK.findall(text) if not (here / link).exists()] == []
+
+def test_references_resolve() -> None:
+    """Rules of the protocol, files, and links between documents."""
+    known = {*TRACKED, *EXAMPLES}
+    assert {name: missing for name in WRITTEN if (missing := unresolved(name, known))} == {}
 
 
 def test_documents_keep_their_limits() -> None:
