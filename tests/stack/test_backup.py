@@ -91,7 +91,7 @@ def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypa
 
     refused = running.tidegate("restore", str(other), "--yes")
     assert (refused.returncode, "holds no ledger of Tidegate's. Nothing has changed." in refused.stderr) == (2, True)
-    monkeypatch.setattr(backups.revisions, "DIGEST", "0123456789ab")
+    monkeypatch.setattr(backups.schema_revision, "DIGEST", "0123456789ab")
     with pytest.raises(SchemaOutOfDate, match=r"made by another revision.*Nothing has changed"):
         backups.restore(running.settings, newer)
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.checkout import copy_to
 from tests.conftest import COMMAND
+from tests.examples import copy_examples
 from tests.stack.conftest import Stack, remove
 from tests.stack.test_stack import can_query
 from tidegate import stack as embedded
@@ -66,6 +67,7 @@ def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
     """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
     stack.home.mkdir()
+    copy_examples(stack.home)
     try:
         embedded.up(stack.settings, without_airflow=True)
         supervisor, before = stack.supervisor(), stack.statuses()
