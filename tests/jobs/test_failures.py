@@ -345,9 +345,16 @@ def wait_for(condition: Callable[[], object], name: str) -> None:
 
 
 def server_process(stack: Settings, component: str) -> int:
-    """Return the process id of one of the stack's servers, from the supervisor's status."""
-    status = json.loads((stack.stack_folder / "run" / "stack.status").read_text())
-    return int(status["components"][component]["pid"])
+    """Return the process id of one of the stack's servers, from the supervisor's status; wait while it is started again."""
+    found: list[int] = []
+
+    def is_noted() -> bool:
+        status = json.loads((stack.stack_folder / "run" / "stack.status").read_text())
+        found.extend(filter(None, [status["components"][component]["pid"]]))
+        return bool(found)
+
+    wait_for(is_noted, f"a process of {component}")
+    return found[0]
 
 
 def wait_until_spark_answers(settings: Settings) -> None:
