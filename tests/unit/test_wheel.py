@@ -18,4 +18,4 @@ def test_the_wheel_has_what_the_repository_has(tmp_path: Path) -> None:
         f"tidegate/{name}" for name in tracked() if name.startswith((*(f"{part}/" for part in SUBPACKAGES), *DOCUMENTS))
     }
     expected |= {name for name in tracked() if name.startswith("tidegate/") and not name.startswith(SOURCES_OF_THE_PAGE)}
-    assert found == expected - {"tidegate/dags/.airflowignore"}
+    assert found == expected
