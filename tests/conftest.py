@@ -1,35 +1,32 @@
-"""Real servers for the tests: one embedded Postgres and one Spark Connect server per session, a database per test."""
+"""Real servers for the tests: one embedded Postgres and one Spark Connect server for all processes, a database per test."""
 
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg2
 import pytest
 import sqlalchemy as sa
-from psycopg2 import sql
 
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
-from tests.jars import fetch_or_skip
+from tests.layers import (  # noqa: F401 - hooks of this file
+    pytest_collection_modifyitems,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 from tests.postgres_versions import running_version
-from tests.reaper import die_with_make, reaper  # noqa: F401 - a fixture of every test
+from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
+from tests.servers import Server, do_not_sync, fetch_kafka, migrated_database, running_stack, shared_stack, shared_template
 from tidegate import migrations
-from tidegate import stack as embedded
 from tidegate.jobs import Pipeline
-from tidegate.stack.components import kafka, spark
 from tidegate.stack.components.server_process import reserve_port
-from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.project import STACK_FOLDER
 from tidegate.state_store.pipeline_changes import registration
 from tidegate.state_store.states import state_tables
 
@@ -46,75 +43,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 die_with_make()
 
 COMMAND = Path(sys.executable).with_name("tidegate")
-TEMPLATE = "tidegate_template"
-# Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
-QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
-DRIVER_MEMORY = 1024**3  # of a stack's Spark: with four test processes, ten stacks may run at once
-BUDGET_MINUTES = os.environ.get("BUDGET_MINUTES", "inf")
-_ENDS = time.monotonic() + 60 * float(BUDGET_MINUTES)
-_numbers = count(1)
-
-
-class Server:
-    """The test session's Postgres server, for its administrator."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-
-    def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
-        """Run one statement outside any transaction."""
-        connection = psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": "postgres"})
-        try:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(statement, parameters)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
-
-    def create_database(self, template: str | None = None) -> str:
-        """Create a database that the owner role owns; return its name."""
-        name = f"tidegate_test_{next(_numbers)}"
-        statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
-        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
-        return name
-
-    @contextmanager
-    def shows_transactions_to(self, *roles: str) -> Iterator[None]:
-        """Let roles see the start of other sessions' transactions, which reading a table by time needs."""
-        names = sql.SQL(", ").join(map(sql.Identifier, roles))
-        self.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(names))
-        yield
-        self.execute(sql.SQL("REVOKE pg_read_all_stats FROM {}").format(names))
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database and end its connections."""
-        self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Skip what begins after the time that `make test` has: where a machine is much slower than usual, the rest still tells."""
-    if time.monotonic() > _ENDS:
-        pytest.skip(f"make test has used its {BUDGET_MINUTES} minutes on this machine; for the rest: make test BUDGET=600")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `make soak` runs: what is marked `soak`, and of a test that is `sampled(n)`, all but n parameters."""
-    if os.environ.get("SOAK"):
-        return
-    left_out = {item for item in items if item.get_closest_marker("soak")}
-    sampled: dict[tuple[str, int], list[pytest.Item]] = {}
-    for item in items:
-        if item not in left_out and (marker := item.get_closest_marker("sampled")):
-            sampled.setdefault((item.nodeid.partition("[")[0], *marker.args), []).append(item)
-    for (_, most), of_a_test in sampled.items():
-        kept = {of_a_test[round(number * (len(of_a_test) - 1) / max(most - 1, 1))] for number in range(most)}
-        left_out.update(set(of_a_test) - kept)
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -125,57 +53,29 @@ def free_port() -> Iterator[Callable[[], int]]:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
-    with running_stack(tmp_path_factory.mktemp("stack"), java_options=QUICK_TO_COMPILE) as settings:
-        yield settings
+def whole_stack(request: pytest.FixtureRequest) -> Settings:
+    """Settings of the run's stack: Postgres, Spark Connect, and Kafka if any test of the run needs it and it can be fetched."""
+    uses_kafka = any("kafka_stack" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    extras = ("kafka",) if uses_kafka else ()
+    if extras:
+        try:
+            fetch_kafka()
+        except pytest.skip.Exception:  # tests of Kafka will say so
+            extras = ()
+    return shared_stack(*extras)
 
 
-@pytest.fixture(scope="module")
-def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of a running embedded stack of its own, without Airflow, with Kafka; it takes 2 GB, and ends with the module."""
+@pytest.fixture(scope="session")
+def stack(whole_stack: Settings) -> Settings:
+    """Settings of the run's stack as one without Kafka; a test that stops or changes a server uses `tests.lone_stack`."""
+    return replace(whole_stack, kafka_bootstrap=None, kafka_properties_file=None)
+
+
+@pytest.fixture(scope="session")
+def kafka_stack(whole_stack: Settings) -> Settings:
+    """Settings of the run's stack with Kafka."""
     fetch_kafka()
-    with running_stack(tmp_path_factory.mktemp("kafka_stack"), "kafka", java_options=QUICK_TO_COMPILE) as settings:
-        yield settings
-
-
-def fetch_kafka() -> None:
-    """Fetch Kafka's libraries into the user's cache, or skip the test."""
-    fetch_or_skip(*kafka.PACKAGES)
-    fetch_or_skip(*kafka.SPARK_PACKAGES)
-
-
-@contextmanager
-def running_stack(home: Path, *extras: str, java_options: str = "") -> Iterator[Settings]:
-    """Run an embedded stack without Airflow in an empty folder, and delete it at the end."""
-    # The usual ports are left to the tests of whole stacks, which run at the same time.
-    stack_file = home / STACK_FOLDER / "stack.json"
-    stack_file.parent.mkdir(mode=0o711)
-    with ExitStack() as chosen:
-        stack_file.write_text(json.dumps({"ports": {name: reserve_port(None, chosen) for name in USUAL_PORTS}}))
-    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
-    settings = Settings.load(environ)
-    with pytest.MonkeyPatch.context() as environment:
-        if java_options:
-            environment.setenv("JDK_JAVA_OPTIONS", java_options)
-        environment.setattr(spark, "MAX_DRIVER_MEMORY", DRIVER_MEMORY)
-        embedded.up(settings, without_airflow=True, extras=extras)
-    try:
-        settings = Settings.load(environ)
-        do_not_sync(settings)
-        yield settings
-    finally:
-        embedded.down(settings, delete_data=True)
-
-
-def do_not_sync(settings: Settings) -> None:
-    """Let a test's Postgres leave syncing to the operating system: killed processes lose nothing by it, only machines do.
-
-    Dropping a test's database then takes a seventh of the time.
-    """
-    server = Server(settings)
-    server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
-    server.execute(sql.SQL("SELECT pg_reload_conf()"))
+    return whole_stack
 
 
 @contextmanager
@@ -196,20 +96,10 @@ def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield usual
 
 
-@contextmanager
-def migrated_database(server: Server) -> Iterator[str]:
-    """Create a migrated database without pipelines on a server, and drop it at the end."""
-    name = server.create_database()
-    migrations.upgrade(replace(server.settings, pg_database=name), [])
-    yield name
-    server.drop_database(name)
-
-
 @pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
+def template(server: Server) -> str:
     """A migrated database without pipelines; each test gets a copy."""
-    with migrated_database(server) as name:
-        yield name
+    return shared_template(server)
 
 
 @pytest.fixture

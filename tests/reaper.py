@@ -1,8 +1,8 @@
 """Ends the servers of a test run when the run ends: by itself, by a signal, or with a killed terminal.
 
-Each process that runs tests has a reaper, a process of its own that waits for its end. The reaper then ends every process with
-the run's mark in its environment; Postgres' backends, which have no environment, are found by their working folder. If the
-reaper is killed as well, the next test run does its work.
+Each run has a reaper, a process of its own that waits for the end of the process that started the run. The reaper then ends every
+process with the run's mark in its environment; Postgres' backends, which have no environment, are found by their working folder.
+If the reaper is killed as well, the next test run does its work.
 """
 
 import contextlib
@@ -28,11 +28,12 @@ from tidegate.stack.components.server_process import Identity
 VARIABLE = "TESTS_OF_TIDEGATE"
 PATIENCE_SECONDS = 15
 SET_DEATH_SIGNAL = 1  # of prctl(2)
+_WAITING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 @dataclass(frozen=True)
 class Run:
-    """A process that runs tests, and the folder below which they write."""
+    """The process that started some tests, and the folder below which they write."""
 
     owner: Identity
     folder: Path
@@ -41,6 +42,11 @@ class Run:
     def mark(self) -> str:
         """The run's mark in the environment of every process that it starts."""
         return f"{self.owner.pid} {self.owner.started} {self.folder}"
+
+    @property
+    def shared(self) -> Path:
+        """The folder of what all processes of the run share; it goes with the run."""
+        return self.folder / "shared"
 
     @classmethod
     def of(cls, mark: str) -> "Run":
@@ -57,6 +63,7 @@ class Run:
             if stack.is_relative_to(self.folder):
                 shutil.rmtree(note.with_suffix(""), ignore_errors=True)
                 note.unlink(missing_ok=True)
+        shutil.rmtree(self.shared, ignore_errors=True)
 
     def _backends(self) -> Iterator[psutil.Process]:
         outside = {note.with_suffix("") for note, stack in _notes() if stack.is_relative_to(self.folder)}
@@ -103,19 +110,25 @@ def die_with_make() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """End the processes of dead test runs first, and those of this run at its end."""
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """End the processes of dead test runs, and start this run's reaper, in the process that starts the others."""
+    if hasattr(config, "workerinput"):
+        return
     reap_the_dead()
-    run = Run(Identity.of(os.getpid()), tmp_path_factory.getbasetemp())
+    run = Run(Identity.of(os.getpid()), config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
-    waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
+    config.stash[_WAITING] = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
     os.environ[VARIABLE] = run.mark
-    yield
-    del os.environ[VARIABLE]
-    waiting.communicate()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let the reaper end the processes of this run, and wait until it has."""
+    if waiting := config.stash.get(_WAITING, None):
+        del os.environ[VARIABLE]
+        waiting.communicate()
 
 
 def main(mark: str) -> None:

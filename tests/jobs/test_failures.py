@@ -21,6 +21,7 @@ from pyspark.sql.connect.client.core import RpcDeadlines
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from tests import steps
+from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: its tests kill servers
 from tests.sources.conftest import Inbox
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions import session as spark_module

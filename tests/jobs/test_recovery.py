@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.jobs.test_failures import Held, counted, server_process, skipping
+from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: its tests kill servers
 from tests.sources.conftest import Inbox
 from tidegate.jobs.compute.batch_attempt import _Computation
 from tidegate.jobs.engine.local_run import run_pipeline

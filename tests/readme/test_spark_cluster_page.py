@@ -8,7 +8,8 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from tests.conftest import Server
+from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: a role's limit is changed
+from tests.servers import Server
 from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks
 from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings

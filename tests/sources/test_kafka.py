@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
 from tests import steps
+from tests.lone_stack import kafka_stack
 from tests.sources.beside_kafka import server, template
 from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -46,7 +47,7 @@ from tidegate.state_store.base.errors import (
 )
 from tidegate.state_store.seal.attempts import Attempt
 
-__all__ = ["server", "template"]  # fixtures
+__all__ = ["kafka_stack", "server", "template"]  # fixtures
 
 SECONDS = 60
 KINDS = ("transactional", "opaque")

@@ -18,7 +18,6 @@ from tidegate.stack.components.server_process import Identity, is_alive, wait_un
 KILLED_RUN = """
 import os, signal, subprocess, sys
 import psycopg2
-from tests.reaper import reaper
 from tidegate.stack.components import server_process as components
 from tidegate.stack.components.postgres import EmbeddedPostgres
 
@@ -50,7 +49,8 @@ def test_servers_end_with_a_killed_test_run(tmp_path: Path, free_port: Callable[
     """After kill -9 of pytest no process of its tests lives, not even an orphan of a killed Postgres."""
     (tmp_path / "test_killed.py").write_text(KILLED_RUN.format(port=free_port()))
     base = tmp_path / "base"
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir", tmp_path, "--basetemp", base]
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.reaper"]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", *plugins, "--rootdir", tmp_path, "--basetemp", base]
     environment = {name: value for name, value in os.environ.items() if name not in {VARIABLE, "PYTEST_ADDOPTS"}}
 
     done = subprocess.run(

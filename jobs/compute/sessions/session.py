@@ -203,8 +203,10 @@ def _answers(spark: SparkSession) -> bool:
 
 def _join(settings: Settings, name: str, rows_are_short: bool, artifacts: Artifacts | None) -> SparkSession:
     """Return the shared session of this name, created if necessary; its successor if the server has closed it."""
+    # Pipelines of two ledgers may have the same name; in one session, they would interrupt each other's attempts.
+    ledger = f"{settings.pg_host}:{settings.pg_port}/{settings.pg_database}"
     for generation in range(MAX_CLOSED_SESSIONS):
-        session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{name}/{generation}")
+        session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{ledger}/{name}/{generation}")
         session = _connect(_Channel(settings, str(session_id)))
         set_deadlines(session, DEADLINES)
         session.client.set_retry_policies([DefaultPolicy(max_retries=SERVER_RETRIES, max_backoff=MAX_BACKOFF_MILLISECONDS)])

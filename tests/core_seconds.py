@@ -1,0 +1,68 @@
+"""Runs a command, and says how many core seconds it took with all processes that it started, servers in the background included.
+
+    python -m tests.core_seconds pytest ...
+
+A slow neighbour changes the minutes, and not these seconds. What still runs when the command has ended is ended, and is an error.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from tests.reaper import SET_DEATH_SIGNAL, die_with_make
+
+SET_CHILD_SUBREAPER = 36  # of prctl(2): orphaned descendants become children of this process, whose times it then learns
+PATIENCE_SECONDS = 30
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the command; return its exit code, or 1 if it has left processes behind."""
+    die_with_make()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+    started = time.monotonic()
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: child.send_signal(number))
+    code = _await(child.pid)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        _bury(os.WNOHANG)
+        time.sleep(0.1)
+    for process in left:
+        print(f"Left behind: {process}", file=sys.stderr)
+        process.kill()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds")
+    return code or int(bool(left))
+
+
+def _await(pid: int) -> int:
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _bury(options: int) -> None:
+    try:
+        while os.waitpid(-1, options) != (0, 0):
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""The servers of a test run: one Postgres and one Spark Connect server, with Kafka if needed, for all processes that run tests.
+
+The first process that needs them starts them, in a folder of the run, under a lock; the others join. Nobody stops them before the
+run ends: its reaper does (`tests.reaper`).
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+
+from tests.jars import fetch_or_skip
+from tests.reaper import VARIABLE, Run
+from tidegate import migrations
+from tidegate import stack as embedded
+from tidegate.stack.components import kafka, spark
+from tidegate.stack.components.server_process import reserve_port
+from tidegate.stack.layout import USUAL_PORTS
+from tidegate.state_store import Settings
+from tidegate.state_store.base.project import STACK_FOLDER
+
+# Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
+QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
+DRIVER_MEMORY = 1024**3  # of a test's own stack: several may run at once
+SHARED_DRIVER_MEMORY = 3 * 1024**3
+TEMPLATE = "tidegate_template"
+# Names of databases are used again, so that a process's tests find the Spark session that earlier ones left on the server.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
+_used: set[str] = set()
+
+
+class Server:
+    """A Postgres server, for its administrator."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
+        """Run one statement outside any transaction."""
+        connection = psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": "postgres"})
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters)
+                return cursor.fetchall() if cursor.description else []
+        finally:
+            connection.close()
+
+    def create_database(self, template: str | None = None) -> str:
+        """Create a database that the owner role owns; return its name."""
+        name = next(name for number in count(1) if (name := f"tidegate_test_{_WORKER}_{number}") not in _used)
+        _used.add(name)
+        statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
+        self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database and end its connections."""
+        self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        _used.discard(name)
+
+
+def shared_template(server: Server) -> str:
+    """Return the name of a migrated database without pipelines on one of the run's servers, of which tests get copies."""
+
+    def make(home: Path) -> None:
+        name = f"{TEMPLATE}_in_work"
+        server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+        server.execute(sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE template0").format(sql.Identifier(name)))
+        migrations.upgrade(replace(server.settings, pg_database=name), [])
+        server.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(*map(sql.Identifier, (name, TEMPLATE))))
+
+    _joined(f"template_{server.settings.pg_port}", make)
+    return TEMPLATE
+
+
+@contextmanager
+def migrated_database(server: Server) -> Iterator[str]:
+    """Create a migrated database without pipelines on a server, and drop it at the end."""
+    name = server.create_database()
+    migrations.upgrade(replace(server.settings, pg_database=name), [])
+    yield name
+    server.drop_database(name)
+
+
+def shared_stack(*extras: str) -> Settings:
+    """Return settings of the run's stack; start it if no other process has."""
+    home = _joined("stack", lambda home: _start(home, extras, SHARED_DRIVER_MEMORY))
+    return Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
+
+
+def _joined(name: str, start: Callable[[Path], None]) -> Path:
+    """Return the folder of this name in the run's, in which one process of the run has started something."""
+    folder = Run.of(os.environ[VARIABLE]).shared
+    folder.mkdir(exist_ok=True)
+    home, is_started = folder / name, folder / f"{name}.started"
+    with (folder / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_started.exists():
+            home.mkdir(exist_ok=True)
+            start(home)
+            is_started.touch()
+    return home
+
+
+def fetch_kafka() -> None:
+    """Fetch Kafka's libraries into the user's cache, or skip the test."""
+    fetch_or_skip(*kafka.PACKAGES)
+    fetch_or_skip(*kafka.SPARK_PACKAGES)
+
+
+@contextmanager
+def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
+    """Run an embedded stack without Airflow in an empty folder, and delete it at the end: for tests that stop or change servers."""
+    try:
+        _start(home, extras, DRIVER_MEMORY)
+        yield Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
+    finally:
+        embedded.down(Settings.load({**os.environ, "TIDEGATE_HOME": str(home)}), delete_data=True)
+
+
+def _start(home: Path, extras: tuple[str, ...], memory: int) -> None:
+    # The usual ports are left to the tests of whole stacks, which run at the same time.
+    stack_file = home / STACK_FOLDER / "stack.json"
+    stack_file.parent.mkdir(mode=0o711, exist_ok=True)
+    with ExitStack() as chosen:
+        stack_file.write_text(json.dumps({"ports": {name: reserve_port(None, chosen) for name in USUAL_PORTS}}))
+    environ = {**os.environ, "TIDEGATE_HOME": str(home)}
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JDK_JAVA_OPTIONS", QUICK_TO_COMPILE)
+        environment.setattr(spark, "MAX_DRIVER_MEMORY", memory)
+        embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
+    do_not_sync(Settings.load(environ))
+
+
+def do_not_sync(settings: Settings) -> None:
+    """Let a test's Postgres leave syncing to the operating system: killed processes lose nothing by it, only machines do.
+
+    Dropping a test's database then takes a seventh of the time.
+    """
+    server = Server(settings)
+    server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
+    server.execute(sql.SQL("SELECT pg_reload_conf()"))
