@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.layers import (  # noqa: F401 - hooks of this file
     pytest_collection_modifyitems,
@@ -102,12 +103,22 @@ def template(server: Server) -> str:
     return shared_template(server)
 
 
+@pytest.fixture(scope="session")
+def pools() -> dict[tuple[Path, int, str], Pool]:
+    """The databases of this process, by server and template; they go with their servers."""
+    return {}
+
+
 @pytest.fixture
-def settings(server: Server, template: str, tmp_path: Path) -> Iterator[Settings]:
+def settings(server: Server, template: str, pools: dict[tuple[Path, int, str], Pool], tmp_path: Path) -> Iterator[Settings]:
     """Settings with a database and a project folder of the test's own."""
-    name = server.create_database(template)
+    place = (server.settings.home, server.settings.pg_port, template)
+    if place not in pools:
+        pools[place] = Pool(server, template)
+    pool = pools[place]
+    name = pool.take()
     yield replace(server.settings, pg_database=name, home=tmp_path)
-    server.drop_database(name)
+    pool.give_back(name)
 
 
 def create_states(settings: Settings, *pipelines: Pipeline) -> None:

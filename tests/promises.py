@@ -7,7 +7,7 @@
 Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
 with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a
 kind. The register shows both, and remembers: a promise that is gone is said to be so in CHANGELOG.md, one that had a test
-keeps one, and a new one begins with one. Only lines that never had a test may be without.
+keeps one, and a new one begins with one. Only lines that never had a test may be without. No invariant is left to `make soak`.
 """
 
 import ast
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REGISTER = "docs/promises.md"
 NO_TEST = "no test yet"
+SOAK, SLOW = "pytest.mark.soak", " (soak)"
 # A record of a decision that does not bind any more.
 NOT_BINDING = re.compile(r"^\*Status:\* (superseded|withdrawn)", re.MULTILINE)
 LINE = re.compile(r"^\| `(?P<id>[\w:.-]+)` \| .* \| (?P<held>[^|]+) \|$", re.MULTILINE)
@@ -175,13 +176,17 @@ def promises(root: Path) -> dict[str, Promise]:
 
 
 def marks(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield each test with each promise that it is marked with."""
+    """Yield each test with each promise that it is marked with; one that `make test` leaves out is called so."""
     for file in sorted((root / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        module = ast.parse(file.read_text())
+        is_slow = "cluster" in file.parts or any(_assigns(node, "pytestmark") and SOAK in ast.unparse(node) for node in module.body)
+        for node in ast.walk(module):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                soaks = is_slow or any(ast.unparse(mark) == SOAK for mark in node.decorator_list)
+                test = f"{file.relative_to(root)}::{node.name}{SLOW if soaks else ''}"
                 for mark in node.decorator_list:
                     if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.promise":
-                        yield from ((f"{file.relative_to(root)}::{node.name}", ast.literal_eval(each)) for each in mark.args)
+                        yield from ((test, ast.literal_eval(each)) for each in mark.args)
 
 
 def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[str]:
@@ -218,6 +223,8 @@ def compare(found: dict[str, Promise], registered: dict[str, bool], removed: set
         if not promise.held and registered.get(each, True):
             why = "has lost its last test" if each in registered else "is new"
             wrong.append(f'{each} {why}: mark a test that holds it, @pytest.mark.promise("{each}").')
+        if kind_of(each) == "invariant" and promise.tests and all(test.endswith(SLOW) for test in promise.tests):
+            wrong.append(f"{each} is an invariant, and make test has no test of it: {_quoted(promise.tests)} run in make soak only.")
     return wrong
 
 

@@ -1,0 +1,107 @@
+"""Databases for tests: like the migrated template, and used again by the next test if a test has changed nothing but rows.
+
+Emptying one takes a fraction of the time of making one. What a test may have changed besides rows (a column, a grant, a comment, a
+disabled trigger, a setting of a role) is found by a digest of the catalog, and such a database is dropped.
+"""
+
+from contextlib import closing
+
+import psycopg2
+from psycopg2 import sql
+
+from tests.servers import Server
+
+# Objects that were copied from the template have its numbers, so that equal catalogs have equal rows.
+FIRST_OF_USERS = 16384
+# Rows of the catalog, and the column that tells which are of users' objects.
+CATALOG = {
+    "pg_attrdef": "adrelid",
+    "pg_attribute": "attrelid",
+    "pg_constraint": "oid",
+    "pg_description": "objoid",
+    "pg_event_trigger": "oid",
+    "pg_extension": "oid",
+    "pg_index": "indexrelid",
+    "pg_namespace": "oid",
+    "pg_policy": "oid",
+    "pg_proc": "oid",
+    "pg_publication": "oid",
+    "pg_rewrite": "oid",
+    "pg_sequence": "seqrelid",
+    "pg_statistic": "starelid",
+    "pg_statistic_ext": "oid",
+    "pg_trigger": "oid",
+    "pg_type": "oid",
+}
+DIGEST = "SELECT md5(string_agg(found, ' ' ORDER BY found COLLATE \"C\")) FROM ({}) AS catalog (found)".format(
+    " UNION ALL ".join(
+        [
+            *(f"SELECT '{name} ' || x::text FROM {name} x WHERE {column} >= {FIRST_OF_USERS}" for name, column in CATALOG.items()),
+            # of these, other columns say where and how large the rows are
+            "SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions, relispartition,"
+            f" relrowsecurity, relreplident, relhastriggers, relhasrules) FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
+            "SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl) FROM pg_database WHERE datname = current_database()",
+            "SELECT concat_ws(' ', setrole, setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase"
+            " WHERE datname = current_database()",
+            "SELECT concat_ws(' ', defaclrole, defaclnamespace, defaclobjtype, defaclacl) FROM pg_default_acl",
+        ]
+    )
+)
+EMPTY = """
+DO $$
+DECLARE
+    found text;
+BEGIN
+    PERFORM pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+    SET LOCAL session_replication_role = replica;
+    SELECT string_agg(oid::regclass::text, ', ') INTO found FROM pg_class
+        WHERE relnamespace IN ('state'::regnamespace, 'staging'::regnamespace) AND relkind IN ('r', 'p') AND NOT relispartition;
+    IF found IS NOT NULL THEN
+        EXECUTE 'DROP TABLE ' || found || ' CASCADE';
+    END IF;
+    SELECT string_agg(oid::regclass::text, ', ') INTO found FROM pg_class
+        WHERE relnamespace = 'tidegate'::regnamespace AND relkind = 'r' AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0;
+    IF found IS NOT NULL THEN
+        EXECUTE 'TRUNCATE ' || found || ' CASCADE';
+    END IF;
+END $$
+"""
+
+
+class Pool:
+    """The databases of one process on one server, copied from a template."""
+
+    def __init__(self, server: Server, template: str) -> None:
+        self._server = server
+        self._template = template
+        self._digest: str | None = None
+        self._free: list[str] = []
+
+    def take(self) -> str:
+        """Return the name of a database that equals the template."""
+        if self._free:
+            return self._free.pop()
+        name = self._server.create_database(self._template)
+        if self._digest is None:  # of a copy: nobody connects to the template, which nobody could copy meanwhile
+            self._digest = self._ask(name, DIGEST)
+        return name
+
+    def give_back(self, name: str) -> None:
+        """Empty a database for the next test; drop it if it does not equal the template then."""
+        try:
+            self._ask(name, EMPTY)
+            is_as_before = self._ask(name, DIGEST) == self._digest
+        except psycopg2.Error:  # a test may have shut itself out
+            is_as_before = False
+        if is_as_before:
+            self._free.append(name)
+        else:
+            self._server.drop_database(name)
+
+    def _ask(self, name: str, statement: str) -> str | None:
+        with closing(psycopg2.connect(**{**self._server.settings.conninfo(user="postgres"), "dbname": name})) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql.SQL(statement))
+                return str(cursor.fetchone()[0]) if cursor.description else None
