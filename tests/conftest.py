@@ -23,7 +23,15 @@ from tests.layers import (  # noqa: F401 - hooks of this file
 )
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
-from tests.servers import Server, do_not_sync, fetch_kafka, migrated_database, running_stack, shared_stack, shared_template
+from tests.servers import (  # noqa: F401 - others find them here
+    Server,
+    do_not_sync,
+    fetch_kafka,
+    migrated_database,
+    running_stack,
+    shared_stack,
+    shared_template,
+)
 from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.stack.components.server_process import reserve_port

@@ -1,8 +1,8 @@
-"""Runs a command, and says how many core seconds it took with all processes that it started, servers in the background included.
+"""Runs a command, and says how many core seconds it and all processes took that it started, servers in the background too.
 
     python -m tests.core_seconds pytest ...
 
-A slow neighbour changes the minutes, and not these seconds. What still runs when the command has ended is ended, and is an error.
+A slow neighbour changes the minutes, and not these seconds. What still runs after the command is killed, and is an error.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def main(command: Sequence[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
     started = time.monotonic()
-    child = subprocess.Popen(command, preexec_fn=_die_with_parent)
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: PLW1509 - there is one thread
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     code = _await(child.pid)
@@ -37,10 +37,11 @@ def main(command: Sequence[str]) -> int:
         _bury(os.WNOHANG)
         time.sleep(0.1)
     for process in left:
-        print(f"Left behind: {process}", file=sys.stderr)
+        sys.stderr.write(f"Left behind: {process}\n")
         process.kill()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{(time.monotonic() - started) / 60:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds")
+    minutes = (time.monotonic() - started) / 60
+    sys.stdout.write(f"{minutes:.1f} minutes, {used.ru_utime + used.ru_stime:.0f} core seconds\n")
     return code or int(bool(left))
 
 

@@ -1,7 +1,7 @@
 """Databases for tests: like the migrated template, and used again by the next test if a test has changed nothing but rows.
 
-Emptying one takes a fraction of the time of making one. What a test may have changed besides rows (a column, a grant, a comment, a
-disabled trigger, a setting of a role) is found by a digest of the catalog, and such a database is dropped.
+Emptying one takes half of the time of making one. What a test may have changed besides rows (a column, a grant, a comment,
+a disabled trigger, a setting of a role) is found by a digest of the catalog, and such a database is dropped.
 """
 
 from contextlib import closing
@@ -36,11 +36,15 @@ CATALOG = {
 DIGEST = "SELECT md5(string_agg(found, ' ' ORDER BY found COLLATE \"C\")) FROM ({}) AS catalog (found)".format(
     " UNION ALL ".join(
         [
-            *(f"SELECT '{name} ' || x::text FROM {name} x WHERE {column} >= {FIRST_OF_USERS}" for name, column in CATALOG.items()),
+            *(
+                f"SELECT '{name} ' || x::text FROM {name} x WHERE {column} >= {FIRST_OF_USERS}"
+                for name, column in CATALOG.items()
+            ),
             # of these, other columns say where and how large the rows are
-            "SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions, relispartition,"
-            f" relrowsecurity, relreplident, relhastriggers, relhasrules) FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
-            "SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl) FROM pg_database WHERE datname = current_database()",
+            "SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions,"
+            f" relispartition, relrowsecurity, relreplident, relhastriggers, relhasrules) FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
+            "SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl) FROM pg_database"
+            " WHERE datname = current_database()",
             "SELECT concat_ws(' ', setrole, setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase"
             " WHERE datname = current_database()",
             "SELECT concat_ws(' ', defaclrole, defaclnamespace, defaclobjtype, defaclacl) FROM pg_default_acl",
@@ -61,7 +65,8 @@ BEGIN
         EXECUTE 'DROP TABLE ' || found || ' CASCADE';
     END IF;
     SELECT string_agg(oid::regclass::text, ', ') INTO found FROM pg_class
-        WHERE relnamespace = 'tidegate'::regnamespace AND relkind = 'r' AND relname <> 'alembic_version' AND pg_relation_size(oid) > 0;
+        WHERE relnamespace = 'tidegate'::regnamespace AND relkind = 'r' AND relname <> 'alembic_version'
+        AND pg_relation_size(oid) > 0;
     IF found IS NOT NULL THEN
         EXECUTE 'TRUNCATE ' || found || ' CASCADE';
     END IF;

@@ -179,7 +179,8 @@ def marks(root: Path) -> Iterator[tuple[str, str]]:
     """Yield each test with each promise that it is marked with; one that `make test` leaves out is called so."""
     for file in sorted((root / "tests").rglob("test_*.py")):
         module = ast.parse(file.read_text())
-        is_slow = "cluster" in file.parts or any(_assigns(node, "pytestmark") and SOAK in ast.unparse(node) for node in module.body)
+        marks_of_module = [ast.unparse(node) for node in module.body if _assigns(node, "pytestmark")]
+        is_slow = "cluster" in file.parts or any(SOAK in mark for mark in marks_of_module)
         for node in ast.walk(module):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 soaks = is_slow or any(ast.unparse(mark) == SOAK for mark in node.decorator_list)
@@ -224,7 +225,7 @@ def compare(found: dict[str, Promise], registered: dict[str, bool], removed: set
             why = "has lost its last test" if each in registered else "is new"
             wrong.append(f'{each} {why}: mark a test that holds it, @pytest.mark.promise("{each}").')
         if kind_of(each) == "invariant" and promise.tests and all(test.endswith(SLOW) for test in promise.tests):
-            wrong.append(f"{each} is an invariant, and make test has no test of it: {_quoted(promise.tests)} run in make soak only.")
+            wrong.append(f"{each} is an invariant, and only make soak tests it: {_quoted(promise.tests)}.")
     return wrong
 
 

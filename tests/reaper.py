@@ -1,8 +1,8 @@
 """Ends the servers of a test run when the run ends: by itself, by a signal, or with a killed terminal.
 
-Each run has a reaper, a process of its own that waits for the end of the process that started the run. The reaper then ends every
-process with the run's mark in its environment; Postgres' backends, which have no environment, are found by their working folder.
-If the reaper is killed as well, the next test run does its work.
+Each run has a reaper, a process of its own that waits for the end of the process that started the run. The reaper then ends
+every process with the run's mark in its environment; Postgres' backends, which have no environment, are found by their working
+folder. If the reaper is killed as well, the next test run does its work.
 """
 
 import contextlib

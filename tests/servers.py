@@ -1,7 +1,7 @@
 """The servers of a test run: one Postgres and one Spark Connect server, with Kafka if needed, for all processes that run tests.
 
-The first process that needs them starts them, in a folder of the run, under a lock; the others join. Nobody stops them before the
-run ends: its reaper does (`tests.reaper`).
+The first process that needs them starts them, in a folder of the run, under a lock; the others join. They stay until the run ends,
+and its reaper ends them (`tests.reaper`).
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from tests.jars import fetch_or_skip
 from tests.reaper import VARIABLE, Run
 from tidegate import migrations
 from tidegate import stack as embedded
-from tidegate.stack.components import kafka, spark
+from tidegate.stack.components import kafka
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
@@ -29,8 +29,6 @@ from tidegate.state_store.base.project import STACK_FOLDER
 
 # Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
 QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
-DRIVER_MEMORY = 1024**3  # of a test's own stack: several may run at once
-SHARED_DRIVER_MEMORY = 3 * 1024**3
 TEMPLATE = "tidegate_template"
 # Names of databases are used again, so that a process's tests find the Spark session that earlier ones left on the server.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
@@ -93,7 +91,7 @@ def migrated_database(server: Server) -> Iterator[str]:
 
 def shared_stack(*extras: str) -> Settings:
     """Return settings of the run's stack; start it if no other process has."""
-    home = _joined("stack", lambda home: _start(home, extras, SHARED_DRIVER_MEMORY))
+    home = _joined("stack", lambda home: _start(home, extras))
     return Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
 
 
@@ -119,15 +117,15 @@ def fetch_kafka() -> None:
 
 @contextmanager
 def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
-    """Run an embedded stack without Airflow in an empty folder, and delete it at the end: for tests that stop or change servers."""
+    """Run an embedded stack without Airflow in an empty folder, for tests that stop or change servers; delete it at the end."""
     try:
-        _start(home, extras, DRIVER_MEMORY)
+        _start(home, extras)
         yield Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
     finally:
         embedded.down(Settings.load({**os.environ, "TIDEGATE_HOME": str(home)}), delete_data=True)
 
 
-def _start(home: Path, extras: tuple[str, ...], memory: int) -> None:
+def _start(home: Path, extras: tuple[str, ...]) -> None:
     # The usual ports are left to the tests of whole stacks, which run at the same time.
     stack_file = home / STACK_FOLDER / "stack.json"
     stack_file.parent.mkdir(mode=0o711, exist_ok=True)
@@ -136,7 +134,6 @@ def _start(home: Path, extras: tuple[str, ...], memory: int) -> None:
     environ = {**os.environ, "TIDEGATE_HOME": str(home)}
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JDK_JAVA_OPTIONS", QUICK_TO_COMPILE)
-        environment.setattr(spark, "MAX_DRIVER_MEMORY", memory)
         embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
     do_not_sync(Settings.load(environ))
 
