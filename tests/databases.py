@@ -42,7 +42,8 @@ DIGEST = "SELECT md5(string_agg(found, ' ' ORDER BY found COLLATE \"C\")) FROM (
             ),
             # of these, other columns say where and how large the rows are
             "SELECT concat_ws(' ', relname, relnamespace, relowner, relkind, relpersistence, relacl, reloptions,"
-            f" relispartition, relrowsecurity, relreplident, relhastriggers, relhasrules) FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
+            " relispartition, relrowsecurity, relreplident, relhastriggers, relhasrules)"
+            f" FROM pg_class WHERE oid >= {FIRST_OF_USERS}",
             "SELECT concat_ws(' ', datdba, datconnlimit, datallowconn, datacl) FROM pg_database"
             " WHERE datname = current_database()",
             "SELECT concat_ws(' ', setrole, setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase"

@@ -1,7 +1,7 @@
-"""The servers of a test run: one Postgres and one Spark Connect server, with Kafka if needed, for all processes that run tests.
+"""The servers of a test run: one Postgres and one Spark Connect server, with Kafka if needed, for all its processes.
 
-The first process that needs them starts them, in a folder of the run, under a lock; the others join. They stay until the run ends,
-and its reaper ends them (`tests.reaper`).
+The first process that needs them starts them, in a folder of the run, under a lock; the others join. They stay until the run
+ends, and its reaper ends them (`tests.reaper`).
 """
 
 import fcntl
