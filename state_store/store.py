@@ -145,10 +145,7 @@ class StateStore(Database):
 
         If another session has locked one, none is recorded, and a later plan reads the files once more.
         """
-        with (
-            self._write_transaction("noting when files were touched") as connection,
-            left_for_later(connection, f"The noting of when files of {pipeline} were touched"),
-        ):
+        with self._transaction_for_later(f"noting when files of {pipeline} were touched") as connection:
             counted_files.note_times(connection, pipeline, files)
 
     def run_txids(self, pipeline: str, run_id: str) -> list[int]:
@@ -185,7 +182,7 @@ class StateStore(Database):
             cursors.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered
                 ordered_commit.check_declaration(connection, spec)
-            with left_for_later(connection, f"The window of {spec.name}"):
+            with left_for_later(connection, f"noting the window of {spec.name}"):
                 batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
                 self.witness.advance(committed)  # a process on another machine may have committed it
@@ -200,7 +197,7 @@ class StateStore(Database):
                 connection.rollback()
                 return None
             if metadata is not None:
-                with left_for_later(connection, f"The note that a plan of {spec.name} has succeeded"):
+                with left_for_later(connection, f"noting that a plan of {spec.name} has succeeded"):
                     plan_outcomes.note_success(connection, spec.name, only_that=not txids)
             return txids
 
@@ -232,10 +229,7 @@ class StateStore(Database):
         locked is left for the next call.
         """
         hours = 0 if spec.rebuilds else self.settings.staging_retention_hours
-        with (
-            self._write_transaction("dropping old staging") as connection,
-            left_for_later(connection, f"Old staging of {spec.name}"),
-        ):
+        with self._transaction_for_later(f"dropping old staging of {spec.name}") as connection:
             return staging_tables.drop_old(connection, spec, hours, STAGING_DROPS_PER_PLAN)
         return 0
 
@@ -335,10 +329,7 @@ class StateStore(Database):
 
     def note_spark(self, attempt: Attempt, application: str, tag: str) -> None:
         """Record in which Spark application the attempt computes, and the tag of its operations, unless its row is locked."""
-        with (
-            self._write_transaction(f"noting where {attempt} computes") as connection,
-            left_for_later(connection, f"The note where {attempt} computes"),
-        ):
+        with self._transaction_for_later(f"noting where {attempt} computes") as connection:
             attempts.write_spark(connection, attempt, application, tag)
 
     def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
@@ -407,10 +398,7 @@ class StateStore(Database):
         Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due. Nor is it if another
         session has locked the batch: then the next plan gives the ack again.
         """
-        with (
-            self._write_transaction("noting an ack") as connection,
-            left_for_later(connection, f"The note that the source has had the ack of {pipeline} {txid}"),
-        ):
+        with self._transaction_for_later(f"noting the ack of {pipeline} {txid}") as connection:
             batches.note_ack(connection, pipeline, txid, attempt)
 
     def awaiting_acks(self, pipeline: str, limit: int) -> list[Commit]:
@@ -595,10 +583,7 @@ class StateStore(Database):
 
         What another session has locked is left.
         """
-        with (
-            self._write_transaction(f"dropping the staging of {pipeline}") as connection,
-            left_for_later(connection, f"Staging of the retired pipeline {pipeline}"),
-        ):
+        with self._transaction_for_later(f"dropping the staging of the retired pipeline {pipeline}") as connection:
             return retirement.drop_staging(connection, pipeline, STAGING_DROPS_PER_PLAN)
         return 0
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tidegate.state_store.base.errors import StoreUnavailable
+from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.postgres_errors import translate
@@ -30,7 +30,7 @@ CONNECTION_CHECK_INTERVAL = "500ms"
 # How long a transaction that changes tables of states waits for their readers. Meanwhile, later readers and commits wait, too.
 DDL_LOCK_TIMEOUT_SECONDS = 5
 # How long what can be done later waits for a lock.
-PATIENCE_OF_WHAT_CAN_WAIT = "1s"
+PATIENCE_OF_WHAT_CAN_WAIT_SECONDS = 1
 _lock = threading.Lock()
 _users: Counter[sa.Engine] = Counter()
 
@@ -103,6 +103,15 @@ class Database:
             yield connection
 
     @contextmanager
+    def _transaction_for_later(self, doing: str) -> Iterator[Connection]:
+        """Run a transaction for what can be done later; if a lock is not to be had soon, log what is left and who holds it."""
+        try:
+            with self._write_transaction(doing, lock_timeout_seconds=PATIENCE_OF_WHAT_CAN_WAIT_SECONDS) as connection:
+                yield connection
+        except LockHeld as held:
+            logger.warning("Left for later: %s. %s", doing, held)
+
+    @contextmanager
     def _snapshot(
         self, doing: str, *, states: Sequence[str] = (), lock_timeout_seconds: int | None = None
     ) -> Iterator[Connection]:
@@ -143,14 +152,14 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
 
 
 @contextmanager
-def left_for_later(connection: Connection, what: str) -> Iterator[None]:
+def left_for_later(connection: Connection, doing: str) -> Iterator[None]:
     """Do what can be done later, in a savepoint; if a lock is not to be had soon, log what is left and who holds it.
 
     The block is then taken back, and the transaction goes on after it.
 
     Raises: the block's other errors.
     """
-    patience = sa.func.current_setting("lock_timeout"), *_local({"lock_timeout": PATIENCE_OF_WHAT_CAN_WAIT})
+    patience = sa.func.current_setting("lock_timeout"), *_local({"lock_timeout": f"{PATIENCE_OF_WHAT_CAN_WAIT_SECONDS}s"})
     try:
         with connection.begin_nested():
             usual, _ = connection.execute(sa.select(*patience)).one()
@@ -159,7 +168,7 @@ def left_for_later(connection: Connection, what: str) -> Iterator[None]:
     except OperationalError as error:
         if not lock_holders.is_lock_timeout(error.orig):
             raise
-        logger.warning("%s is left for later. %s", what, lock_holders.of(error.orig, connection.connection.driver_connection))
+        logger.warning("Left for later: %s. %s", doing, lock_holders.of(error.orig, connection.connection.driver_connection))
 
 
 def hold_open(connection: Connection) -> None:

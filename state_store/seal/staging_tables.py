@@ -186,7 +186,7 @@ def _drop(connection: Connection, spec: PipelineSpec, txid: int, number: int) ->
     a = tables.attempt.c
     # The bad records too: an earlier declaration may have set some aside.
     everything: tuple[Staged, ...] = (*spec.states, QuarantineSpec(spec.name))
-    with left_for_later(connection, f"The staging of {spec.name} {txid}:{number}"):
+    with left_for_later(connection, f"dropping the staging of {spec.name} {txid}:{number}"):
         for staged in everything:
             connection.execute(DropTable(state_tables.staging_table_of(staged, txid, number), if_exists=True))
         connection.execute(

@@ -24,12 +24,36 @@ ACKS = "SELECT count(*) FROM tidegate.batch WHERE awaits_ack AND txid = 1"
 WINDOW = "SELECT count(*) FROM tidegate.pipeline WHERE in_flight = 7"
 # A lock that a session holds while a plan runs: what it does, the words of the log, and what is left, once for each: count.
 LOCKS = {
-    "table of attempts": ("LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE", "Old staging of tally is left", STAGED),
-    "row of an attempt's table": ("SELECT FROM staging.per_shop_1_1", "The staging of tally 1:1 is left", STAGED),
-    "row of a batch": ("SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE", "has had the ack of tally 1 is left", ACKS),
-    "row of the window": ("SELECT FROM tidegate.pipeline FOR NO KEY UPDATE", "The window of tally is left", WINDOW),
-    "row of a file": ("SELECT FROM tidegate.source_file FOR UPDATE", "when files of tally were touched is left", TOUCHED),
-    "row of plans": ("SELECT FROM tidegate.plan FOR UPDATE", "a plan of tally has succeeded is left", FAILED),
+    "table of attempts": (
+        "LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE",
+        "dropping old staging of tally",
+        STAGED,
+    ),
+    "row of an attempt's table": (
+        "SELECT FROM staging.per_shop_1_1",
+        "dropping the staging of tally 1:1",
+        STAGED,
+    ),
+    "row of a batch": (
+        "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE",
+        "noting the ack of tally 1",
+        ACKS,
+    ),
+    "row of the window": (
+        "SELECT FROM tidegate.pipeline FOR NO KEY UPDATE",
+        "noting the window of tally",
+        WINDOW,
+    ),
+    "row of a file": (
+        "SELECT FROM tidegate.source_file FOR UPDATE",
+        "noting when files of tally were touched",
+        TOUCHED,
+    ),
+    "row of plans": (
+        "SELECT FROM tidegate.plan FOR UPDATE",
+        "noting that a plan of tally has succeeded",
+        FAILED,
+    ),
 }
 
 
@@ -75,7 +99,7 @@ def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
     ((before,),) = as_role("postgres", left)
     with holding(impatient, statement) as holder:
         assert steps.plan(impatient, pipeline, run_id="held") == [2]
-        assert words in caplog.text
+        assert f"Left for later: {words}" in caplog.text
         assert f"session {holder} (user postgres, application psql" in caplog.text
     assert as_role("postgres", left) == [(before,)]
     old.process(2, [("b", 1, 5, 5, 5)])
@@ -85,7 +109,7 @@ def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
     caplog.clear()
     assert steps.plan(impatient, pipeline, run_id="free") == []
     assert as_role("postgres", left) != [(before,)]
-    assert "left for later" not in caplog.text
+    assert "Left for later" not in caplog.text
 
 
 @pytest.mark.promise("fault:another-session-keeps-lock:after")
