@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Mount, Route
 
-from tests.page.conftest import ACTION, Server, Visit, Visitor
+from tests.page.conftest import ACTION, JWT_SECRET, Server, Visit, Visitor
 from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
@@ -79,10 +79,9 @@ def token_of(name: str, secret: str, *, expires_in: int = 600, role: str = "admi
 
 def test_an_expired_token_is_refused_and_the_same_one_in_time_is_not(server: Server, visit: Visit) -> None:
     """By the server's own secret: so it is the time alone that is refused."""
-    secret = (server.settings.stack_folder / "secrets" / "jwt_secret").read_text()
     statuses = []
     for expires_in in (600, -300):
-        token = token_of("admin", secret, expires_in=expires_in)
+        token = token_of("admin", JWT_SECRET, expires_in=expires_in)
         for credentials in ({"cookies": {"_token": token}}, {"headers": {"Authorization": f"Bearer {token}"}}):
             with httpx.Client(base_url=server.url, **credentials) as http:
                 statuses.append(http.get("/tidegate/api/me").status_code)

@@ -4,8 +4,6 @@ import base64
 import csv
 import io
 import json
-import os
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -15,8 +13,7 @@ import httpx
 import psycopg2
 import pytest
 
-from tests import steps
-from tests.conftest import COMMAND
+from tests import in_process, steps
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
@@ -51,8 +48,8 @@ def admin(visit: Visit) -> Visitor:
 
 def tidegate(server: Server, *arguments: str) -> dict:
     """Run a verb of the command line with --json on the same ledger."""
-    environ = {**os.environ, "TIDEGATE_HOME": str(server.home)}
-    done = subprocess.run([COMMAND, *arguments, "--json"], env=environ, capture_output=True, text=True, timeout=300, check=True)
+    done = in_process.run([*arguments, "--json"], server.environment, server.home)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -472,11 +469,11 @@ def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: 
     program = visit()
     program.http.headers["Authorization"] = f"Bearer {token}"
     assert program.get("/api/pipelines").status_code == 200
-    server.stop("postgres")
+    server.postgres.close()
     try:
         away = [program.get("/api/pipelines").status_code for _ in range(3)]
         assert all(status >= 500 for status in away)
     finally:
-        server.start_postgres()
+        server.postgres.open()
 
     assert [visitor.get("/api/pipelines").status_code for visitor in (program, admin)] == [200, 200]
