@@ -1,4 +1,4 @@
-"""A port of this process that leads to a server's: closing it takes the server away from those who come by it, and only them."""
+"""A port of this process that leads to a server's: closed, it takes the server away from those alone who come by it."""
 
 import contextlib
 import socket

@@ -72,7 +72,9 @@ def test_a_broken_pipeline_disturbs_no_completion(tmp_path: Path) -> None:
         (tmp_path / f"broken_{number}.py").write_text(code)
     names = [f"broken_{number}" for number, _ in enumerate(BROKEN)]
     assert offered("tidegate run ''", PYTHONPATH=str(tmp_path)) == [*names, "flights", "word_count"]
-    assert {name: offered(f"tidegate get {name} ''", PYTHONPATH=str(tmp_path)) for name in names} == dict.fromkeys(names, [])
+    assert {name: offered(f"tidegate get {name} ''", PYTHONPATH=str(tmp_path)) for name in names} == {
+        name: [] for name in names
+    }
     assert offered("tidegate get flights ''", PYTHONPATH=str(tmp_path)) == ["daily"]
 
 

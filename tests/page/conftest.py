@@ -136,7 +136,11 @@ def server(server: servers.Server, template: str, tmp_path_factory: pytest.TempP
     handler = logging.StreamHandler(made.written)
     logging.getLogger("tidegate").addHandler(handler)
     try:
-        with in_process.started_with({**made.environment, **of_airflow}, alone=False), _fresh_page(), serving(airflows_app()) as made.url:
+        with (
+            in_process.started_with({**made.environment, **of_airflow}, alone=False),
+            _fresh_page(),
+            serving(airflows_app()) as made.url,
+        ):
             yield made
     finally:
         logging.getLogger("tidegate").removeHandler(handler)

@@ -58,7 +58,11 @@ def test_the_only_mount_is_of_public_files() -> None:
 def test_every_route_asks_for_a_login(visit: Visit) -> None:
     """Without one, and with a forged one."""
     wrong: list[tuple[object, ...]] = []
-    for token in (None, "forged", token_of("admin", "a secret that is not the server's, of more than 64 bytes, as HS512 wants it")):
+    for token in (
+        None,
+        "forged",
+        token_of("admin", "a secret that is not the server's, of more than 64 bytes, as HS512 wants it"),
+    ):
         visitor = visit()
         if token:
             visitor.http.cookies.set("_token", token)

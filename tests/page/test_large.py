@@ -89,7 +89,11 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
 def test_queries_read_few_rows(large: Server) -> None:
     """Each statement reads as many rows as it would with a few txids: an index leads to them."""
     for name, (limit, read) in READS.items():
-        with LedgerReader(large.settings) as reader, reader.moment("a test", PAGE) as at, explained(at.connection) as statements:
+        with (
+            LedgerReader(large.settings) as reader,
+            reader.moment("a test", PAGE) as at,
+            explained(at.connection) as statements,
+        ):
             read(at)
         most, statement = max(statements)
         assert most <= limit, f"{name}: {most} rows: {statement}"
