@@ -21,6 +21,7 @@ from tests.conftest import register_pipelines
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
 from tests.relay import Relay
+from tests.servers import shared_template
 from tidegate.page import declared_pipelines, ledger_connection
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
@@ -114,15 +115,18 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(server: servers.Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A running server, with the test's pipelines registered and authors' code for some of them."""
-    home, name, relay = tmp_path_factory.mktemp("page"), server.create_database(template), Relay(server.settings.pg_port)
+    postgres = servers.Server(stack)
+    home, name, relay = (
+        tmp_path_factory.mktemp("page"),
+        postgres.create_database(shared_template(postgres)),
+        Relay(stack.pg_port),
+    )
     for file, content in {"metrics_token": METRICS_TOKEN, "passwords.json": passwords()}.items():
         (home / file).touch(0o600)
         (home / file).write_text(content)
-    settings = replace(
-        server.settings, pg_database=name, pg_port=relay.port, home=home, metrics_token_file=home / "metrics_token"
-    )
+    settings = replace(stack, pg_database=name, pg_port=relay.port, home=home, metrics_token_file=home / "metrics_token")
     write_authors(home / "authors")
     register_pipelines(settings, *REGISTERED)
     made = Server(settings, "", relay, io.StringIO())
@@ -145,7 +149,7 @@ def server(server: servers.Server, template: str, tmp_path_factory: pytest.TempP
     finally:
         logging.getLogger("tidegate").removeHandler(handler)
         relay.close()
-        server.drop_database(name)
+        postgres.drop_database(name)
 
 
 @contextmanager
