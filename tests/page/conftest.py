@@ -28,7 +28,7 @@ from tidegate.state_store import Settings, StateStore
 
 PATIENCE_SECONDS = 300
 JWT_SECRET = "the secret of this server's tokens, which has more than 64 bytes as HS512 wants"
-METRICS_TOKEN = "the token of the test's Prometheus, 43 characters"
+METRICS_TOKEN = "the-token-of-the-tests-Prometheus"
 NO_IDLE_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # the server ends them after some seconds
 SMALL_BUFFER = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)]  # so that a download waits for its reader
 ACTION = {"X-Tidegate-Action": "1"}
