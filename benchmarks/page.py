@@ -13,10 +13,11 @@ import httpx
 from playwright.sync_api import Browser
 
 from benchmarks.harness import Bar, Bench, Figure, timed
+from tests.page.api_server import ApiServer, running_server
 from tests.page.browsers import launched
-from tests.page.conftest import Server, running_server, token_of
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS
+from tests.page.users import token_of
 from tidegate.state_store import StateStore
 from tidegate.state_store.read_states.state_rows import StateReader
 
@@ -77,7 +78,7 @@ def run(bench: Bench) -> Iterator[Figure]:
         yield Figure("page", f"{name}, the first after the server's start", first, "s", first)
 
 
-def _many_keys(bench: Bench, server: Server, token: str) -> Iterator[Figure]:
+def _many_keys(bench: Bench, server: ApiServer, token: str) -> Iterator[Figure]:
     """Time requests for the rows of random keys of a state, each request for other ones."""
     size, times = bench.choose(5_000_000, 10_000), bench.choose(21, 3)
     as_owner(server.settings, FILL_STATE, {"keys": size, "day": DAY})
@@ -105,7 +106,7 @@ def _many_keys(bench: Bench, server: Server, token: str) -> Iterator[Figure]:
             yield Figure("page", what, median(warm), "s", median(warm), bar=Bar(at_most=0.05), runs=warm)
 
 
-def _seconds(browser: Browser, server: Server, token: str, address: str, shown: str) -> float:
+def _seconds(browser: Browser, server: ApiServer, token: str, address: str, shown: str) -> float:
     """Open an address in a new browser; return the seconds from the navigation until this is seen."""
     with browser.new_context() as context:
         context.set_default_timeout(PATIENCE_MS)

@@ -1,15 +1,16 @@
-"""The command line in separate processes, against the test's database."""
+"""The command line, against the test's database."""
 
 import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from tests import in_process
 from tests.cli import shop
 from tests.conftest import COMMAND, create_states
 from tests.examples import copy_examples
@@ -23,25 +24,31 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass
 class CommandLine:
-    """Runs `tidegate` with the given settings, and returns the finished process."""
+    """Runs `tidegate` with the given settings, and returns its exit code and output."""
 
     settings: Settings
     environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run one command; keyword arguments are environment variables."""
-        return subprocess.run(**self._command(arguments, environment), timeout=400, check=False)
+        """Run one command in this process; keyword arguments are environment variables."""
+        return in_process.run(arguments, self._environ(environment), self.settings.home)
+
+    def apart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run one command in a process of its own."""
+        return subprocess.run(**self.command(arguments, environment), timeout=400, check=False)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start one command."""
-        return subprocess.Popen(**self._command(arguments, {}))
+        """Start one command in a process of its own."""
+        return subprocess.Popen(**self.command(arguments, {}))
 
-    def _command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        names = Settings.environment_names()
-        values = {names[f.name]: str(value) for f in fields(Settings) if (value := getattr(self.settings, f.name)) is not None}
-        environ = {**values, **self.environment, **environment, "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    def command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+        """Return how to start one command, with its output piped."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return {"args": [COMMAND, *arguments], "env": environ, "cwd": self.settings.home, **pipes}
+        return {"args": [COMMAND, *arguments], "env": self._environ(environment), "cwd": self.settings.home, **pipes}
+
+    def _environ(self, environment: Mapping[str, str]) -> dict[str, str]:
+        usual = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        return {**in_process.environment_of(self.settings), **self.environment, **environment, **usual}
 
     def json(self, *arguments: str) -> Any:
         """Run a verb with --json and return its output, which has to be as its schema says."""

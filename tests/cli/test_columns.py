@@ -87,6 +87,7 @@ CENTS, CITY = '"cents": "integer"', '"city": "text"'
 GETS = "State {} of pipeline orders gets city: NULL in all rows that committed before."
 
 
+@pytest.mark.soak  # tests/jobs and tests/conformance change columns, too; test_rebuild.py writes migrations
 @pytest.mark.promise("json:migrate")
 def test_columns_come_and_go_in_a_project(shop: CommandLine, declare: Callable[..., None]) -> None:
     """Declare, be asked for a version, write the migration, migrate and run; batches and followers go on."""

@@ -1,6 +1,7 @@
-"""Shell completion, in real shells: verbs, options, pipelines, states, phases and error codes."""
+"""Shell completion: verbs, options, pipelines, states, phases and error codes."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -8,93 +9,91 @@ from pathlib import Path
 
 import pytest
 
+from tests import in_process
 from tests.cli.conftest import CommandLine, check_schema
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tidegate.cli import VERBS
+from tidegate.state_store.base.project import HOME_VARIABLE
 
-BASH = shutil.which("bash")
 # Calls the function that completes, as bash itself does after a tabulator, and prints what it offers.
 ASK_BASH = """
 eval "$(tidegate completion bash)"
-COMP_WORDS=(%s); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
+COMP_WORDS=(tidegate quarantine mend w); COMP_CWORD=3; COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
 command=$(complete -p tidegate | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
-$command tidegate "${COMP_WORDS[$COMP_CWORD]}" "${COMP_WORDS[$((COMP_CWORD - 1))]}"
-printf '%%s\\n' "${COMPREPLY[@]}"
+$command tidegate w mend
+printf '%s\\n' "${COMPREPLY[@]}"
 """
+OFFERED = {
+    "tidegate ''": list(VERBS),
+    "tidegate re": ["restore", "retry", "redo", "resume", "rebuild", "retire", "reinstate"],
+    "tidegate inspect fl": ["flights"],
+    "tidegate trigger ''": ["flights", "word_count"],
+    "tidegate quarantine ''": ["list", "mend", "replay"],
+    "tidegate quarantine mend w": ["word_count"],
+    "tidegate inspect flights --state ''": ["daily"],
+    "tidegate get flights ''": ["daily"],
+    "tidegate get nothing ''": [],
+    "tidegate query w": ["words_total"],
+    "tidegate query words_total w": [],
+    "tidegate inspect flights --phase p": ["planned", "processing", "processed"],
+    "tidegate inspect flights --error source_": ["SOURCE_CHANGED", "SOURCE_UNAVAILABLE", "SOURCE_UNREADABLE"],
+    "tidegate error MALF": ["MALFORMED_RECORD"],
+    "tidegate inspect flights --from-": ["--from-txid"],
+    "tidegate schema quarantine ''": ["list", "mend", "replay"],
+    "tidegate completion ''": ["bash", "zsh", "fish"],
+    "tidegate inspect flights --limit 5 --state d": ["daily"],
+}
+BROKEN = ["raise RuntimeError('broken')", "import sys; sys.exit(3)", "print('noise'); 1 / 0", "def ("]
 
 
-def bash(words: str, **environment: str) -> list[str]:
-    """Return what bash offers after these words."""
-    if BASH is None:
-        pytest.skip("bash is not installed: apt-get install bash")
-    environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TIDEGATE_HOME": str(EXAMPLES), **environment}
-    done = subprocess.run([BASH, "-c", ASK_BASH % words], capture_output=True, text=True, check=False, env=environ)
+def offered(words: str, **environment: str) -> list[str]:
+    """Return what the command line offers to bash after these words, in the project of the examples, without a database."""
+    asked = {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(shlex.split(words)) - 1)}
+    done = in_process.run([], {HOME_VARIABLE: str(EXAMPLES), **asked, **environment}, EXAMPLES)
     assert done.stderr == ""
-    return done.stdout.split()
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
 
 
 @pytest.mark.promise("verb:completion")
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("tidegate ''", list(VERBS)),
-        ("tidegate re", ["restore", "retry", "redo", "resume", "rebuild", "retire", "reinstate"]),
-        ("tidegate inspect fl", ["flights"]),
-        ("tidegate trigger ''", ["flights", "word_count"]),
-        ("tidegate quarantine ''", ["list", "mend", "replay"]),
-        ("tidegate quarantine mend w", ["word_count"]),
-        ("tidegate inspect flights --state ''", ["daily"]),
-        ("tidegate get flights ''", ["daily"]),
-        ("tidegate get nothing ''", []),
-        ("tidegate query w", ["words_total"]),
-        ("tidegate query words_total w", []),
-        ("tidegate inspect flights --phase p", ["planned", "processing", "processed"]),
-        ("tidegate inspect flights --error source_", ["SOURCE_CHANGED", "SOURCE_UNAVAILABLE", "SOURCE_UNREADABLE"]),
-        ("tidegate error MALF", ["MALFORMED_RECORD"]),
-        ("tidegate inspect flights --from-", ["--from-txid"]),
-        ("tidegate schema quarantine ''", ["list", "mend", "replay"]),
-        ("tidegate completion ''", ["bash", "zsh", "fish"]),
-        ("tidegate inspect flights --limit 5 --state d", ["daily"]),
-    ],
-)
-def test_bash_completes_words(words: str, offered: list[str]) -> None:
-    """Without a database: only what the shell needs is looked up."""
-    assert bash(words) == offered
+def test_words_are_completed() -> None:
+    """Only what the shell needs is looked up."""
+    assert {words: offered(words) for words in OFFERED} == OFFERED
 
 
-@pytest.mark.parametrize(
-    "code", ["raise RuntimeError('broken')", "import sys; sys.exit(3)", "print('noise'); 1 / 0", "def ("], ids=str
-)
-def test_a_broken_pipeline_disturbs_no_completion(tmp_path: Path, code: str) -> None:
+def test_a_broken_pipeline_disturbs_no_completion(tmp_path: Path) -> None:
     """Its name is offered, so that the verb can say what is wrong; its states are not, and nothing is printed."""
-    (tmp_path / "broken.py").write_text(code)
     metadata = tmp_path / "broken-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[tidegate.pipelines]\nbroken = broken:PIPELINE\n")
-    environment = {"PYTHONPATH": str(tmp_path)}
-    assert bash("tidegate run ''", **environment) == ["broken", "flights", "word_count"]
-    assert bash("tidegate get broken ''", **environment) == []
-    assert bash("tidegate get flights ''", **environment) == ["daily"]
+    points = "".join(f"broken_{number} = broken_{number}:PIPELINE\n" for number, _ in enumerate(BROKEN))
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    for number, code in enumerate(BROKEN):
+        (tmp_path / f"broken_{number}.py").write_text(code)
+    names = [f"broken_{number}" for number, _ in enumerate(BROKEN)]
+    assert offered("tidegate run ''", PYTHONPATH=str(tmp_path)) == [*names, "flights", "word_count"]
+    assert {name: offered(f"tidegate get {name} ''", PYTHONPATH=str(tmp_path)) for name in names} == {
+        name: [] for name in names
+    }
+    assert offered("tidegate get flights ''", PYTHONPATH=str(tmp_path)) == ["daily"]
 
 
 @pytest.mark.parametrize(
     ("shell", "script"),
     [
+        ("bash", ASK_BASH),
         ("zsh", 'autoload -Uz compinit; compinit -u; eval "$(tidegate completion zsh)"; print ${_comps[tidegate]}'),
         ("fish", "tidegate completion fish | source; complete --do-complete 'tidegate inspect fl'"),
     ],
 )
-def test_other_shells_take_the_script(tmp_path: Path, shell: str, script: str) -> None:
+def test_shells_take_the_script(tmp_path: Path, shell: str, script: str) -> None:
     """In a real shell, where there is one."""
     if (program := shutil.which(shell)) is None:
         pytest.skip(f"{shell} is not installed: apt-get install {shell}")
     environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb", "TIDEGATE_HOME": str(EXAMPLES)}
     done = subprocess.run([program, "-c", script], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
-    assert ("flights" if shell == "fish" else "_tidegate_completion") in done.stdout
+    assert {"bash": "word_count", "zsh": "_tidegate_completion", "fish": "flights"}[shell] in done.stdout
 
 
 @pytest.mark.promise("performance:each-verb-loads-its-own-module-parsed")

@@ -46,37 +46,32 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
         assert fragment in error
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("verb", VERBS | OF_DECLARATIONS)
-def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine, verb: str) -> None:
+def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine) -> None:
     """Every verb that takes a pipeline refuses it in the same way."""
-    arguments = [argument.format("flight") for argument in (VERBS | OF_DECLARATIONS)[verb]]
+    for verb in (VERBS | OF_DECLARATIONS).values():
+        arguments = [argument.format("flight") for argument in verb]
+        _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
 
-    _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
+
+MISTYPED = {
+    ("look",): "No such command 'look'",
+    ("trigger",): "Missing argument 'PIPELINE'",
+    ("run", "flights", "--from-txid", "0"): "0 is not in the range x>=1",
+    ("inspect", "flights", "--limit", "9" * 25): f"{'9' * 25} is too large",
+    ("inspect", "flights", "--txid", "-1"): "-1 is not in the range x>=1",
+    ("trigger", "flights", "--max-batches", "9" * 25): f"{'9' * 25} is too large",
+    ("pause", "flights"): "Missing option '--reason'",
+    ("status", "--jason"): "Did you mean '--json'?",
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("look",), "No such command 'look'"),
-        (("trigger",), "Missing argument 'PIPELINE'"),
-        (("run", "flights", "--from-txid", "0"), "0 is not in the range x>=1"),
-        (("inspect", "flights", "--limit", "9" * 25), f"{'9' * 25} is too large"),
-        (("inspect", "flights", "--txid", "-1"), "-1 is not in the range x>=1"),
-        (("trigger", "flights", "--max-batches", "9" * 25), f"{'9' * 25} is too large"),
-        (("pause", "flights"), "Missing option '--reason'"),
-        (("status", "--jason"), "Did you mean '--json'?"),
-    ],
-)
-def test_a_typing_error_is_named_with_the_way_to_the_help(
-    tidegate: CommandLine, arguments: tuple[str, ...], message: str
-) -> None:
+def test_a_typing_error_is_named_with_the_way_to_the_help(tidegate: CommandLine) -> None:
     """Nothing is done."""
-    done = tidegate(*arguments)
-
-    assert (done.returncode, done.stdout) == (USAGE, "")
-    assert message in done.stderr
-    assert "--help' for help." in done.stderr
+    for arguments, message in MISTYPED.items():
+        done = tidegate(*arguments)
+        assert (done.returncode, done.stdout) == (USAGE, ""), arguments
+        assert message in done.stderr
+        assert "--help' for help." in done.stderr
 
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
@@ -92,59 +87,33 @@ def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) ->
     assert message.strip() == "tidegate: interrupted; what was committed stays, the rest is picked up by the next run."
 
 
-@pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])
-def test_a_range_upside_down_is_refused(tidegate: CommandLine, verb: str) -> None:
-    """Before anything is planned."""
-    done = tidegate(verb, "flights", "--from-txid", "3", "--to-txid", "2")
-
-    _fails(done, USAGE, "upside down", "from_txid 3", "to_txid 2")
-
-
-@pytest.mark.parametrize("verb", ["trigger", "run", "backfill"])
-def test_a_range_that_leaves_a_gap_is_refused_by_naming_the_gap(tidegate: CommandLine, verb: str) -> None:
-    """Commits go in order, so txids 1 to 6 would be missing."""
-    done = tidegate(verb, "flights", "--from-txid", "7", "--to-txid", "9")
-
-    _fails(done, USAGE, "txids 1 to 6 would be left out", "Start at 1")
+def test_a_range_that_cannot_be_is_refused(tidegate: CommandLine) -> None:
+    """Before anything is planned: upside down, or with a gap, as commits go in order."""
+    for verb in ("trigger", "run", "backfill"):
+        done = tidegate(verb, "flights", "--from-txid", "3", "--to-txid", "2")
+        _fails(done, USAGE, "upside down", "from_txid 3", "to_txid 2")
+        done = tidegate(verb, "flights", "--from-txid", "7", "--to-txid", "9")
+        _fails(done, USAGE, "txids 1 to 6 would be left out", "Start at 1")
 
 
 @pytest.mark.promise("error:STORE_UNAVAILABLE")
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("verb", VERBS)
-def test_without_a_database_every_verb_names_the_address_that_it_tried(tidegate: CommandLine, verb: str) -> None:
-    """The exit code says that trying again may help."""
-    arguments = [argument.format("flights") for argument in VERBS[verb]]
-
-    _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_wrong_password_is_not_tried_again(tidegate: CommandLine, tmp_path: Path, verb: str) -> None:
-    """The error names the user, the way to the settings, and no password."""
+def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine, server: Server, tmp_path: Path) -> None:
+    """An address where nothing answers may answer later; a wrong password, which is not shown, and missing tables stay so."""
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:*:not-the-password\n")
     passfile.chmod(0o600)
-    arguments = [argument.format("flights") for argument in VERBS[verb]]
-
-    done = tidegate(*arguments, PGPASSFILE=str(passfile))
-
-    _fails(done, PERMANENT, "tidegate", "password")
-    assert "not-the-password" not in done.stderr
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_database_without_tables_names_the_command_that_makes_them(tidegate: CommandLine, server: Server, verb: str) -> None:
-    """An out-of-date schema is refused before anything is read or written."""
-    name = server.create_database()
-    arguments = [argument.format("flights") for argument in VERBS[verb]]
+    empty = server.create_database()
+    elsewhere = replace(tidegate, settings=replace(tidegate.settings, pg_database=empty))
     try:
-        done = replace(tidegate, settings=replace(tidegate.settings, pg_database=name))(*arguments)
+        for verb in VERBS.values():
+            arguments = [argument.format("flights") for argument in verb]
+            _fails(tidegate(*arguments, PGPORT="1"), TRY_AGAIN, "127.0.0.1", "port 1", "tidegate up")
+            refused = tidegate(*arguments, PGPASSFILE=str(passfile))
+            _fails(refused, PERMANENT, "tidegate", "password")
+            assert "not-the-password" not in refused.stderr
+            _fails(elsewhere(*arguments), PERMANENT, "tidegate migrate")
     finally:
-        server.drop_database(name)
-
-    _fails(done, PERMANENT, "tidegate migrate")
+        server.drop_database(empty)
 
 
 def test_without_airflow_a_trigger_says_how_to_start_it(tidegate: CommandLine, tmp_path: Path) -> None:
@@ -176,21 +145,13 @@ def test_a_folder_that_does_not_exist_is_named(tidegate: CommandLine) -> None:
 
 
 @pytest.mark.promise("error:MALFORMED_RECORD")
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ("2013,1,1,517,2,UA,1545,EWR,IAH,1400,one too many", "does not fit the schema"),
-        ("2013,1,1,517,2,UA", "does not fit the schema"),
-        ("2013,1,1,five,2,UA,1545,EWR,IAH,1400", "does not fit the schema"),
-    ],
-)
-def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine, row: str, reason: str) -> None:
+def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine) -> None:
     """No row of its batch counts, and the ledger says why it waits."""
-    file = write_flights(tidegate.settings.home, 1, GOOD, row, GOOD)
+    file = write_flights(tidegate.settings.home, 1, GOOD, "2013,1,1,five,2,UA,1545,EWR,IAH,1400", GOOD)
 
     done = tidegate("run", "flights")
 
-    _fails(done, PERMANENT, f"{file}, line 3", reason)
+    _fails(done, PERMANENT, f"{file}, line 3", "does not fit the schema")
     (batch,) = tidegate.json("inspect", "flights")
     assert batch["phase"] == "halted"
     assert "MALFORMED_RECORD" in batch["waits_for"]
@@ -207,46 +168,42 @@ def test_an_unreadable_file_is_named_before_a_txid_is_spent(tidegate: CommandLin
     assert tidegate.json("inspect", "flights") == []
 
 
+WRONG = [
+    (["inspect", "flights", "--state", "dayly"], ["no state dayly", "daily"]),
+    (["inspect", "flights", "--txid", "7"], ["txid 7"]),
+    (["inspect", "flights", "--txid", "1", "--state", "daily"], ["Give one of"]),
+    (["get", "flights", "daily"], ["CARRIER DATE"]),
+    (["get", "flights", "daily", "UA"], ["CARRIER DATE"]),
+    (["get", "flights", "daily", "UA", "the first"], ["the first", "date"]),
+    (["run", "flights", "--from-txid", "2"], ["txid 1"]),
+    (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"], ["opened no txid", "end at 1000"]),
+    (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000", "--dry-run"], ["end at 1000"]),
+]
+
+
 @pytest.mark.promise("limit:MAX_BATCHES_PER_RUN")
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        (["inspect", "flights", "--state", "dayly"], ["no state dayly", "daily"]),
-        (["inspect", "flights", "--txid", "7"], ["txid 7"]),
-        (["inspect", "flights", "--txid", "1", "--state", "daily"], ["Give one of"]),
-        (["get", "flights", "daily"], ["CARRIER DATE"]),
-        (["get", "flights", "daily", "UA"], ["CARRIER DATE"]),
-        (["get", "flights", "daily", "UA", "the first"], ["the first", "date"]),
-        (["run", "flights", "--from-txid", "2"], ["txid 1"]),
-        (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000"], ["opened no txid", "end at 1000"]),
-        (["backfill", "flights", "--from-txid", "1", "--to-txid", "2000000000", "--dry-run"], ["end at 1000"]),
-    ],
-)
-def test_a_wrong_request_names_the_right_one(tidegate: CommandLine, arguments: list[str], fragments: list[str]) -> None:
+def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
     """Exit code 2, in one line."""
-    _fails(tidegate(*arguments), USAGE, *fragments)
+    for arguments, fragments in WRONG:
+        _fails(tidegate(*arguments), USAGE, *fragments)
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), (b"\xff\xfe", "no text in UTF-8")])
-def test_a_file_of_keys_that_cannot_be_read_is_named(tidegate: CommandLine, content: bytes | None, reason: str) -> None:
+def test_a_file_of_keys_that_cannot_be_read_is_named(tidegate: CommandLine) -> None:
     """The error gives the reason in words."""
     keys = tidegate.settings.home / "keys.csv"
-    if content is not None:
-        keys.write_bytes(content)
+    for content, reason in ((None, "No such file or directory"), (b"\xff\xfe", "no text in UTF-8")):
+        if content is not None:
+            keys.write_bytes(content)
+        done = tidegate("get", "flights", "daily", "--keys-from", str(keys))
+        _fails(done, PERMANENT, f"{keys} cannot be read: ", reason, "CSV")
+        assert "Errno" not in done.stderr
 
-    _fails(tidegate("get", "flights", "daily", "--keys-from", str(keys)), PERMANENT, f"{keys} cannot be read: ", reason, "CSV")
-    assert "Errno" not in tidegate("get", "flights", "daily", "--keys-from", str(keys)).stderr
 
-
-@pytest.mark.parametrize(
-    ("variable", "value", "fragment"),
-    [
-        ("PGPORT", "postgres", "pg_port must be a whole number"),
-        ("TIDEGATE_SPARK_REMOTE", "http://127.0.0.1", "spark_remote must be like sc://"),
-    ],
-)
-def test_a_wrong_setting_is_named_with_its_value(tidegate: CommandLine, variable: str, value: str, fragment: str) -> None:
+def test_a_wrong_setting_is_named_with_its_value(tidegate: CommandLine) -> None:
     """A typo in the environment is found at once."""
     write_flights(tidegate.settings.home, 1, GOOD)
-
-    _fails(tidegate("run", "flights", **{variable: value}), PERMANENT, fragment, value)
+    for variable, value, fragment in (
+        ("PGPORT", "postgres", "pg_port must be a whole number"),
+        ("TIDEGATE_SPARK_REMOTE", "http://127.0.0.1", "spark_remote must be like sc://"),
+    ):
+        _fails(tidegate("run", "flights", **{variable: value}), PERMANENT, fragment, value)

@@ -7,14 +7,10 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tests.cli import shop
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tidegate.commands.act import operator_verbs
 from tidegate.commands.act.operator_verbs import operator
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import flights
-from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import PermanentError
+from tidegate.state_store import StateStore
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.seal.attempts import Attempt, Tracked
 from tidegate.state_store.states import range_partitions
@@ -89,21 +85,17 @@ def test_pausing_and_resuming_again_change_nothing(tidegate: CommandLine) -> Non
     assert (lag["paused_by"], lag["quarantined"]) == (None, 0)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_an_empty_reason_is_refused(tidegate: CommandLine) -> None:
+    """Later readers of the ledger need the reason."""
+    for arguments in (
         ("pause", "flights", "--reason", " "),
         ("skip", "flights", "1", "--reason", ""),
         ("redo", "flights", "1", "--reason", " "),
         ("quarantine", "replay", "flights", "--reason", ""),
-    ],
-)
-def test_an_empty_reason_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
-    """Later readers of the ledger need the reason."""
-    done = tidegate(*arguments)
-
-    assert done.returncode == USAGE
-    assert done.stderr.startswith("tidegate: Give a reason: --reason '")
+    ):
+        done = tidegate(*arguments)
+        assert done.returncode == USAGE
+        assert done.stderr.startswith("tidegate: Give a reason: --reason '")
 
 
 # retry
@@ -212,26 +204,21 @@ def test_a_run_names_the_batches_that_its_pipeline_gave_up(shops: CommandLine) -
 
 
 @pytest.mark.promise("decision:0017")
-@pytest.mark.parametrize(
-    ("pipeline", "txid", "fragment"),
-    [
-        ("flights", "1", "state daily is not opaque"),
-        ("flights", "2", "flights has no txid 2"),
-        ("orders", "1", "orders has no txid 1"),
-    ],
-)
-def test_an_impossible_redo_is_refused_with_or_without_yes(
-    shops: CommandLine, store: StateStore, pipeline: str, txid: str, fragment: str
-) -> None:
+def test_an_impossible_redo_is_refused_with_or_without_yes(shops: CommandLine, store: StateStore) -> None:
     """Only the last committed txid of a pipeline whose states keep previous values can be redone."""
     _plan(store, 1)
     store.seal(_begin(store, 1), [], Tracked(0))
     store.commit_batch(SPEC, 1, "test")
 
-    for yes in ([], ["--yes"]):
-        done = shops("redo", pipeline, txid, "--reason", "it was wrong", *yes)
-        assert (done.returncode, done.stdout) == (USAGE, "")
-        assert fragment in done.stderr
+    for pipeline, txid, fragment in (
+        ("flights", "1", "state daily is not opaque"),
+        ("flights", "2", "flights has no txid 2"),
+        ("orders", "1", "orders has no txid 1"),
+    ):
+        for yes in ([], ["--yes"]):
+            done = shops("redo", pipeline, txid, "--reason", "it was wrong", *yes)
+            assert (done.returncode, done.stdout) == (USAGE, "")
+            assert fragment in done.stderr
 
 
 @pytest.mark.promise("verb:redo", "json:redo", "decision:0017")
@@ -306,19 +293,14 @@ def test_old_changes_are_removed_only_with_yes_and_by_the_owner(shops: CommandLi
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [3]
 
 
-def test_old_partitions_of_changes_are_removed_with_the_rest(
-    shops: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_old_partitions_of_changes_are_removed_with_the_rest(shops: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a whole, if all of it is old, and the rest one by one."""
     monkeypatch.setattr(range_partitions, "TXIDS", 2)
-    monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
-    monkeypatch.setattr(operator_verbs, "find_pipeline", lambda _: shop.ORDERS)
     for number, amount in enumerate((100, 200, 300, 400, 500), start=1):
         write_file(shops.settings.home, f"orders/{number}.csv", "shop,cents", f"Lisbon,{amount}")
-        run_pipeline(shops.settings, shop.ORDERS, run_id=f"run {number}")
-    operator_verbs.prune.main(["orders", "revenue", "--keep", "1", "--yes"], standalone_mode=False)
+    assert shops.json("run", "orders")["committed"] == [1, 2, 3, 4, 5]
     said = "revenue_changes$0, revenue_changes$2 and 1 more change of revenue removed, up to txid 4."
-    assert said in "".join(capsys.readouterr())
+    assert said in shops("prune", "orders", "revenue", "--keep", "1", "--yes").stderr
     assert [change["txid"] for change in shops.json("changes", "orders", "revenue")] == [5]
     rest = shops.json("prune", "orders", "revenue", "--keep", "0", "--yes")
     assert (rest["changes"], rest["partitions"]) == (0, ["revenue_changes$4"])
@@ -365,21 +347,16 @@ def test_old_partitions_are_removed_only_with_yes_and_by_the_owner(shops: Comman
 
 
 def test_a_prune_that_fails_midway_says_what_is_removed(
-    shops: CommandLine,
-    as_owner: Callable[[sa.Executable], object],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    shops: CommandLine, as_owner: Callable[[sa.Executable], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier transactions stay: the next prune goes on after them."""
     write_file(shops.settings.home, "orders/1.csv", "shop,cents", *(f"Lisbon,{thousands}500" for thousands in range(5)))
     assert shops.json("run", "orders")["committed"] == [1]
     as_owner(sa.text('CREATE VIEW state.shown AS SELECT * FROM state."sale$3000"'))
     monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", 2)
-    monkeypatch.setattr(Settings, "load", lambda *_, **__: shops.settings)
-    monkeypatch.setattr(operator_verbs, "find_pipeline", lambda _: shop.ORDERS)
-    with pytest.raises(PermanentError, match="cannot drop table"):
-        operator_verbs.prune.main(["orders", "sale", "--before", "5000", "--yes"], standalone_mode=False)
-    assert "sale$0, sale$1000 removed. Then it failed." in capsys.readouterr().err
+    failed = shops("prune", "orders", "sale", "--before", "5000", "--yes")
+    assert (failed.returncode, "cannot drop table" in failed.stderr) == (1, True)
+    assert "sale$0, sale$1000 removed. Then it failed." in failed.stderr
     as_owner(sa.text("DROP VIEW state.shown"))
     done = shops.json("prune", "orders", "sale", "--before", "5000", "--yes")
     assert done["partitions"] == ["sale$2000", "sale$3000", "sale$4000"]
@@ -480,111 +457,91 @@ def test_a_mended_record_counts_after_its_replay(shops: CommandLine) -> None:
 
 
 BAD_MENDS: dict[str, tuple[bytes | None, str]] = {
+    "no file": (None, "cannot be read: No such file or directory."),
     "not UTF-8": (b"Porto,\xff", "is not UTF-8: see its byte 7."),
     "NUL": (b"Porto,\0", "holds a NUL character"),
     "empty": (b"\n", "is empty"),
     "10 MB": (b"x" * 10_000_000, "is too long: a mended record can have 8388608 bytes."),
-    "no file": (None, "cannot be read: No such file or directory."),
 }
 
 
-@pytest.mark.parametrize(("content", "message"), BAD_MENDS.values(), ids=BAD_MENDS.keys())
-def test_a_file_that_is_no_record_is_refused(tidegate: CommandLine, content: bytes | None, message: str) -> None:
-    """Before anything changes; with a sentence, not a traceback."""
-    file = tidegate.settings.home / "mended"
-    if content is not None:
-        file.write_bytes(content)
-
-    done = tidegate("quarantine", "mend", "flights", "1", "1", "--reason", "why not", "--payload-from", str(file))
-
-    assert done.returncode == USAGE
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 2  # the message, and where there is more
-
-
-@pytest.mark.parametrize("payloads", [(), ("--payload", "a", "--payload-from", "-")])
-def test_a_mend_needs_one_payload(tidegate: CommandLine, payloads: tuple[str, ...]) -> None:
-    """Neither none nor two."""
-    done = tidegate("quarantine", "mend", "flights", "1", "1", "--reason", "why not", *payloads)
-
-    assert done.returncode == USAGE
-    assert "one of --payload and --payload-from" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [("list",), ("replay", "--reason", "why not")])
-def test_quarantine_of_an_unknown_txid_is_refused(tidegate: CommandLine, arguments: tuple[str, ...]) -> None:
-    """A mistyped txid does not look like an empty quarantine."""
-    verb, *options = arguments
-
-    done = tidegate("quarantine", verb, "flights", "--txid", "7", *options)
-
-    assert done.returncode == USAGE
-    assert "flights has no txid 7" in done.stderr
+def test_what_is_no_record_of_a_txid_is_refused(tidegate: CommandLine) -> None:
+    """Before anything changes; with a sentence, not a traceback. A mistyped txid does not look like an empty quarantine."""
+    file, mend = tidegate.settings.home / "mended", ("quarantine", "mend", "flights", "1", "1", "--reason", "why not")
+    for content, message in BAD_MENDS.values():
+        if content is not None:
+            file.write_bytes(content)
+        done = tidegate(*mend, "--payload-from", str(file))
+        assert (done.returncode, message in done.stderr) == (USAGE, True), done.stderr
+        assert len(done.stderr.splitlines()) == 2  # the message, and where there is more
+    for payloads in ((), ("--payload", "a", "--payload-from", "-")):
+        done = tidegate(*mend, *payloads)
+        assert (done.returncode, "one of --payload and --payload-from" in done.stderr) == (USAGE, True)
+    for verb, *options in (("list",), ("replay", "--reason", "why not")):
+        done = tidegate("quarantine", verb, "flights", "--txid", "7", *options)
+        assert (done.returncode, "flights has no txid 7" in done.stderr) == (USAGE, True)
 
 
 # inspect
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("metadata", "lines"),
-    [
-        (
-            {
-                "topic": "clicks",
-                "topic_id": "x",
-                "partitions": {"10": {"start": 5, "end": 9}, "2": {"start": 7, "end": 8, "lost": [3, 7]}},
-                "idle": {"0": {"start": 1, "end": 4}},
+INPUTS: list[tuple[dict, list[str]]] = [
+    (
+        {
+            "topic": "clicks",
+            "topic_id": "x",
+            "partitions": {"10": {"start": 5, "end": 9}, "2": {"start": 7, "end": 8, "lost": [3, 7]}},
+            "idle": {"0": {"start": 1, "end": 4}},
+        },
+        ["Source: topic clicks", "partition start end records lost", "2 7 8 1 4", "10 5 9 4 0", "0 4 4 0 0"],
+    ),
+    (
+        {"after": None, "to": ["2026-11-01 10:00:00+00", "7"], "splits": [["a"], ["b"]], "rows": 12},
+        ["after to splits rows when planned", "the beginning 2026-11-01 10:00:00+00, 7 2 12"],
+    ),
+    ({"partitions": {"a": {"rows": [1, 2]}}, "idle": {}}, ["Source: partitions", 'a reads {"rows": [1, 2]}']),
+    ({"_quarantined": 3, "source": None}, ["Source: quarantine", "records", "3"]),
+    (
+        {
+            "inputs": {
+                "clicks": {"partitions": {"0": {"start": 7, "end": 8}}, "idle": {}, "topic": "clicks"},
+                "late": {"files": [{"name": "1.csv", "size": 9, "mtime_ns": 1, "sha256": "ab"}], "behind": None},
+                "other": {"position": 4},
             },
-            ["Source: topic clicks", "partition start end records lost", "2 7 8 1 4", "10 5 9 4 0", "0 4 4 0 0"],
-        ),
-        (
-            {"after": None, "to": ["2026-11-01 10:00:00+00", "7"], "splits": [["a"], ["b"]], "rows": 12},
-            ["after to splits rows when planned", "the beginning 2026-11-01 10:00:00+00, 7 2 12"],
-        ),
-        ({"partitions": {"a": {"rows": [1, 2]}}, "idle": {}}, ["Source: partitions", 'a reads {"rows": [1, 2]}']),
-        ({"_quarantined": 3, "source": None}, ["Source: quarantine", "records", "3"]),
-        (
-            {
-                "inputs": {
-                    "clicks": {"partitions": {"0": {"start": 7, "end": 8}}, "idle": {}, "topic": "clicks"},
-                    "late": {"files": [{"name": "1.csv", "size": 9, "mtime_ns": 1, "sha256": "ab"}], "behind": None},
-                    "other": {"position": 4},
-                },
-                "idle": {"orders": {"position": 1}},
-                "references": {"planes": {"files": [{"name": "planes.csv", "size": 8, "mtime_ns": 1, "sha256": "cd"}]}},
-            },
-            [
-                *["Source of input clicks: topic clicks", "0 7 8 1 0", "Files of input late", "1.csv 9 ab"],
-                *["Source of input other", '"position": 4', "Inputs without new rows", "orders"],
-                *["Files of reference planes", "planes.csv 8 cd"],
-            ],
-        ),
-        ({"files": [{"name": "a.csv", "size": 7, "mtime_ns": 1, "sha256": "ab"}]}, ["name bytes sha256", "a.csv 7 ab"]),
-        (
-            {
-                **{"table": "x", "version": 17, "snapshot": False, "after": None, "taken": 3},
-                "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "change": "insert"}],
-            },
-            ["Data files, up to a part of version 17", "name bytes sha256 change", "a.parquet 7 ab insert"],
-        ),
-        (
-            {"table": "x", "snapshot": "42", "whole": True, "taken": None, "data_files": []},
-            ["Data files, up to snapshot 42: none, as nothing was added."],
-        ),
-        ({"ticks": 7}, ['"ticks": 7']),
-    ],
-)
-def test_a_batch_shows_its_input_in_the_terms_of_its_source(
-    tidegate: CommandLine, store: StateStore, metadata: dict, lines: list[str]
-) -> None:
+            "idle": {"orders": {"position": 1}},
+            "references": {"planes": {"files": [{"name": "planes.csv", "size": 8, "mtime_ns": 1, "sha256": "cd"}]}},
+        },
+        [
+            *["Source of input clicks: topic clicks", "0 7 8 1 0", "Files of input late", "1.csv 9 ab"],
+            *["Source of input other", '"position": 4', "Inputs without new rows", "orders"],
+            *["Files of reference planes", "planes.csv 8 cd"],
+        ],
+    ),
+    ({"files": [{"name": "a.csv", "size": 7, "mtime_ns": 1, "sha256": "ab"}]}, ["name bytes sha256", "a.csv 7 ab"]),
+    (
+        {
+            **{"table": "x", "version": 17, "snapshot": False, "after": None, "taken": 3},
+            "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "change": "insert"}],
+        },
+        ["Data files, up to a part of version 17", "name bytes sha256 change", "a.parquet 7 ab insert"],
+    ),
+    (
+        {"table": "x", "snapshot": "42", "whole": True, "taken": None, "data_files": []},
+        ["Data files, up to snapshot 42: none, as nothing was added."],
+    ),
+    ({"ticks": 7}, ['"ticks": 7']),
+]
+
+
+def test_a_batch_shows_its_input_in_the_terms_of_its_source(tidegate: CommandLine, store: StateStore) -> None:
     """Offsets, ranges and files are tables; other metadata is shown as JSON."""
-    assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata)])
-
-    shown = [" ".join(line.split()) for line in tidegate("inspect", "flights", "--txid", "1").stdout.splitlines()]
-
-    assert [line for line in lines if line not in shown] == []
-    assert json.loads(tidegate("inspect", "flights", "--txid", "1", "--json").stdout)["source_metadata"] == metadata
+    assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata) for metadata, _ in INPUTS])
+    for txid, (metadata, lines) in enumerate(INPUTS, start=1):
+        done = tidegate("inspect", "flights", "--txid", str(txid))
+        shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        assert [line for line in lines if line not in shown] == []
+        found = tidegate("inspect", "flights", "--txid", str(txid), "--json")
+        assert json.loads(found.stdout)["source_metadata"] == metadata
 
 
 def test_a_batch_shows_its_attempts_with_times_rows_and_errors(tidegate: CommandLine) -> None:

@@ -50,24 +50,13 @@ def test_queries_are_listed(words: CommandLine) -> None:
     assert "words_total WORDS..." in words("query").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["words_totl", "the"], 2, "There is no query words_totl. Did you mean words_total? Queries: words_total."),
-        (["words_total", "the", "--no-such-option"], 2, "No such option"),
-    ],
-)
-def test_a_question_that_cannot_be_asked_is_refused(
-    tidegate: CommandLine, arguments: list[str], code: int, message: str
-) -> None:
-    """As a wrong request, with what there is."""
-    done = tidegate("query", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr
-
-
-def test_a_query_of_a_pipeline_that_is_not_registered_says_so(tidegate: CommandLine) -> None:
-    """Its states have no tables yet."""
-    done = tidegate("query", "words_total", "the")
-    assert done.returncode == 2
-    assert "Pipeline word_count is not registered. If it is new, run: tidegate migrate" in done.stderr
+def test_a_question_that_cannot_be_asked_is_refused(tidegate: CommandLine) -> None:
+    """As a wrong request, with what there is; a pipeline that is not registered has no tables yet."""
+    for arguments, message in (
+        (["words_totl", "the"], "There is no query words_totl. Did you mean words_total? Queries: words_total."),
+        (["words_total", "the", "--no-such-option"], "No such option"),
+        (["words_total", "the"], "Pipeline word_count is not registered. If it is new, run: tidegate migrate"),
+    ):
+        done = tidegate("query", *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert message in done.stderr

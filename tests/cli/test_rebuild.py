@@ -160,6 +160,7 @@ def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine)
     assert project.json("get", "sales", "daily", "2026-01-04", "Lisbon")[0]["row"]["cents"] == 400
 
 
+@pytest.mark.soak
 def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the changed code is deployed with its migration: nothing of it runs before its rebuild has caught up.
 
@@ -205,6 +206,7 @@ def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine
     assert rows(project) == oracle(project, BY_SHOP)
 
 
+@pytest.mark.soak
 def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path: Path) -> None:
     """As where the changed code is tried from another checkout: the rebuild follows until the former code stops."""
     for day in (1, 2):
@@ -232,6 +234,7 @@ def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path
     assert rows(project) == oracle(project, ALL.format(0))
 
 
+@pytest.mark.soak
 def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
     project: CommandLine, server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +263,7 @@ def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
     assert rows(project) == oracle(project, BY_SHOP)
 
 
+@pytest.mark.soak
 def test_a_database_that_was_restored_in_the_middle_of_a_rebuild_goes_on(project: CommandLine, server: Server) -> None:
     """The rebuild is halted, too, and the migration waits for it: the loss is accepted first, and what comes next is said."""
     for day in (1, 2):

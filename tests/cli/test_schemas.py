@@ -3,14 +3,15 @@
 import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from tests import in_process
 from tests.cli.conftest import CommandLine, check_schema, strict
 from tests.cli.test_verbs import COMMANDS
-from tests.conftest import COMMAND
 from tidegate import json_schemas
 from tidegate.state_store import StateStore
 
@@ -24,18 +25,18 @@ def test_every_verb_with_json_output_has_a_schema() -> None:
 
 
 @pytest.mark.promise("json:*")
-@pytest.mark.parametrize("verb", json_schemas.verbs())
-def test_a_schema_is_valid_and_says_its_version(verb: str) -> None:
+def test_each_schema_is_valid_and_says_its_version() -> None:
     """Every described field is required, unless it is named in the prose of its verb."""
-    schema = json_schemas.schema(verb)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
-    assert schema["title"] == f"tidegate {verb} --json"
-    for part in _objects(schema):
-        assert set(part.get("required", ())) <= set(part["properties"])
-        optional = set(part["properties"]) - set(part.get("required", ()))
-        assert optional <= ({"left_alone", "trouble"} if verb == "status" else set())
-        assert [name for name in part["properties"] if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == []
+    for verb in json_schemas.verbs():
+        schema = json_schemas.schema(verb)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
+        assert schema["title"] == f"tidegate {verb} --json"
+        for part in _objects(schema):
+            assert set(part.get("required", ())) <= set(part["properties"]), verb
+            optional = set(part["properties"]) - set(part.get("required", ()))
+            assert optional <= ({"left_alone", "trouble"} if verb == "status" else set()), verb
+            assert [name for name in part["properties"] if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == [], verb
 
 
 def _objects(schema: Any) -> list[dict[str, Any]]:
@@ -75,14 +76,13 @@ def test_times_are_utc_whatever_the_zone_of_the_session(tidegate: CommandLine, s
     check_schema("status", json.loads(done.stdout))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.promise("verb:schema", "json:schema")
-def test_the_command_line_prints_the_schemas() -> None:
+def test_the_command_line_prints_the_schemas(tmp_path: Path) -> None:
     """One, or the addresses of all; a verb that does not exist is named with the nearest one."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return in_process.run(arguments, {}, tmp_path)
+
     assert json.loads(run("schema", "quarantine", "list").stdout) == json_schemas.schema("quarantine list")
     addresses = json.loads(run("schema", "--json").stdout)
     assert list(addresses) == json_schemas.verbs()

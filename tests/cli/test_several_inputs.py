@@ -23,6 +23,7 @@ def deliveries(tidegate: CommandLine, register: Callable[..., None]) -> CommandL
     return tidegate
 
 
+@pytest.mark.soak
 def test_records_of_several_inputs_are_listed_mended_and_replayed(deliveries: CommandLine) -> None:
     """By the verbs, each under its input's name; the price is that of the replay; NULL is looked up as a text stands for it."""
     home = deliveries.settings.home

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import click
 import pytest
 
+from tests import in_process
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tidegate.cli import app
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, StateKind, exactly_once
@@ -42,7 +43,6 @@ def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Comm
 
 
 COMMANDS = dict(_commands(app))
-VERBS = sorted(COMMANDS)
 
 
 @pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "json:inspect", "json:run", "json:status")
@@ -176,16 +176,16 @@ def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None
 
 
 @pytest.mark.promise("verb:pipelines")
-def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds() -> None:
+def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> None:
     """The whole matrix, as the store decides it, without a database."""
-    shown = subprocess.run([COMMAND, "pipelines", "--matrix"], capture_output=True, text=True, check=True).stdout
+    shown = in_process.run(["pipelines", "--matrix"], {}, tmp_path).stdout
     rows = {words[0]: words[1:] for line in shown.splitlines()[2:5] if (words := line.split())}
 
     for source in get_args(SourceKind):
         promised = ["exactly" if exactly_once(source, state) else "at" for state in get_args(StateKind)]
         assert [word for word in rows[source] if word in ("exactly", "at")] == promised
     assert max(len(line) for line in shown.splitlines()) <= 110
-    matrix = json.loads(subprocess.run([COMMAND, "pipelines", "--matrix", "--json"], capture_output=True, check=True).stdout)
+    matrix = json.loads(in_process.run(["pipelines", "--matrix", "--json"], {}, tmp_path).stdout)
     assert [pair for pair in matrix if (pair["why"] is None) != (pair["guarantee"] == "exactly once")] == []
     assert len(matrix) == 9
 
@@ -227,29 +227,21 @@ def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
 
 
 @pytest.mark.promise("verb:*")
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_and_option_has_help(verb: str) -> None:
-    """A sentence for the verb, and help for each option and argument."""
-    command = COMMANDS[verb]
-
-    assert command.help
-    assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == []
-
-
-@pytest.mark.promise("verb:*")
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "demo"])
-def test_every_verb_has_json_output(verb: str) -> None:
-    """Programs need no tables."""
-    assert "--json" in [name for p in COMMANDS[verb].params for name in p.opts]
+def test_every_verb_and_option_has_help_and_every_verb_json_output() -> None:
+    """A sentence for the verb, and help for each option and argument; programs need no tables."""
+    for verb, command in COMMANDS.items():
+        assert command.help, verb
+        assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == [], verb
+        assert verb == "demo" or "--json" in [name for p in command.params for name in p.opts], verb
 
 
 @pytest.mark.promise("verb:*")
-def test_help_lists_the_verbs() -> None:
+def test_help_lists_the_verbs(tmp_path: Path) -> None:
     """Newcomers start there."""
-    shown = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=False)
+    shown = in_process.run(["--help"], {}, tmp_path)
 
     assert shown.returncode == 0
-    assert [verb for verb in VERBS if verb.split()[0] not in shown.stdout] == []
+    assert [verb for verb in COMMANDS if verb.split()[0] not in shown.stdout] == []
 
 
 @pytest.mark.promise("performance:get-uses-psycopg2-alone")

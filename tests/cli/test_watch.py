@@ -136,6 +136,7 @@ def _rename(server: Server, database: str, name: str) -> None:
             return
 
 
+@pytest.mark.soak
 def test_a_watch_lasts_while_a_migration_holds_the_tables(tidegate: CommandLine, as_owner_connection: Any) -> None:
     """It says that no answer comes; Ctrl-C works meanwhile too."""
     with watching(tidegate) as (process, lines):
@@ -166,6 +167,7 @@ def test_a_reader_that_leaves_ends_the_watch_quietly(tidegate: CommandLine, stor
         process.stdout = None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("verb", [("pipelines", "--json"), ("pipelines",), ("settings",)])
 def test_a_reader_that_leaves_ends_other_verbs_quietly(tidegate: CommandLine, verb: tuple[str, ...]) -> None:
     """Whether the output fills the pipe or waits in a buffer until the end."""
@@ -186,7 +188,7 @@ def terminal(
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = replace(tidegate, environment={**tidegate.environment, "TERM": "xterm-256color", **environment})
-    started = command._command(arguments, {})
+    started = command.command(arguments, {})
     pipes = {"stdin": follower, "stdout": follower, "stderr": follower}
     process = subprocess.Popen(**{**started, **pipes}, start_new_session=True)
     os.close(follower)
@@ -201,6 +203,7 @@ def terminal(
 ALTERNATE, BACK = "\x1b[?1049h", "\x1b[?1049l"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("columns", "header"), [(200, "rows/s"), (79, "flights: committed"), (20, "flights: committed")])
 def test_a_terminal_is_redrawn_and_left_as_it_was(tidegate: CommandLine, store: StateStore, columns: int, header: str) -> None:
     """Whatever its width; what was seen last stays."""
@@ -214,7 +217,8 @@ def test_a_terminal_is_redrawn_and_left_as_it_was(tidegate: CommandLine, store: 
         assert process.wait(PATIENCE_SECONDS) == INTERRUPTED
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": ""}])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"TERM": ""}])
 def test_a_terminal_without_colours_or_abilities(tidegate: CommandLine, environment: dict[str, str]) -> None:
     """No colour where none is wanted; on a terminal that cannot be redrawn, lines."""
     with terminal(tidegate, 120, "status", "--watch", "--interval", "0.2", **environment) as (process, lines):

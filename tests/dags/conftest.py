@@ -1,17 +1,11 @@
-"""Airflow in the test process, with a home of its own, and batches in a real ledger, without Spark."""
+"""Airflow in the test process, and batches in a real ledger, without Spark."""
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-with pytest.MonkeyPatch.context() as _environment:
-    # Airflow reads its settings on import, and would write them into the home folder of the user.
-    _environment.setenv("AIRFLOW_HOME", tempfile.mkdtemp(prefix="tidegate-airflow-"))
-    _environment.setenv("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
-    import airflow.settings  # noqa: F401
-
+import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
 from tidegate.state_store.commit.ordered_commit import Commit

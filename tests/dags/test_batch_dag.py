@@ -229,18 +229,16 @@ def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
     assert dag.on_failure_callback in (another, [another])
 
 
-@pytest.mark.parametrize("name", ["from_txid", "to_txid", "max_batches"])
-def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, name: str) -> None:
+def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> None:
     """Airflow refuses other values before a run exists; the form explains each parameter."""
-    parameter = flights.params.get_param(name)
-
-    assert parameter.resolve() is None
-    assert parameter.resolve(7) == 7
-    assert parameter.schema["title"]
-    assert parameter.description
-    for wrong in (0, -1, "3", 1.5, True, 10**30):
-        with pytest.raises(ParamValidationError):
-            parameter.resolve(wrong)
+    for name in ("from_txid", "to_txid", "max_batches"):
+        parameter = flights.params.get_param(name)
+        assert (parameter.resolve(), parameter.resolve(7)) == (None, 7)
+        assert parameter.schema["title"]
+        assert parameter.description
+        for wrong in (0, -1, "3", 1.5, True, 10**30):
+            with pytest.raises(ParamValidationError):
+                parameter.resolve(wrong)
 
 
 def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
@@ -249,13 +247,11 @@ def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
         batch_tasks.plan("flights", 4, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG, error: type[errors.TidegateError]) -> None:
+def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:
     """The one mapping from our error families to Airflow's decisions."""
-    decisions = {task.retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5).action for task in flights.tasks}
-
-    expected = RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT
-    assert decisions == {expected}
+    for error in ERRORS:
+        decisions = {task.retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5).action for task in flights.tasks}
+        assert decisions == {RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT}, error
 
 
 def test_errors_that_are_not_ours_are_retried_with_growing_pauses(flights: DAG) -> None:
@@ -343,21 +339,23 @@ ENDS: dict[str, tuple[BaseException | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("error", "reason"), ENDS.values(), ids=ENDS.keys())
 @pytest.mark.parametrize("content_failures", [1, 3])
-def test_the_end_of_a_task_never_gives_a_batch_up(
-    clicks: Batches, error: BaseException | None, reason: str, content_failures: int
-) -> None:
-    """A batch is given up if its content has failed in all `tries` and in the newest attempt, however its task ended."""
-    clicks.plan("run", 2)
-    for _ in range(content_failures):
-        clicks.store.fail_attempt(clicks.begin(2), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-    if content_failures == 3:
-        clicks.store.fail_attempt(clicks.begin(2), "SPARK_UNAVAILABLE: gone", is_poison=False)
+def test_the_end_of_a_task_never_gives_a_batch_up(clicks: Batches, content_failures: int) -> None:
+    """A batch is given up if its content has failed in all `tries` and in the newest attempt, however its task ended.
 
-    batch_tasks.report_failure({"ti": _task(), "exception": error})
+    Later txids, in this run and others, get the reason why they wait in vain.
+    """
+    clicks.plan("run", len(ENDS) + 1)
+    for txid, (error, _) in enumerate(ENDS.values(), start=1):
+        for _ in range(content_failures):
+            clicks.store.fail_attempt(clicks.begin(txid), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+        if content_failures == 3:
+            clicks.store.fail_attempt(clicks.begin(txid), "SPARK_UNAVAILABLE: gone", is_poison=False)
+        batch_tasks.report_failure({"ti": _task(txid - 1), "exception": error})
 
-    assert clicks.store.turn("clicks", 2).halted == f"txid 2 is halted: {reason}"
+    *ended, last = clicks.store.batch_statuses(CLICKS.name)
+    assert [(batch.phase, batch.waits_for) for batch in ended] == [("halted", reason) for _, reason in ENDS.values()]
+    assert clicks.store.turn(CLICKS.name, last.txid).halted == f"txid 1 is halted: {ended[0].waits_for}"
 
 
 def test_a_batch_whose_newest_attempt_runs_is_not_given_up(clicks: Batches) -> None:
@@ -727,26 +725,6 @@ def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:
     """Let another attempt take over and end before this one does."""
     batches.seal(attempt.txid)
     store.seal(attempt, [], Tracked(0))
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (errors.StoreUnavailable("Postgres is away."), "STORE_UNAVAILABLE: Postgres is away."),
-        (OSError("gone"), "OSError: gone"),
-        (None, "its task was killed in try 6."),
-    ],
-)
-def test_a_task_that_gives_up_reports_to_the_ledger(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception | None, reason: str
-) -> None:
-    """Later txids, in this run and others, get the reason why they wait in vain."""
-    monkeypatch.setattr(Settings, "load", lambda: settings)
-    batches.plan("run", 3)
-
-    batch_tasks.report_failure({"ti": _task(), "exception": error})
-
-    assert batches.store.turn("clicks", 3).halted == f"txid 2 is halted: {reason}"
 
 
 def test_a_batch_that_waited_in_vain_is_not_halted_itself(

@@ -1,94 +1,61 @@
-"""A real api-server of Airflow with the page, on a real Postgres; no other process of Airflow, and no Spark."""
+"""Airflow's app with the page, in this process, on a ledger of the run's Postgres; no other part of Airflow, and no Spark."""
 
-import json
-import os
+import io
+import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from subprocess import Popen
 
 import httpx
-import psutil
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
-from tests.conftest import do_not_sync, register_pipelines
-from tests.page.pipelines import REGISTERED
-from tidegate import migrations
-from tidegate.stack.components import server_process as components
-from tidegate.stack.components.server_process import Component, log_file
-from tidegate.stack.layout import Layout
+import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
+from tests import in_process, servers
+from tests.conftest import register_pipelines
+from tests.page.pipelines import REGISTERED, write_authors
+from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
+from tests.relay import Relay
+from tests.servers import shared_template
+from tidegate.page import declared_pipelines, ledger_connection
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 300
-USERS = {"admin": "admin", "viewer": "viewer", "clerk": "viewer", "nobody": "viewer"}  # name: role; see `auth_manager`
+JWT_SECRET = "the secret of this server's tokens, which has more than 64 bytes as HS512 wants"
+METRICS_TOKEN = "the-token-of-the-tests-Prometheus"
 NO_IDLE_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)  # the server ends them after some seconds
 SMALL_BUFFER = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)]  # so that a download waits for its reader
 ACTION = {"X-Tidegate-Action": "1"}
 
 
+@dataclass
 class Server:
-    """The page's server: Postgres and Airflow's api-server, each in a process of its own."""
+    """The page's server."""
 
-    def __init__(self, home: Path, ports: ExitStack) -> None:
-        self.home = home
-        self.layout = Layout.choose(home, ports)
-        self.settings = Settings.load({"TIDEGATE_HOME": str(home)})
-        self.url = self.layout.airflow.url
-        self._processes: dict[str, Popen[bytes]] = {}
+    settings: Settings
+    url: str
+    postgres: Relay
+    written: io.StringIO
 
-    def start(self) -> None:
-        """Start both, with migrated databases."""
-        self.layout.postgres.initialize()
-        self.start_postgres()
-        self.layout.postgres.bootstrap()
-        do_not_sync(self.settings)
-        migrations.upgrade(self.settings, [])
-        self.layout.airflow.initialize()
-        passwords = json.dumps({name: f"password of {name}" for name in USERS})
-        (self.settings.stack_folder / "secrets" / "airflow_passwords.json").write_text(passwords)
-        self.layout.airflow.migrate()
-        self.start_api_server()
+    @property
+    def home(self) -> Path:
+        """The project's folder."""
+        return self.settings.home
 
-    def start_postgres(self) -> None:
-        """Start Postgres and wait for it."""
-        self._start(self.layout.postgres.component())
-
-    def start_api_server(self) -> None:
-        """Start the api-server and wait for it."""
-        (api_server,) = [each for each in self.layout.airflow.components() if each.name == "airflow-api-server"]
-        self._start(replace(api_server, environment={**api_server.environment, **self._environment()}))
-
-    def stop(self, name: str) -> None:
-        """End one of both, if it runs."""
-        if process := self._processes.pop(name, None):
-            components.end([psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)])
-            process.wait()
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the server, and of a command line beside it."""
+        return {**in_process.environment_of(self.settings), "PYTHONPATH": str(self.home / "authors")}
 
     def log(self) -> str:
-        """Return the end of the api-server's log."""
-        return log_file(self.settings.stack_folder, "airflow-api-server").read_text()[-6000:]
-
-    def _environment(self) -> dict[str, str]:
-        authors = self.home / "authors"
-        return {
-            "AIRFLOW__CORE__AUTH_MANAGER": "tests.page.auth_manager.PerDagAuthManager",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in USERS.items()),
-            "PYTHONPATH": os.pathsep.join([self.layout.airflow.environment()["PYTHONPATH"], str(authors)]),
-        }
-
-    def _start(self, component: Component) -> None:
-        self._processes[component.name] = components.start(component, self.settings.stack_folder)
-        failures: list[str | None] = [None]
-
-        def is_up() -> bool:
-            failures[0] = component.check()
-            return failures[0] is None
-
-        up = components.wait_until(is_up, PATIENCE_SECONDS)
-        assert up, (component.name, failures, log_file(self.settings.stack_folder, component.name).read_text()[-4000:])
+        """Return what the server has logged."""
+        return self.written.getvalue()
 
 
 @dataclass
@@ -120,46 +87,85 @@ def _given(parameters: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
+@cache
+def airflows_app() -> FastAPI:
+    """Return Airflow's app, with its plugins, its login and its middleware; its own tables are in a file."""
+    from airflow import settings  # noqa: PLC0415 - takes seconds
+    from airflow.api_fastapi.app import create_app  # noqa: PLC0415
+    from airflow.models import import_all_models  # noqa: PLC0415
+    from airflow.models.base import Base  # noqa: PLC0415
+
+    import_all_models()
+    Base.metadata.create_all(settings.engine)
+    return create_app(apps="core")
+
+
 @contextmanager
-def running_server(home: Path) -> Iterator[Server]:
-    """Run a server in an empty folder, with the test's pipelines registered and authors' code for some of them."""
-    (home / ".tidegate").mkdir(mode=0o711)
-    _write_authors(home / "authors")
-    with ExitStack() as ports:
-        made = Server(home, ports)
-        try:
-            made.start()
-            register_pipelines(made.settings, *REGISTERED)
-            yield made
-        finally:
-            for name in ("airflow-api-server", "postgres"):
-                made.stop(name)
-            made.layout.postgres.delete()
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serve an app from a thread of this process; yield its address."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert wait_until(lambda: server.started or not thread.is_alive(), PATIENCE_SECONDS)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running server."""
-    with running_server(tmp_path_factory.mktemp("page")) as made:
-        yield made
+def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A running server, with the test's pipelines registered and authors' code for some of them."""
+    postgres = servers.Server(stack)
+    home, name, relay = (
+        tmp_path_factory.mktemp("page"),
+        postgres.create_database(shared_template(postgres)),
+        Relay(stack.pg_port),
+    )
+    for file, content in {"metrics_token": METRICS_TOKEN, "passwords.json": passwords()}.items():
+        (home / file).touch(0o600)
+        (home / file).write_text(content)
+    settings = replace(stack, pg_database=name, pg_port=relay.port, home=home, metrics_token_file=home / "metrics_token")
+    write_authors(home / "authors")
+    register_pipelines(settings, *REGISTERED)
+    made = Server(settings, "", relay, io.StringIO())
+    of_airflow = {
+        "AIRFLOW__CORE__AUTH_MANAGER": AUTH_MANAGER,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS,
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": JWT_SECRET,
+        "AIRFLOW__API__SECRET_KEY": "another secret",
+    }
+    handler = logging.StreamHandler(made.written)
+    logging.getLogger("tidegate").addHandler(handler)
+    try:
+        with (
+            in_process.started_with({**made.environment, **of_airflow}, alone=False),
+            _fresh_page(),
+            serving(airflows_app()) as made.url,
+        ):
+            yield made
+    finally:
+        logging.getLogger("tidegate").removeHandler(handler)
+        relay.close()
+        postgres.drop_database(name)
 
 
-def _write_authors(folder: Path) -> None:
-    """Write another package that declares clicks, and broken, whose module raises."""
-    metadata = folder / "authors-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: authors\nVersion: 1\n")
-    points = "clicks = tests.page.pipelines:CLICKS\nbroken = broken_pipeline:BROKEN\n"
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
-    (folder / "broken_pipeline.py").write_text("raise RuntimeError('this module cannot be imported')\n")
-
-
-def token_of(server: Server, name: str) -> str:
-    """Log a user in; return what their browser keeps as cookie `_token`."""
-    login = {"username": name, "password": f"password of {name}"}
-    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=400)
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["access_token"])
+@contextmanager
+def _fresh_page() -> Iterator[None]:
+    """Let the page read its settings and load pipelines as in a new process, and forget them at the end."""
+    remembered = (ledger_connection.settings, ledger_connection.reader, declared_pipelines._queries)
+    remembered += (declared_pipelines._names, declared_pipelines._declared)
+    for each in remembered:
+        each.cache_clear()
+    try:
+        yield
+    finally:
+        if ledger_connection.reader.cache_info().currsize:
+            ledger_connection.reader().close()
+        for each in remembered:
+            each.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
-"""Pipelines of the page's tests. `ORPHAN` is registered, but no code declares it."""
+"""Pipelines of the page's tests: a package of authors has `CLICKS`, and a broken one; no code declares `ORPHAN`."""
 
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,3 +55,13 @@ QUERIES = [
     Query("clicks_of", clicks_of, reads=["clicks.per_page"], arguments={"least": "integer", "pages": "text[]"}),
     Query("of_both", of_both, reads=["clicks.per_page", "broken.per_broken"]),
 ]
+
+
+def write_authors(folder: Path) -> None:
+    """Write another package that declares clicks, and broken, whose module raises."""
+    metadata = folder / "authors-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: authors\nVersion: 1\n")
+    points = "clicks = tests.page.pipelines:CLICKS\nbroken = broken_pipeline:BROKEN\n"
+    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
+    (folder / "broken_pipeline.py").write_text("raise RuntimeError('this module cannot be imported')\n")

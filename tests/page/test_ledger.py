@@ -4,8 +4,6 @@ import base64
 import csv
 import io
 import json
-import os
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -15,8 +13,7 @@ import httpx
 import psycopg2
 import pytest
 
-from tests import steps
-from tests.conftest import COMMAND
+from tests import in_process, steps
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
@@ -51,8 +48,8 @@ def admin(visit: Visit) -> Visitor:
 
 def tidegate(server: Server, *arguments: str) -> dict:
     """Run a verb of the command line with --json on the same ledger."""
-    environ = {**os.environ, "TIDEGATE_HOME": str(server.home)}
-    done = subprocess.run([COMMAND, *arguments, "--json"], env=environ, capture_output=True, text=True, timeout=300, check=True)
+    done = in_process.run([*arguments, "--json"], server.environment, server.home)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -197,42 +194,42 @@ def test_what_the_ledger_refuses_is_said(admin: Visitor, clicks: Batches) -> Non
     assert admin.act("none", "pause").status_code in (404, 503)
 
 
-@pytest.mark.promise("limit:MOST_BATCHES")
-@pytest.mark.parametrize(
-    ("path", "status"),
-    {
-        "pipelines/click%00s": 404,
-        "pipelines/clicks%27%3BDROP TABLE tidegate.batch--": 404,
-        "pipelines/clicks%27%3BDROP TABLE tidegate.batch--/batches": 404,
-        "pipelines/clicks/states/per_page%22%3B--/rows": 404,
-        "pipelines/clicks/states/%00.csv": 404,
-        "pipelines/clicks/states/per_page/rows?after=WyJcdTAwMDAiLCAiMjAyNi0wMS0wMSJd": 422,
-        "pipelines/clicks/states/per_page/rows?limit=1000000": 422,
-        "pipelines/clicks/batches?error=%00": 422,
-        "pipelines/clicks/batches?error=%27 OR true--": 200,
-        "pipelines/clicks/batches?phase=none": 422,
-        "pipelines/clicks/batches?before=99999999999999999999": 422,
-        "pipelines/clicks/batches?since=0001-01-01T00:00:00%2B14:00": 422,
-        "pipelines/clicks/batches?since=2026-01-01T00:00:00": 422,
-        "pipelines/clicks/batches?since=2026-01-01T00:00:00Z": 200,
-        "pipelines/clicks/timeline?from=9&to=1": 422,
-        "pipelines/clicks/timeline?last=501": 422,
-        "pipelines/clicks/timeline?from=1&to=1000000000000000": 200,
-        "pipelines/clicks/history?days=0": 422,
-        "pipelines/clicks/quarantine?after=1-%00": 422,
-        "pipelines/clicks/quarantine?after=99999999999999999999-1": 422,
-        "pipelines/clicks/batches/99999999999999999999": 404,
-        "pipelines/clicks/quarantine/1/99999999999999999999": 404,
-        "pipelines?search=%00": 200,
-        "pipelines?after=%00": 200,
-    }.items(),
-)
-def test_requests_of_any_shape_are_answered(admin: Visitor, path: str, status: int) -> None:
-    """What makes no sense is refused in the usual shape, and never fails."""
-    answer = admin.get(f"/api/{path}")
+SHAPES = {
+    "pipelines/click%00s": 404,
+    "pipelines/clicks%27%3BDROP TABLE tidegate.batch--": 404,
+    "pipelines/clicks%27%3BDROP TABLE tidegate.batch--/batches": 404,
+    "pipelines/clicks/states/per_page%22%3B--/rows": 404,
+    "pipelines/clicks/states/%00.csv": 404,
+    "pipelines/clicks/states/per_page/rows?after=WyJcdTAwMDAiLCAiMjAyNi0wMS0wMSJd": 422,
+    "pipelines/clicks/states/per_page/rows?limit=1000000": 422,
+    "pipelines/clicks/batches?error=%00": 422,
+    "pipelines/clicks/batches?error=%27 OR true--": 200,
+    "pipelines/clicks/batches?phase=none": 422,
+    "pipelines/clicks/batches?before=99999999999999999999": 422,
+    "pipelines/clicks/batches?since=0001-01-01T00:00:00%2B14:00": 422,
+    "pipelines/clicks/batches?since=2026-01-01T00:00:00": 422,
+    "pipelines/clicks/batches?since=2026-01-01T00:00:00Z": 200,
+    "pipelines/clicks/timeline?from=9&to=1": 422,
+    "pipelines/clicks/timeline?last=501": 422,
+    "pipelines/clicks/timeline?from=1&to=1000000000000000": 200,
+    "pipelines/clicks/history?days=0": 422,
+    "pipelines/clicks/quarantine?after=1-%00": 422,
+    "pipelines/clicks/quarantine?after=99999999999999999999-1": 422,
+    "pipelines/clicks/batches/99999999999999999999": 404,
+    "pipelines/clicks/quarantine/1/99999999999999999999": 404,
+    "pipelines?search=%00": 200,
+    "pipelines?after=%00": 200,
+}
 
-    assert answer.status_code == status, answer.text
-    assert status == 200 or {"code", "message", "page"} == answer.json().keys()
+
+@pytest.mark.promise("limit:MOST_BATCHES")
+def test_requests_of_any_shape_are_answered(admin: Visitor) -> None:
+    """What makes no sense is refused in the usual shape, and never fails."""
+    answers = {path: admin.get(f"/api/{path}") for path in SHAPES}
+
+    assert {path: answer.status_code for path, answer in answers.items()} == SHAPES
+    for answer in answers.values():
+        assert answer.status_code == 200 or {"code", "message", "page"} == answer.json().keys()
 
 
 def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit) -> None:
@@ -358,6 +355,7 @@ def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> 
 
     def snapshots() -> int:
         query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND xact_start IS NOT NULL"
+        query += " AND datname = current_database()"
         return as_owner(server.settings, query, user="postgres")[0][0]
 
     kept = []  # httpx ends a download whose iterator is forgotten
@@ -472,11 +470,11 @@ def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: 
     program = visit()
     program.http.headers["Authorization"] = f"Bearer {token}"
     assert program.get("/api/pipelines").status_code == 200
-    server.stop("postgres")
+    server.postgres.close()
     try:
         away = [program.get("/api/pipelines").status_code for _ in range(3)]
         assert all(status >= 500 for status in away)
     finally:
-        server.start_postgres()
+        server.postgres.open()
 
     assert [visitor.get("/api/pipelines").status_code for visitor in (program, admin)] == [200, 200]

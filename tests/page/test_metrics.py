@@ -213,11 +213,11 @@ def test_prometheus_own_checker_finds_nothing(busy: None, scrape: Scrape) -> Non
 def test_if_postgres_is_away_the_scrape_says_so(busy: None, server: Server, scrape: Scrape) -> None:
     """The alert is then about the ledger, not about the api-server; afterwards the numbers are what they were."""
     before = value(scrape(), "tidegate_committed_txid", pipeline="clicks")
-    server.stop("postgres")
+    server.postgres.close()
     try:
         away = samples(scrape())
     finally:
-        server.start_postgres()
+        server.postgres.open()
     assert {name for name, _ in away} == {"tidegate_up", "tidegate_scrape_duration_seconds", "tidegate_build"}
     assert away["tidegate_up", frozenset()] == 0
     assert value(scrape(), "tidegate_committed_txid", pipeline="clicks") == before

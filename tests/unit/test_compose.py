@@ -497,6 +497,7 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir() if file.is_file()} == {0o600}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("with_kafka", [False, True], ids=["without Kafka", "with Kafka"])
 def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafka: bool) -> None:
     """Spark starts with the project's properties, the token and the connector, in a file that is private to Spark."""
@@ -521,6 +522,7 @@ def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafk
     assert (folder / "spark.conf").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.soak
 def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
     """The script starts a broker that accepts the secret, also after a restart, and passes it in no argument."""
     fetch_kafka()

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def _classes() -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def _errors() -> dict[str, type[TidegateError]]:
+@cache
+def errors() -> dict[str, type[TidegateError]]:
     """Return the product's errors by code, found in its sources: the root, and all that inherit from it."""
     classes, names = _classes(), {"TidegateError"}
     while more := {name for name, (_, bases) in classes.items() if name not in names and names & set(bases)}:
@@ -40,43 +42,34 @@ def _errors() -> dict[str, type[TidegateError]]:
     return {kind("").code: kind for kind in kinds}
 
 
-ERRORS = _errors()
 CODES = error_pages.codes()
 
 
 @pytest.mark.promise("error:*")
 def test_every_error_has_a_page_and_every_page_an_error() -> None:
     """Whatever package defines it."""
-    assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(ERRORS)
-    assert sorted(ERRORS) == list(CODES)
+    assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(errors())
+    assert sorted(errors()) == list(CODES)
 
 
 @pytest.mark.promise("error:*")
-@pytest.mark.parametrize("code", CODES)
-def test_a_page_agrees_with_the_code(code: str) -> None:
-    """Its fault and its exit code are those of the class; it has all sections, and is short."""
-    page, error = error_pages.markdown(code), ERRORS[code]("")
-
-    assert page.startswith(f"# {code}\n\n")
-    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS
-    ((fault, number),) = FACTS.findall(page)
-    assert (fault, int(number)) == (error.fault.name, exit_code(error))
-    assert "\nRelated: " in page
-    assert 15 <= len(page.splitlines()) <= 50
-    assert max(map(len, page.splitlines())) <= 150
-    assert set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", page)) - set(ERRORS) <= {"TIDEGATE_TRUSTED_USERS", "TIDEGATE_HOME"}
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_the_commands_of_a_page_exist(code: str) -> None:
-    """What a page shows can be typed."""
-    page = error_pages.markdown(code)
-
-    assert SHOWN.findall(page) or INLINE.findall(page)
-    for line in SHOWN.findall(page):
-        command_lines.check(line)
-    for line in INLINE.findall(page):
-        command_lines.check_mentioned(line)
+def test_each_page_agrees_with_the_code() -> None:
+    """Its fault and its exit code are those of the class; it has all sections, is short, and its commands can be typed."""
+    for code in CODES:
+        page, error = error_pages.markdown(code), errors()[code]("")
+        assert page.startswith(f"# {code}\n\n")
+        assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS, code
+        ((fault, number),) = FACTS.findall(page)
+        assert (fault, int(number)) == (error.fault.name, exit_code(error)), code
+        assert "\nRelated: " in page, code
+        assert 15 <= len(page.splitlines()) <= 50, code
+        assert max(map(len, page.splitlines())) <= 150, code
+        assert set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", page)) - set(errors()) <= {"TIDEGATE_TRUSTED_USERS", "TIDEGATE_HOME"}, code
+        assert SHOWN.findall(page) or INLINE.findall(page), code
+        for line in SHOWN.findall(page):
+            command_lines.check(line)
+        for line in INLINE.findall(page):
+            command_lines.check_mentioned(line)
 
 
 def test_the_index_lists_every_page_with_its_first_sentence() -> None:
@@ -99,7 +92,7 @@ def test_a_page_in_a_terminal_has_no_markup_of_links_and_fences() -> None:
 
 def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
     """A halted batch's cause never says only that somebody should look."""
-    of_batches = {code for code, kind in ERRORS.items() if kind.__module__ == "tidegate.state_store.base.errors"}
+    of_batches = {code for code, kind in errors().items() if kind.__module__ == "tidegate.state_store.base.errors"}
     general = {"TIDEGATE_ERROR", "RETRYABLE_ERROR", "PERMANENT_ERROR", "USAGE_ERROR", "UNKNOWN_PIPELINE", "UNKNOWN_BATCH"}
     passing = {"ATTEMPT_FENCED", "ATTEMPT_NOT_SEALED", "BATCH_RETRIED", "COMMIT_OUT_OF_ORDER", "STAGING_LOST"}
     refused = {"RANGE_REFUSED", "PIPELINE_PAUSED"}

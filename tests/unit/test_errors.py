@@ -3,8 +3,6 @@
 import inspect
 import pickle
 
-import pytest
-
 from tidegate.state_store.base import errors
 from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError
 
@@ -32,25 +30,21 @@ def test_the_docstring_shows_the_whole_tree() -> None:
     assert documented() == actual
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_survives_pickling_with_its_attributes(error: type[TidegateError]) -> None:
+def test_every_error_survives_pickling_with_its_attributes() -> None:
     """Airflow and Spark pass errors between processes; their attributes are kept."""
-    raised = error("flights 7:2 is wrong.", pipeline="flights", txid=7, attempt=2)
-    copy = pickle.loads(pickle.dumps(raised))
-
-    assert type(copy) is error
-    assert str(copy) == "flights 7:2 is wrong."
-    assert (copy.pipeline, copy.txid, copy.attempt) == ("flights", 7, 2)
+    for error in ERRORS:
+        copy = pickle.loads(pickle.dumps(error("flights 7:2 is wrong.", pipeline="flights", txid=7, attempt=2)))
+        assert (type(copy), str(copy)) == (error, "flights 7:2 is wrong.")
+        assert (copy.pipeline, copy.txid, copy.attempt) == ("flights", 7, 2)
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_belongs_to_one_family(error: type[TidegateError]) -> None:
+def test_every_error_belongs_to_one_family() -> None:
     """An error is retryable or permanent, never both; only the root and AttemptFenced, whose work goes on, are neither."""
-    families = [family for family in (RetryableError, PermanentError) if issubclass(error, family)]
-
-    assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1)
-    assert issubclass(error, Exception)
-    assert (error.__doc__ or "").strip().endswith(".")
+    for error in ERRORS:
+        families = [family for family in (RetryableError, PermanentError) if issubclass(error, family)]
+        assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1), error
+        assert issubclass(error, Exception)
+        assert (error.__doc__ or "").strip().endswith("."), error
 
 
 def test_the_code_of_an_error_is_its_name() -> None:

@@ -88,11 +88,6 @@ def accepted(project: Project) -> bool:
     return promises.main([], project.root) == 0 == promises.main(["--check"], project.root)
 
 
-def test_the_register_is_right(capsys: pytest.CaptureFixture[str]) -> None:
-    """That of this project, as `make check` looks at it."""
-    assert promises.main(["--check"]) == 0, capsys.readouterr().out
-
-
 def test_a_register_that_is_right_passes_and_counts(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """The lines without a test are listed, and counted; those of one kind may be held by the tests of all lines."""
     before = project.read()

@@ -1,0 +1,29 @@
+"""The users of the page's tests."""
+
+import json
+from typing import Protocol
+
+import httpx
+
+ROLES = {"admin": "admin", "viewer": "viewer", "clerk": "viewer", "nobody": "viewer"}  # of each user; see `auth_manager`
+USERS = ",".join(f"{name}:{role}" for name, role in ROLES.items())
+AUTH_MANAGER = "tests.page.auth_manager.PerDagAuthManager"
+
+
+class Site(Protocol):
+    """What has an address."""
+
+    url: str
+
+
+def passwords() -> str:
+    """Return the file of Airflow's simple auth manager."""
+    return json.dumps({name: f"password of {name}" for name in ROLES})
+
+
+def token_of(server: Site, name: str) -> str:
+    """Log a user in; return what their browser keeps as cookie `_token`."""
+    login = {"username": name, "password": f"password of {name}"}
+    answer = httpx.post(f"{server.url}/auth/token", json=login, timeout=400)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["access_token"])

@@ -1,0 +1,54 @@
+"""A port of this process that leads to a server's: closed, it takes the server away from those alone who come by it."""
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """A port on loopback that leads to another one while it is open."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._ends: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._listen()
+
+    def close(self) -> None:
+        """Break all connections, and refuse new ones."""
+        for end in (self._listener, *self._ends):
+            _end(end)
+        self._listener.close()
+
+    def open(self) -> None:
+        """Lead to the server again."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listen()
+
+    def _listen(self) -> None:
+        threading.Thread(target=self._accept, args=[self._listener], daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._ends |= {client, server}
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self._copy, args=[source, target], daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one of both has gone
+            while data := source.recv(65536):
+                target.sendall(data)
+        _end(target)
+        self._ends.discard(source)
+        source.close()
+
+
+def _end(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended already
+        end.shutdown(socket.SHUT_RDWR)
