@@ -11,8 +11,10 @@ import sqlalchemy as sa
 from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox
+from tests.sources.in_process import stage_here
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
@@ -48,6 +50,21 @@ STATES = {
 def differences(rows: Any) -> Any:
     """Return the change of a value as a number of its own."""
     return rows.selectExpr("name", "txid", "lines", "amount - coalesce(previous_amount, 0) AS more", "previous_txid")
+
+
+@pytest.fixture(autouse=True)
+def _inbox_counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches of the pipeline that is followed be counted in this process; Spark reads what its followers get."""
+    by_spark = Processor._stage
+
+    def stage(processor: Processor, attempt: Any) -> None:
+        pipeline = processor._pipeline
+        is_simple = isinstance(pipeline.source, Files) and all(
+            isinstance(each, State | Rows) for each in pipeline.states.values()
+        )
+        (stage_here if is_simple else by_spark)(processor, attempt)
+
+    monkeypatch.setattr(Processor, "_stage", stage)
 
 
 @pytest.fixture
