@@ -1,4 +1,4 @@
-"""Runs random inputs through the whole path, or through parsers in this process, and compares with an independent reader, the oracle.
+"""Runs random inputs through the whole path, or through parsers in this process, and compares with an oracle of its own.
 
 An input is read in one of two ways, and has only these outcomes:
 
@@ -158,7 +158,7 @@ class Format(Protocol):
 
 @dataclass
 class Fuzz:
-    """Runs rounds of inputs of one format, each in a place of its own, and collects failures: without a server, in this process."""
+    """Runs rounds of inputs of one format, each in a place of its own, and collects failures; without a server here."""
 
     server: Server | None
     template: str

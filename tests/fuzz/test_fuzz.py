@@ -20,7 +20,7 @@ FORMATS: list[Format] = [Csv(), Json(), Text()]
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "5000"))
 PER_ROUND, PER_BATCH = (150, 50) if INPUTS > 1000 else (60, 30)
-ROUNDS_HERE = 12
+ROUNDS_HERE = 8
 SHOWN_FAILURES = 10
 
 of_each_format = pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)

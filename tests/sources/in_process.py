@@ -1,4 +1,4 @@
-"""Plans, parses and counts in this process, by the code that Spark's tasks run: no Spark, and no database unless a test has one.
+"""Plans, parses and counts in this process, by the code that Spark's tasks run: no Spark, and mostly no database.
 
     Folder         the files of a folder: what a plan takes, what is read of it, what is refused
     Follower       the data files of a table of Delta Lake or Iceberg

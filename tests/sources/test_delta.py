@@ -89,7 +89,7 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(
 ) -> None:
     """By Spark as in this process: odd partition values, files that OPTIMIZE wrote again, and a batch without files.
 
-    A pipeline that quarantines, and one that has the table among several inputs, read the same rows.
+    The pipeline quarantines, so its rows also have the names of their files.
     """
     table = Table(settings)
 
@@ -100,7 +100,7 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(
 
     options: dict[str, Any] = {}
     source = replace(table.source, partitions={"day": "string"}, max_files=2)
-    pipeline = Pipeline("sales", source, {"appended": Rows({**COLUMNS, "day": "text"})}, on_poison="quarantine")
+    pipeline = Pipeline("inbox", source, {"appended": Rows({**COLUMNS, "day": "text"})}, on_poison="quarantine")
     register(pipeline)
     follower = Follower(settings, source)
     append("2026-01-01", ("a", 1), ("b", 2))
@@ -119,17 +119,24 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(
     append("2026-01-03", ("g", 7), shop=pa.array(["here"]))
     assert run(pipeline) == table.there("name", "amount", "day") == follower.run()
 
+
+@pytest.mark.soak
+def test_a_table_is_one_of_several_inputs(
+    settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]
+) -> None:
+    """Beside a folder of files, both under one txid."""
+    table = Table(settings)
+    table.append(("a", 1), ("b", 2))
     folder = settings.home / "inbox"
     folder.mkdir()
     (folder / "1.csv").write_text("name,amount\na,10\n")
-    both = Inputs({"table": replace(source, max_files=99), "files": Files("inbox", format="csv", schema=SCHEMA)})
+    source = Inputs({"table": table.source, "files": Files("inbox", format="csv", schema=SCHEMA)})
     per_name = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
-    united = Pipeline(
-        *("united", both, {"per_name": per_name}),
-        transform=lambda inputs: inputs["table"].drop("day").unionByName(inputs["files"]),
-    )
-    register(united)
-    assert run(united) == [("a", 2, 11), *((name, 1, n) for n, name in enumerate("bcdefg", start=2))]
+    pipeline = Pipeline("inbox", source, {"per_name": per_name})
+    register(pipeline)
+    assert run(pipeline) == [("a", 2, 11), ("b", 1, 2)]
+    table.append(("b", 5))
+    assert run(pipeline) == [("a", 2, 11), ("b", 2, 7)]
 
 
 def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
@@ -251,7 +258,7 @@ def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable
     copy = Newest(
         {"name": "text"}, {"amount": "integer"}, order_by={"version": "bigint", "is_there": "integer"}, deleted="gone"
     )
-    pipeline = Pipeline("sales", source, transform=versions, states={"copied": copy})
+    pipeline = Pipeline("inbox", source, transform=versions, states={"copied": copy})
     register(pipeline)
     follower = Follower(settings, source)
 

@@ -151,15 +151,6 @@ def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind:
     assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
-def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
-    """10.csv comes after 9.csv although its name sorts before: it is the next batch."""
-    pipeline = declare(inbox, files("transactional", max_files=1))
-    for number in range(1, 13):
-        inbox.write(f"{number}.csv", lines("a"))
-        assert inbox.run(pipeline, f"run {number}") == [number]
-    assert counts(inbox, pipeline) == {"a": (12, 12)}
-
-
 @pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
@@ -189,17 +180,6 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     inbox.run(pipeline, "third")
     expected = "abcd" if grows else "abdxyz"
     assert counts(inbox, pipeline) == dict.fromkeys(expected, (1, 1))
-
-
-def test_a_planned_file_that_grew_says_how_to_keep_what_was_added(inbox: Inbox) -> None:
-    """Its batch halts; the message says which part was planned, and where the rest may go."""
-    pipeline = declare(inbox, files("transactional"))
-    file = inbox.write("1.csv", lines("a"))
-    inbox.plan(pipeline, "first")
-    file.write_text(lines("a", "b"))
-    message = inbox.refused(pipeline, SourceChanged)
-    assert f"Its first {len(lines('a'))} bytes are what was planned." in message
-    assert "what was added, as whole records, into a file of another name" in message
 
 
 def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:

@@ -176,7 +176,7 @@ def test_values_of_csv_are_as_written(folder: Folder) -> None:
         # U+FEFF is a character of the first value like any other, also in the first record after the header.
         (of, [HEADER + "\ufeffk,1\nk,2\n\ufeffk,4\n"], [("k", 2), ("\ufeffk", 1), ("\ufeffk", 4)]),
         *(
-            (of, [end.join(["name,amount", "a,1", "", "b,2"]), end.join(["name,amount", "c,3", ""])], [("a", 1), ("b", 2), ("c", 3)])
+            (of, [HEADER.replace("\n", end) + f"a,1{end}{end}b,2", f"name,amount{end}c,3{end}"], [("a", 1), ("b", 2), ("c", 3)])
             for end in ("\n", "\r\n", "\r")
         ),
         *(
@@ -205,7 +205,8 @@ def test_a_declared_line_end_is_the_only_one(folder: Folder, last: str) -> None:
     source = Files("inbox", format="csv", schema={"amount": "int", "name": "string"}, options={"lineSep": "\n"})
     found = {record["name"]: record["amount"] for record in folder.records(source) if record[REFUSAL] is None}
     assert found == {"k\r": 1, "k": 2, "\r": 3}
-    check_refusals(folder, [(replace(CSV, options={"lineSep": "\n"}), "1.csv", HEADER + "k,1\r\n", f", line 2: {NO_FIT}column amount: '1\\r' is no int")])  # fmt: skip
+    why = f", line 2: {NO_FIT}column amount: '1\\r' is no int"
+    check_refusals(folder, [(replace(CSV, options={"lineSep": "\n"}), "1.csv", HEADER + "k,1\r\n", why)])
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "text"])
@@ -396,7 +397,9 @@ def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> No
 def test_a_pattern_that_leaves_a_part_open_is_refused_when_declared() -> None:
     """Spark would fill it in, by 1970 or midnight."""
     open_patterns = {
-        "make up a part of the date": ["MM-dd", "yyyy", "yyyy-MM", "yyyy-dd", "HH:mm", "", "yyyy-MM[-dd]", "'y'MM-dd", "yyyy-MM[[-dd] HH"],
+        "make up a part of the date": [
+            *("MM-dd", "yyyy", "yyyy-MM", "yyyy-dd", "HH:mm", "", "yyyy-MM[-dd]", "'y'MM-dd", "yyyy-MM[[-dd] HH"),
+        ],
         "make up the hour": ["yyyy-MM-dd hh:mm", "yyyy-MM-dd mm", "yyyy-MM-dd[ KK]", "yyyy-MM-dd hh[ a]"],
         "reads no dates or times with the letter": ["uuuu-MM-dd", "YYYY-MM-dd", "E yyyy-MM-dd"],
     }  # fmt: skip
@@ -444,8 +447,8 @@ def test_a_bad_csv_record_is_refused_with_file_and_line(folder: Folder) -> None:
     cases += [
         (CSV, "01.csv.gz", gzip.compress(b"name,notes\na,1\n"), ", line 1: the header is "),
         (one, "01.csv", "name\na\n\nb\n", f", line 3: {NO_FIT}an empty line may be an empty value"),
-        (replace(CSV, options={"multiLine": "true"}), "01.csv", HEADER + '"two\nlines",1\nplain,2,3\n', f", line 4: {NO_FIT}it"),
-        (replace(CSV, schema={"name": "string", "amount": "decimal(10,2)"}), "01.csv", HEADER + "a,1.500\nb,1.005\n", ", line 3: "),
+        (replace(CSV, options={"multiLine": "true"}), "01.csv", HEADER + '"two\nl",1\nx,2,3\n', f", line 4: {NO_FIT}it has"),
+        (replace(CSV, schema={**SCHEMA, "amount": "decimal(10,2)"}), "1.csv", HEADER + "a,1.500\nb,1.005\n", ", line 3: "),
     ]  # fmt: skip
     check_refusals(folder, cases)
 
@@ -605,7 +608,7 @@ def test_parquet_is_widened_where_nothing_is_lost(folder: Folder) -> None:
 
 
 def test_pandas_default_parquet_is_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has an index, nanoseconds, several row groups for tasks; an INT96 is an instant; brotli needs no library of Spark's."""
+    """It has an index, nanoseconds, several row groups; an INT96 is an instant; brotli needs no library of Spark's."""
     monkeypatch.setattr(parquet, "TASK_BYTES", 1_000)
     frame = pd.DataFrame({"t": pd.date_range("2024-01-01", periods=300, freq="1s"), "n": range(300)}, index=range(5, 305))
     frame.iloc[1:].to_parquet(folder.path / "01.parquet", row_group_size=50)
@@ -827,8 +830,8 @@ def test_batches_are_cut_by_files_and_bytes(folder: Folder) -> None:
         (9, 1): ["1", "2", "3", "4", "5"],
     }
     found = {
-        (files, size): ["".join(batch) for batch in folder.batches(Files("inbox", format="text", max_files=files, max_bytes=size))]
-        for files, size in expected
+        (most, size): ["".join(cut) for cut in folder.batches(Files("inbox", format="text", max_files=most, max_bytes=size))]
+        for most, size in expected
     }  # fmt: skip
     assert found == expected
 
@@ -872,6 +875,10 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder)
         with pytest.raises(SourceChanged) as refusal:
             emitter.facts(attempt, metadata)
         assert str(refusal.value).startswith(f"{file} ")
+        grown = (
+            f"Its first {len(planned)} bytes are what was planned. Put the planned content back, and what was added, as whole"
+        )
+        assert (grown in str(refusal.value)) == (file.exists() and file.stat().st_size > len(planned))
         file.write_bytes(planned)  # the time is another one now, but the content is what was planned
         assert emitter.facts(attempt, metadata).rows == 1
         change(file)

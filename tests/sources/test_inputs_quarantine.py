@@ -2,12 +2,7 @@
 
 import json
 import os
-import pickle
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -527,43 +522,3 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
             break
         at += STRIDE
     assert died >= len(faults.points) // STRIDE - 1 > 0
-
-
-@pytest.mark.soak
-def test_a_replay_whose_process_is_killed_is_taken_up_by_the_next(folders: Folders) -> None:
-    """Killed when its attempt has begun and its records are being read; nothing counts twice, or is lost."""
-    pipeline, expected = prepared(folders)
-    assert open_replay(folders, pipeline) == (2, 3)
-    assert steps.plan(folders.settings, pipeline, run_id="killed") == [2]
-    program = (
-        "import pickle, sys; from tests.sources.test_inputs_quarantine import PIPELINE_OF, steps; "
-        "settings = pickle.load(sys.stdin.buffer); steps.process(settings, PIPELINE_OF(), 2, owner='killed')"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    pickle.dump(folders.settings, process.stdin)
-    process.stdin.close()
-    try:
-        deadline = time.monotonic() + 120
-        while not attempts_at(folders, 2):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert folders.state(pipeline) == summed([("x", 10), ("y", 80)])
-    folders.run(pipeline, "next")
-    assert folders.state(pipeline) == expected
-    assert [r["origin"] for r in waiting(folders)] == STILL_BAD
-
-
-def attempts_at(folders: Folders, txid: int) -> int:
-    """Return how many attempts at a batch have begun."""
-    with StateStore.connect(folders.settings) as store:
-        return len(store.batch_history("inbox", txid).attempts)
-
-
-def PIPELINE_OF() -> Pipeline:  # noqa: N802 - the pipeline of another process
-    """Return the pipeline that is killed."""
-    return Pipeline("inbox", CRASHED, {"per_name": PER_NAME}, united, on_poison="quarantine", retry_delay_seconds=0)
