@@ -47,7 +47,7 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.promise("I11", "I12", "testing:records_are_the_rows")
-@pytest.mark.parametrize(("feed", "promise"), _cases())
+@pytest.mark.parametrize(("feed", "promise"), list(_cases()))
 def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, feed: str, promise: str) -> None:
     """Each source and each promise of its kind."""
     try:

@@ -45,7 +45,7 @@ HEADER = "name,amount\n"
 
 # Texts found in CSV files: separators, quotes, backslashes, other alphabets, spaces at the ends.
 NAMES = [
-    *("plain", "Doe, Jane", 'says "hi"', 'says "hi", leaves', '"', "back\\slash", "end\\", "Zürich", "\U0001f30a", " padded "),
+    *("plain", "Doe, Jane", 'says "hi"', 'says "hi", leaves', '"', "back\\slash", "end\\", "Zürich", "\U0001f30a", " padded ")
 ]
 NAMES_OF_FILES = [
     *("with space.csv", " spaces around .csv", "[brackets].csv", "{braces}.csv", "star*.csv", "question?.csv"),
@@ -781,12 +781,7 @@ def test_unfinished_and_hidden_files_are_left_alone(folder: Folder) -> None:
     """Writers' auxiliary files, and files that they have not finished, are no data."""
     folder.write("01.csv", HEADER)
     aside = [
-        ".hidden.csv",
-        "_SUCCESS.csv",
-        "_temporary/01.csv",
-        "02.csv.tmp",
-        "02.csv.part",
-        "02.csv.INPROGRESS",
+        *(".hidden.csv", "_SUCCESS.csv", "_temporary/01.csv", "02.csv.tmp", "02.csv.part", "02.csv.INPROGRESS"),
         ".dir/02.csv",
     ]
     for name in aside:
