@@ -131,23 +131,6 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, fol
     assert followed == {"a": (9, 1), "b": (6, 1), "c": (0, 1)}
 
 
-@pytest.mark.promise("decision:0029")
-def test_changes_have_the_values_after_and_before(inbox: Inbox, upstream: Pipeline) -> None:
-    """By txid and key; a key's first values have none before them, and a mean is derived again."""
-    for number, content in enumerate(FILES[:2]):
-        inbox.write(f"{number}.csv", content)
-    inbox.run(upstream)
-    table = changes_table_of(upstream.spec.states[0])
-    with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
-        columns = [table.c[name] for name in ("txid", "name", "lines", "amount", "mean", "previous_amount", "previous_txid")]
-        rows = connection.execute(sa.select(*columns).order_by(table.c.txid, table.c.name)).all()
-    assert [tuple(row) for row in rows] == [
-        (1, "a", 1, 1, 1, None, None),
-        (1, "b", 1, 2, 2, None, None),
-        (2, "a", 2, 4, 2, 1, 1),
-    ]
-
-
 def test_appended_rows_are_followed_like_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """A state of rows is its own stream."""
     follower = follow("log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})})
