@@ -10,8 +10,9 @@ from tests.acceptance import test_every_source
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server, register_pipelines
 from tests.sources.beside_store import server, template
+from tests.sources.feeds import ObjectsFeed
 from tests.sources.s3 import Bucket, many_objects, pages_asked_for, plan_many, set_count
-from tests.sources.test_objects import ObjectsFeed, beside_store, bucket, s3
+from tests.sources.test_objects_in_spark import beside_store, bucket, s3
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import Settings
 

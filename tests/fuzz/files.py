@@ -13,10 +13,7 @@ ENCODINGS = ["utf-8"] * 6 + ["latin-1", "utf-16", "utf-16-le", "utf-32", "cp1252
 SUFFIXES = ["", "", "", "", ".gz", ".bz2"]
 
 
-MARKS = {
-    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
-    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-}
+MARKS = {"utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 
 
 class Damaged(Exception):

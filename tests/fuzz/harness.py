@@ -1,4 +1,4 @@
-"""Runs random inputs through the whole path, and compares with an independent reader, the oracle.
+"""Runs random inputs through the whole path, or through parsers in this process, and compares with an oracle of its own.
 
 An input is read in one of two ways, and has only these outcomes:
 
@@ -25,24 +25,28 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
 import pytest
 
 from tests.conftest import Server, register_pipelines
+from tests.sources.in_process import ThisProcess
 from tidegate.jobs import Count, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources import Source
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
 from tidegate.jobs.sources.files import content
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.seal.attempts import Attempt
 
+KEPT = {ORIGIN: "origin", PAYLOAD: "payload"}
 PIPELINE = "fuzz"  # one name, so that all rounds share one Spark session
 SHOWN = 2000
 
@@ -64,6 +68,10 @@ class Column:
     kept_as: str
     expression: str | None = None
     read_back: Callable[[Any], Any] = field(default=lambda value: value)
+
+    def here(self, value: Any) -> Any:
+        """Return a value that was read in this process as the oracle writes it."""
+        return self.read_back(str(value)) if value is not None and self.type in ("double", "float") else value
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,9 @@ class Format(Protocol):
 
 @dataclass
 class Fuzz:
-    """Runs rounds of inputs of one format, each in a database and a folder of its own, and collects failures."""
+    """Runs rounds of inputs of one format, each in a place of its own, and collects failures; without a server here."""
 
-    server: Server
+    server: Server | None
     template: str
     folder: Path
     format: Format
@@ -191,10 +199,10 @@ class Fuzz:
         if not inputs:
             return None
         pipeline = declared.pipeline(per_batch, "quarantine")
-        with _Place(self, pipeline) as place:
+        with self._place(pipeline) as place:
             self.format.put(place.settings, inputs)
             try:
-                run_pipeline(place.settings, pipeline, run_id="together")
+                place.run("together")
             except TidegateError as error:
                 if any(each.may_refuse for each in inputs):
                     self._read_alone(declared, inputs)
@@ -216,7 +224,7 @@ class Fuzz:
         if not inputs:
             return
         pipeline = declared.pipeline(1, "skip")
-        with _Place(self, pipeline) as place:
+        with self._place(pipeline) as place:
             self.format.put(place.settings, inputs)
             refusals = place.run_all()
             expected: Counter[tuple] = Counter()
@@ -238,6 +246,12 @@ class Fuzz:
             culprit = next((of[row] for row in expected - found), None)
             self._note(f"the state has {more}, and not {less}", culprit or (inputs[0] if len(inputs) == 1 else None))
 
+    def _place(self, pipeline: Pipeline) -> "_Place | _Here":
+        self._homes += 1
+        home = self.folder / str(self._homes)
+        home.mkdir(parents=True)
+        return _Place(self.server, self.template, home, pipeline) if self.server else _Here(home, pipeline)
+
     def _note(self, why: str, each: Input | None = None) -> None:
         shown = f"\n  {each.name}: {each.content[:SHOWN]!r}" if each else ""
         self.found.append(f"{self._title}\n  {why[:SHOWN]}{shown}")
@@ -246,21 +260,22 @@ class Fuzz:
 class _Place:
     """A database and a folder for one run over one set of inputs."""
 
-    def __init__(self, fuzz: Fuzz, pipeline: Pipeline) -> None:
-        self._fuzz = fuzz
+    def __init__(self, server: Server, template: str, home: Path, pipeline: Pipeline) -> None:
+        self._server = server
         self.pipeline = pipeline
-        self._database = fuzz.server.create_database(fuzz.template)
-        fuzz._homes += 1
-        home = fuzz.folder / str(fuzz._homes)
-        home.mkdir(parents=True)
-        self.settings = replace(fuzz.server.settings, pg_database=self._database, home=home)
+        self._database = server.create_database(template)
+        self.settings = replace(server.settings, pg_database=self._database, home=home)
 
     def __enter__(self) -> "_Place":
         register_pipelines(self.settings, self.pipeline)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._fuzz.server.drop_database(self._database)
+        self._server.drop_database(self._database)
+
+    def run(self, run_id: str) -> None:
+        """Run all batches."""
+        run_pipeline(self.settings, self.pipeline, run_id=run_id)
 
     def run_all(self) -> dict[int, str]:
         """Run until no batch is left, skipping refused ones; return the refusals by txid."""
@@ -289,7 +304,7 @@ class _Place:
         """Replay all quarantined records in a batch."""
         with StateStore.connect(self.settings) as store:
             store.replay_quarantined(self.pipeline.spec, "fuzz", "again")
-        run_pipeline(self.settings, self.pipeline, run_id="replay")
+        self.run("replay")
 
     @property
     def waiting(self) -> list[dict[str, Any]]:
@@ -309,7 +324,75 @@ class _Place:
         return found
 
 
-def _difference(declared: Declared, inputs: list[Input], place: _Place) -> str | None:
+class _Here:
+    """A folder whose files are read in this process, as Spark's tasks read them; what counts and what waits is kept here."""
+
+    def __init__(self, home: Path, pipeline: Pipeline) -> None:
+        self.settings = Settings(home=home, min_file_age_seconds=0)
+        self.waiting: list[dict[str, Any]] = []
+        self._source = pipeline.source
+        self._good: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "_Here":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, _run_id: str) -> None:
+        """Read all batches; keep bad records apart, also those that Postgres refuses."""
+        for metadata in self._batches():
+            self._keep(self._emitter().emit_records(Attempt(PIPELINE, 1, 1, metadata), metadata))
+
+    def run_all(self) -> dict[int, str]:
+        """Read all batches, each whole or not at all; return the refusals by txid."""
+        refusals: dict[int, str] = {}
+        for txid, metadata in enumerate(self._batches(), start=1):
+            try:
+                found = self._emitter().emit_batch(Attempt(PIPELINE, txid, 1, metadata), metadata).table.to_pylist()
+            except TidegateError as error:
+                refusals[txid] = str(error)
+                continue
+            if any(_has_nul(row) for row in found):
+                refusals[txid] = "no state takes NUL"
+            else:
+                self._good += found
+        return refusals
+
+    def replay(self) -> None:
+        """Parse all that waits again."""
+        columns = {name: pa.array([record[key] for record in self.waiting], pa.string()) for name, key in (KEPT.items())}
+        self.waiting = []
+        self._keep(self._emitter().parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns))))
+
+    def state(self, declared: Declared) -> "Counter[tuple]":
+        """The number of times that each row counts."""
+        return Counter(tuple(column.here(row[column.name]) for column in declared.columns) for row in self._good)
+
+    def _batches(self) -> Iterator[Any]:
+        coordinator, previous = self._source.coordinator(self.settings), None
+        for txid in count(1):
+            if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
+                return
+            yield previous
+
+    def _emitter(self) -> Any:
+        return self._source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+
+    def _keep(self, rows: Any) -> None:
+        for row in rows.table.to_pylist():
+            if row[REFUSAL]:
+                self.waiting.append({"reason": row[REFUSAL], **{key: row[name] for name, key in KEPT.items()}})
+            else:
+                assert not _has_nul(row), "such inputs are read alone"
+                self._good.append(row)
+
+
+def _has_nul(row: dict[str, Any]) -> bool:
+    return any(isinstance(value, str) and "\0" in value for value in row.values())
+
+
+def _difference(declared: Declared, inputs: list[Input], place: "_Place | _Here") -> str | None:
     """Return how state and quarantine differ from the oracle, None if they do not."""
     waiting = place.waiting
     by_origin = Counter(record["origin"] for record in waiting)

@@ -19,7 +19,7 @@ from tidegate.jobs.sources.files.formats.records.text_records import Grammar, ch
 LETTERS = ["a", '"', ",", "\n", "\r", " ", '""', "\t", "\u00e9", "\ufeff", "\0", "'", "\\", "\v", "\u2028", "\x85", "#", "\r\n"]
 KINDS = {"x": parse_type("string"), "y": parse_type("string")}
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
-TEXTS = int(os.environ.get("FUZZ_TEXTS", "1000000" if os.environ.get("SOAK") else "5000"))
+TEXTS = int(os.environ.get("FUZZ_TEXTS", "1000000" if os.environ.get("SOAK") else "3000"))
 GRAMMARS = [
     Grammar(separator=separator, quote=quote, escape=quote, line_end=line_end)
     for separator, quote, line_end in product([b",", b"\t"], [b'"', b""], [None, b"\n", b"\r"])

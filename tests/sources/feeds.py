@@ -18,6 +18,7 @@ from deltalake import write_deltalake
 from tests.conformance.conftest import Flow, Stream
 from tests.conftest import register_pipelines
 from tests.sources.iceberg_catalog import catalog
+from tests.sources.s3 import Bucket
 from tidegate.jobs import Changes, Delta, Files, FixedBatches, Iceberg, Inputs, Kafka, Pipeline, PostgresTable, Rows
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.testing import NotPossible
@@ -265,6 +266,42 @@ class ChangesFeed:
     def hide(self) -> Any:
         """Refuse: the rows are in the database of the ledger."""
         raise NotPossible
+
+
+class ObjectsFeed:
+    """Objects of two rows of CSV below a prefix, two objects a batch."""
+
+    def __init__(self, bucket: Bucket, prefix: str = "in/box", **source: Any) -> None:
+        self.bucket = bucket
+        self._prefix = prefix
+        self.source = Files(f"{bucket.url}/{prefix}", format="csv", schema=SCHEMA, max_files=2, **source)
+        self._rows = self._objects = 0
+
+    def put(self, count: int) -> list[tuple]:
+        """Write rows into new objects."""
+        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
+        self._rows += count
+        before = self._objects
+        for start in range(0, count, 2):
+            self._objects += 1
+            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
+            self.bucket.put(f"{self._prefix}/{self._objects:03d}.csv", "name,amount\n" + lines)
+        if self.source.manifests:
+            names = (f"{number:03d}.csv\n" for number in range(before + 1, self._objects + 1))
+            self.bucket.put(f"{self._prefix}/{self.source.manifests}/{before:03d}", "".join(names))
+        return rows
+
+    def change(self) -> None:
+        """Change a value, so that size and number of rows stay the same."""
+        self.bucket.put(f"{self._prefix}/001.csv", self.bucket.get(f"{self._prefix}/001.csv").replace(b"row 0,0", b"row 0,9"))
+
+    @contextmanager
+    def hide(self) -> Iterator[None]:
+        """Take an object away for a while."""
+        content = self.bucket.get(f"{self._prefix}/002.csv")
+        self.bucket.delete(f"{self._prefix}/002.csv")
+        yield
+        self.bucket.put(f"{self._prefix}/002.csv", content)
 
 
 class KafkaFeed:

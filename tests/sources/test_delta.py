@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
 from tests.sources.feeds import SCHEMA
+from tests.sources.in_process import Follower
 from tidegate.jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.delta import plan
@@ -26,15 +28,13 @@ COLUMNS = {"name": "text", "amount": "integer"}
 
 
 class Table:
-    """A Delta table in the project folder, and the pipeline that reads it."""
+    """A Delta table in the project folder, planned and read in this process."""
 
-    def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.folder = settings.home / "sales"
         self.log = self.folder / "_delta_log"
         self.source = Delta("sales", schema=SCHEMA)
-        self._register = register
-        self._runs = count(1)
 
     @property
     def delta(self) -> DeltaTable:
@@ -48,24 +48,9 @@ class Table:
             str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode=mode, **options
         )
 
-    def declare(self, source: Any, **states: Any) -> Pipeline:
-        """Declare and register a pipeline over the table; by default its rows are appended."""
-        pipeline = Pipeline("sales", source, states=states or {"appended": Rows(COLUMNS)}, retry_delay_seconds=0)
-        self._register(pipeline)
-        return pipeline
-
-    def run(self, pipeline: Pipeline) -> list[tuple]:
-        """Run what there is to run; return the rows of the first state, in order."""
-        run_pipeline(self.settings, pipeline, run_id=f"run {next(self._runs)}")
-        return self.stored(pipeline)
-
-    def stored(self, pipeline: Pipeline) -> list[tuple]:
-        """Return the rows of the first state, without txids and positions."""
-        spec = pipeline.spec.states[0]
-        with StateStore.connect(self.settings) as store:
-            rows = list(store.state_rows(spec))
-        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
-        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+    def follow(self, **source: Any) -> Follower:
+        """Begin to read the table."""
+        return Follower(self.settings, replace(self.source, **source))
 
     def there(self, *columns: str) -> list[tuple]:
         """Return the rows that the table has, as delta-rs reads them."""
@@ -78,14 +63,35 @@ class Table:
 
 
 @pytest.fixture
-def table(settings: Settings, register: Callable[..., None]) -> Table:
+def table(tmp_path: Path) -> Table:
     """A table that is not there yet."""
-    return Table(settings, register)
+    return Table(Settings(home=tmp_path, min_file_age_seconds=0))
+
+
+@pytest.fixture
+def run(settings: Settings, register: Callable[..., None]) -> Callable[[Pipeline], list[tuple]]:
+    """A function that runs a pipeline with Spark, and returns the rows of its first state, without txids and positions."""
+    runs = count(1)
+
+    def run_all(pipeline: Pipeline) -> list[tuple]:
+        run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
+        with StateStore.connect(settings) as store:
+            rows = list(store.state_rows(pipeline.spec.states[0]))
+        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
+        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+
+    return run_all
 
 
 @pytest.mark.promise("decision:0042")
-def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Table) -> None:
-    """Also NULL and odd partition values, files that OPTIMIZE wrote again, a checkpoint, and two of a batch's files at once."""
+def test_rows_are_read_once_by_versions_partitions_and_added_columns(
+    settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]
+) -> None:
+    """By Spark as in this process: odd partition values, files that OPTIMIZE wrote again, and a batch without files.
+
+    The pipeline quarantines, so its rows also have the names of their files.
+    """
+    table = Table(settings)
 
     def append(day: str | None, *rows: tuple[Any, ...], **columns: Any) -> None:
         names, amounts = zip(*rows, strict=True)
@@ -93,45 +99,67 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: Tabl
         write_deltalake(str(table.folder), pa.table(given | columns), mode="append", partition_by=["day"], **options)
 
     options: dict[str, Any] = {}
-    source = Delta("sales", schema=SCHEMA, partitions={"day": "string"}, max_files=2)
-    pipeline = table.declare(source, appended=Rows({**COLUMNS, "day": "text"}))
+    source = replace(table.source, partitions={"day": "string"}, max_files=2)
+    pipeline = Pipeline("inbox", source, {"appended": Rows({**COLUMNS, "day": "text"})}, on_poison="quarantine")
+    register(pipeline)
+    follower = Follower(settings, source)
     append("2026-01-01", ("a", 1), ("b", 2))
     append("50% a=b/c ü", ("c", 3))
     append(None, ("d", 4))
-    assert table.run(pipeline) == table.there()
+    assert run(pipeline) == table.there() == follower.run()
     append("2026-01-01", ("e", 5))
     table.delta.optimize.compact()
     table.delta.create_checkpoint()
     append("2026-01-02", ("f", 6))
-    assert table.run(pipeline) == table.there()
-    assert len(table.stored(pipeline)) == 6
+    table.delta.optimize.z_order(["name"])
+    assert run(pipeline) == table.there() == follower.run()
+    assert len(follower.rows) == 6
 
     options["schema_mode"] = "merge"
     append("2026-01-03", ("g", 7), shop=pa.array(["here"]))
-    assert table.run(pipeline) == table.there("name", "amount", "day")
+    assert run(pipeline) == table.there("name", "amount", "day") == follower.run()
+
+
+@pytest.mark.soak
+def test_a_table_is_one_of_several_inputs(
+    settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]
+) -> None:
+    """Beside a folder of files, both under one txid."""
+    table = Table(settings)
+    table.append(("a", 1), ("b", 2))
+    folder = settings.home / "inbox"
+    folder.mkdir()
+    (folder / "1.csv").write_text("name,amount\na,10\n")
+    source = Inputs({"table": table.source, "files": Files("inbox", format="csv", schema=SCHEMA)})
+    per_name = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+    pipeline = Pipeline("inbox", source, {"per_name": per_name})
+    register(pipeline)
+    assert run(pipeline) == [("a", 2, 11), ("b", 1, 2)]
+    table.append(("b", 5))
+    assert run(pipeline) == [("a", 2, 11), ("b", 2, 7)]
 
 
 def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
-    """Read by Spark, and by our own tasks where Spark's reader would not do: here, for a number that becomes wider."""
+    """Also where a number becomes wider."""
     table.append(("a", 1))
     table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
     rows = pa.table({"name": ["b"], "amount": pa.array([2], pa.int32()), "shop": ["here"]})
     write_deltalake(str(table.folder), rows, mode="append")
-    for amount, kind in (("int", "integer"), ("bigint", "bigint")):
-        source = Delta("sales", schema={"name": "string", "amount": amount, "shop": "string"})
-        state = {f"with_{amount}": Rows({"name": "text", "amount": kind, "shop": "text"})}
-        pipeline = Pipeline(f"sales_{amount}", source, states=state)
-        table._register(pipeline)
-        assert table.run(pipeline) == [("a", 1, None), ("b", 2, "here")] == table.there()
+    for amount in ("int", "bigint"):
+        follower = table.follow(schema={"name": "string", "amount": amount, "shop": "string"})
+        assert follower.run() == [("a", 1, None), ("b", 2, "here")] == table.there()
 
 
 def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
-    """Rows that were deleted or rewritten before do not count."""
+    """Rows that were deleted or rewritten before do not count; with a starting version, rows of that version are the first."""
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
+    assert table.follow(starting_version=1).run() == [("c", 3)]
+    with pytest.raises(SourceUnreadable, match="has no version 9: its newest is 1"):
+        table.plan(replace(table.source, starting_version=9))
     table.delta.delete("name = 'a'")
     table.delta.update({"amount": "30"}, predicate="name = 'c'")
-    assert table.run(table.declare(table.source)) == table.there() == [("b", 2), ("c", 30)]
+    assert table.follow().run() == table.there() == [("b", 2), ("c", 30)]
 
 
 @pytest.mark.promise("limit:NAMES_AT_ONCE", "decision:0042")
@@ -146,7 +174,6 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(
     if has_checkpoint:
         table.delta.create_checkpoint()
     source = replace(table.source, max_files=1)
-    pipeline = table.declare(source)
     previous, names = None, []
     for number in range(12):
         found = table.plan(source, previous)
@@ -160,24 +187,23 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(
             table.append(("later", 200))
     assert len(names) == len(set(names)) == 9
     assert names[:7] == sorted(names[:7])
-    run_pipeline(table.settings, pipeline, run_id="run")
-    assert len(table.stored(pipeline)) == 9
+    assert table.follow(max_files=1).run() == table.there()
 
 
 def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
     """A batch may end within a version; a version's files come in the order of the log."""
     table.append(("first", 0))
     source = replace(table.source, max_files=3)
-    pipeline = table.declare(source)
-    assert table.run(pipeline) == [("first", 0)]
+    follower = table.follow(max_files=3)
+    assert follower.run() == [("first", 0)]
     _write_version(table, 1, [json.dumps({"add": _added(table, f"part-{number}.parquet", number)}) for number in range(7)])
     previous, sizes = None, []
     while found := table.plan(replace(source, starting_version=1), previous):
         previous = found
         sizes.append(len(found["data_files"]))
     assert sizes == [3, 3, 1]
-    assert len(table.run(pipeline)) == 8
-    assert table.run(pipeline) == table.there()
+    assert len(follower.run()) == 8
+    assert follower.run() == table.there()
 
 
 def _added(table: Table, name: str, amount: int) -> dict[str, Any]:
@@ -195,23 +221,31 @@ def _write_version(table: Table, version: int, actions: list[str]) -> None:
 def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: Table) -> None:
     """Nothing is planned after such a version, until the pipeline says what it means."""
     table.append(("a", 1), ("b", 2))
-    pipeline = table.declare(table.source)
-    assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    follower = table.follow()
+    assert follower.run() == [("a", 1), ("b", 2)]
     table.append(("c", 3))
     table.delta.delete("name = 'a'")
     table.append(("d", 4))
     with pytest.raises(
         SourceChanged, match=r"Version 2 of .*sales \(DELETE\) deletes or rewrites rows .*: 1 file\(s\) are rem"
     ):
-        table.run(pipeline)
-    skipping = Pipeline("sales", replace(table.source, skip_change_commits=True), states=pipeline.states)
-    assert table.run(skipping) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+        follower.run()
+    follower.source = replace(table.source, skip_change_commits=True)
+    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
     table.delta.restore(1)
-    assert table.run(skipping) == [("a", 1), ("b", 2), ("c", 3), ("d", 4)], "RESTORE added rows that had counted"
+    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)], "RESTORE added rows that had counted"
 
 
-def test_changes_make_a_copy_of_the_table(table: Table) -> None:
-    """Appended, updated, deleted, merged, overwritten and compacted: after each, the newest rows per key are the table's."""
+def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable[..., None]) -> None:
+    """Appended, updated, deleted, merged, overwritten and compacted: the newest rows per key are the table's.
+
+    After each in this process, and in the end in a state by Spark; updated rows would look like new ones without the record.
+    """
+    table = Table(settings)
+    table.append(("a", 1))
+    with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
+        table.plan(replace(table.source, changes=True))
+    shutil.rmtree(table.folder)
     table.append(("a", 1), ("b", 2), ("c", 3), configuration=FEED)
     source = replace(table.source, changes=True, max_files=1)
 
@@ -224,14 +258,17 @@ def test_changes_make_a_copy_of_the_table(table: Table) -> None:
     copy = Newest(
         {"name": "text"}, {"amount": "integer"}, order_by={"version": "bigint", "is_there": "integer"}, deleted="gone"
     )
-    pipeline = Pipeline("sales", source, transform=versions, states={"copied": copy})
-    table._register(pipeline)
+    pipeline = Pipeline("inbox", source, transform=versions, states={"copied": copy})
+    register(pipeline)
+    follower = Follower(settings, source)
 
     def copied() -> list[tuple]:
-        run_pipeline(table.settings, pipeline, run_id=f"version {table.delta.version()}")
-        with StateStore.connect(table.settings) as store:
-            rows = store.state_rows(pipeline.spec.states[0])
-            return sorted((row["name"], row["amount"]) for row in rows if not row["gone"])
+        follower.run()
+        gone = ("delete", "update_preimage")
+        newest: dict[str, Any] = {}
+        for row in sorted(follower.rows, key=lambda row: (row["_commit_version"], row["_change_type"] not in gone)):
+            newest[row["name"]] = row
+        return sorted((name, row["amount"]) for name, row in newest.items() if row["_change_type"] not in gone)
 
     assert copied() == table.there()
     table.delta.update({"amount": "amount + 10"}, predicate="name = 'a'")
@@ -248,15 +285,10 @@ def test_changes_make_a_copy_of_the_table(table: Table) -> None:
     assert copied() == table.there()
     table.append(("a", 5), ("e", 6), mode="overwrite")
     assert copied() == table.there() == [("a", 5), ("e", 6)]
-
-
-def test_a_starting_version_leaves_out_what_was_before(table: Table) -> None:
-    """Rows of that version are the first."""
-    for number in range(3):
-        table.append((f"row {number}", number))
-    assert table.run(table.declare(replace(table.source, starting_version=1))) == [("row 1", 1), ("row 2", 2)]
-    with pytest.raises(SourceUnreadable, match="has no version 9: its newest is 2"):
-        table.plan(replace(table.source, starting_version=9))
+    run_pipeline(settings, replace(pipeline, source=replace(source, max_files=9)), run_id="all")
+    with StateStore.connect(settings) as store:
+        rows = [row for row in store.state_rows(pipeline.spec.states[0]) if not row["gone"]]
+    assert sorted((row["name"], row["amount"]) for row in rows) == table.there()
 
 
 def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
@@ -430,21 +462,20 @@ def test_versions_without_rows_move_the_position(table: Table) -> None:
     """By a batch without rows; so their log may be removed, as it is after a time."""
     table.append(("a", 1))
     table.append(("b", 2))
-    pipeline = table.declare(replace(table.source, skip_change_commits=True))
-    assert table.run(pipeline) == [("a", 1), ("b", 2)]
+    follower = table.follow(skip_change_commits=True)
+    assert follower.run() == [("a", 1), ("b", 2)]
     for _ in range(2):
         table.delta.optimize.compact()
         table.delta.delete("name = 'a'")
     newest = table.delta.version()
-    assert table.run(pipeline) == [("a", 1), ("b", 2)]
-    with StateStore.connect(table.settings) as store:
-        assert store.committed("sales") == 2
+    assert follower.run() == [("a", 1), ("b", 2)]
+    assert follower.batches == 2
     table.delta.create_checkpoint()
     for version in range(newest):
         (table.log / f"{version:020}.json").unlink()
     table.append(("c", 3))
-    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)]
-    assert table.plan(pipeline.source, table.plan(pipeline.source)) is None
+    assert follower.run() == [("a", 1), ("b", 2), ("c", 3)]
+    assert table.plan(follower.source, table.plan(follower.source)) is None
 
 
 def test_the_next_generation_begins_the_table_again(table: Table) -> None:
@@ -479,44 +510,8 @@ def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:
     source = Delta("sales", schema={"name": "string"}, partitions={"at": "timestamp"})
     with pytest.raises(SourceUnreadable, match=r"at=2026-01-02 03:00:00.*, which has no time zone: .* as timestamp_ntz, or"):
         table.plan(source)
-    without = replace(source, partitions={"at": "timestamp_ntz"})
-    pipeline = table.declare(without, appended=Rows({"name": "text", "at": "timestamp"}))
-    assert table.run(pipeline) == [("a", datetime(2026, 1, 2, 3))]
+    without = table.follow(schema={"name": "string"}, partitions={"at": "timestamp_ntz"})
+    assert without.run() == [("a", datetime(2026, 1, 2, 3))]
     version = table.log / f"{0:020}.json"
     version.write_text(version.read_text().replace("2026-01-02 03:00:00.000000", "2026-01-02T03:00:00.000000Z"))
     assert len(table.plan(source)["data_files"]) == 1
-
-
-def test_changes_need_a_table_that_records_them(table: Table) -> None:
-    """Otherwise updated rows would look like new ones."""
-    table.append(("a", 1))
-    with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
-        table.plan(replace(table.source, changes=True))
-
-
-def test_a_table_is_one_of_several_inputs(table: Table) -> None:
-    """Beside a folder of files, both under one txid."""
-    table.append(("a", 1), ("b", 2))
-    folder = table.settings.home / "inbox"
-    folder.mkdir()
-    (folder / "1.csv").write_text("name,amount\na,10\n")
-    source = Inputs({"table": table.source, "files": Files("inbox", format="csv", schema=SCHEMA)})
-    per_name = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
-    pipeline = Pipeline("sales", source, states={"per_name": per_name})
-    table._register(pipeline)
-    assert table.run(pipeline) == [("a", 2, 11), ("b", 1, 2)]
-    table.append(("b", 5))
-    assert table.run(pipeline) == [("a", 2, 11), ("b", 2, 7)]
-
-
-def test_a_pipeline_that_quarantines_reads_the_same_rows(table: Table) -> None:
-    """Its rows also have the names of their files."""
-    table.append(("a", 1), ("b", 2))
-    pipeline = Pipeline("sales", table.source, states={"appended": Rows(COLUMNS)}, on_poison="quarantine")
-    table._register(pipeline)
-    assert table.run(pipeline) == [("a", 1), ("b", 2)]
-    table.append(("c", 3))
-    table.delta.optimize.compact()
-    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)]
-    table.delta.optimize.z_order(["name"])
-    assert table.run(pipeline) == [("a", 1), ("b", 2), ("c", 3)], "a batch without files has no columns for bad records"

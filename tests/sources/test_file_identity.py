@@ -1,10 +1,13 @@
-"""A file is its name and content: it counts once, and changed content is refused by name."""
+"""A file is its name and content: it counts once, and changed content is refused by name.
+
+Ledger, plans, commits and acks are real; batches are read and counted in this process.
+"""
 
 import logging
-import multiprocessing
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +19,7 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
+from tests.sources.in_process import counted_here
 from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
@@ -23,6 +27,10 @@ from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tidegate.state_store.seal.attempts import Attempt
+
+__all__ = ["counted_here"]  # a fixture
+
+pytestmark = pytest.mark.usefixtures("counted_here")
 
 HEADER = "name,amount\n"
 OPAQUE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")}, kind="opaque")
@@ -83,7 +91,6 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
 
 
 @pytest.mark.promise("decision:0022")
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
 def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:
@@ -144,15 +151,6 @@ def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind:
     assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
-def test_numbers_need_no_zeros_before_them(inbox: Inbox) -> None:
-    """10.csv comes after 9.csv although its name sorts before: it is the next batch."""
-    pipeline = declare(inbox, files("transactional", max_files=1))
-    for number in range(1, 13):
-        inbox.write(f"{number}.csv", lines("a"))
-        assert inbox.run(pipeline, f"run {number}") == [number]
-    assert counts(inbox, pipeline) == {"a": (12, 12)}
-
-
 @pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
@@ -182,17 +180,6 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     inbox.run(pipeline, "third")
     expected = "abcd" if grows else "abdxyz"
     assert counts(inbox, pipeline) == dict.fromkeys(expected, (1, 1))
-
-
-def test_a_planned_file_that_grew_says_how_to_keep_what_was_added(inbox: Inbox) -> None:
-    """Its batch halts; the message says which part was planned, and where the rest may go."""
-    pipeline = declare(inbox, files("transactional"))
-    file = inbox.write("1.csv", lines("a"))
-    inbox.plan(pipeline, "first")
-    file.write_text(lines("a", "b"))
-    message = inbox.refused(pipeline, SourceChanged)
-    assert f"Its first {len(lines('a'))} bytes are what was planned." in message
-    assert "what was added, as whole records, into a file of another name" in message
 
 
 def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
@@ -537,28 +524,25 @@ def test_some_seconds_are_the_default() -> None:
     assert files().min_age_seconds is None
 
 
-# ---------------------------------------------------------------------------------------------------- other processes
+# ------------------------------------------------------------------------------------------------------ other workers
 
 
-def run_in_a_process(settings: Settings, pipeline: Pipeline, name: str) -> None:
-    """Run a pipeline in another process."""
-    run_pipeline(settings, pipeline, run_id=name)
-
-
-def test_processes_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
+def test_runs_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
     """Meanwhile files arrive, and files that have counted are touched and restored."""
     pipeline = declare(inbox, files("opaque", done_folder="done", glob="*.csv"))
-    spawn = multiprocessing.get_context("spawn")
     written = 0
     for round_ in range(2):
         for _ in range(6):
             inbox.write(f"{written:02}.csv", lines(f"{written:02}"))
             written += 1
-        runs = [spawn.Process(target=run_in_a_process, args=(inbox.settings, pipeline, f"{round_}.{n}")) for n in range(2)]
-        for process in runs:
-            process.start()
-        for process in runs:
-            process.join(300)
+        names = [f"{round_}.{number}" for number in range(3)]
+        runs = [
+            threading.Thread(target=run_pipeline, args=(inbox.settings, pipeline), kwargs={"run_id": name}) for name in names
+        ]
+        for run in runs:
+            run.start()
+        for run in runs:
+            run.join(300)
         for moved in (inbox.settings.home / "done").rglob("*.csv"):
             shutil.copyfile(moved, inbox.folder / moved.name)
     inbox.run(pipeline, "last")

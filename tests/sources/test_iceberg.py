@@ -18,7 +18,8 @@ from pyiceberg.types import IntegerType, LongType, StringType
 
 from tests.sources.feeds import SCHEMA
 from tests.sources.iceberg_catalog import catalog
-from tidegate.jobs import Count, Delta, Files, Iceberg, Inputs, Pipeline, Rows, State, Sum
+from tests.sources.in_process import Follower
+from tidegate.jobs import Delta, Iceberg, Pipeline, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
@@ -29,14 +30,12 @@ _tables = count(1)
 
 
 class Table:
-    """An Iceberg table with names and amounts, and the pipeline that reads it."""
+    """An Iceberg table with names and amounts, planned and read in this process."""
 
-    def __init__(self, settings: Settings, register: Callable[..., None], partitioned_by: str | None = None) -> None:
+    def __init__(self, settings: Settings, partitioned_by: str | None = None) -> None:
         self.settings = settings
         self.name = f"sales.number_{next(_tables)}"
         self.source = Iceberg(f"lake.{self.name}", schema=SCHEMA)
-        self._register = register
-        self._runs = count(1)
         catalog().create_namespace_if_not_exists("sales")
         self.create(partitioned_by)
 
@@ -61,20 +60,9 @@ class Table:
         """Add rows, in one snapshot and one file, or a file per partition."""
         self.iceberg.append(rows_of(*rows))
 
-    def declare(self, source: Any, version: int = 1, **states: Any) -> Pipeline:
-        """Declare and register a pipeline over the table; by default its rows are appended."""
-        states = states or {"appended": Rows(COLUMNS)}
-        pipeline = Pipeline("sales", source, states=states, version=version, retry_delay_seconds=0)
-        self._register(pipeline)
-        return pipeline
-
-    def run(self, pipeline: Pipeline) -> list[tuple]:
-        """Run what there is to run; return the rows of the first state, in order."""
-        run_pipeline(self.settings, pipeline, run_id=f"run {next(self._runs)}")
-        with StateStore.connect(self.settings) as store:
-            rows = list(store.state_rows(pipeline.spec.states[0]))
-        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
-        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+    def follow(self, **source: Any) -> Follower:
+        """Begin to read the table."""
+        return Follower(self.settings, replace(self.source, **source))
 
     def there(self, *columns: str) -> list[tuple]:
         """Return the rows that the table has, as PyIceberg reads them."""
@@ -121,9 +109,15 @@ def rows_of(*rows: tuple[str, int]) -> pa.Table:
 
 
 @pytest.fixture
-def table(settings: Settings, register: Callable[..., None]) -> Table:
+def project(tmp_path: Path) -> Settings:
+    """A project without servers."""
+    return Settings(home=tmp_path, min_file_age_seconds=0)
+
+
+@pytest.fixture
+def table(project: Settings) -> Table:
     """A table without rows."""
-    return Table(settings, register)
+    return Table(project)
 
 
 def names(metadata: Mapping[str, Any]) -> list[str]:
@@ -133,26 +127,29 @@ def names(metadata: Mapping[str, Any]) -> list[str]:
 
 @pytest.mark.promise("decision:0043")
 def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Settings, register: Callable[..., None]) -> None:
-    """Also odd and NULL partition values, and a column that is added."""
-    table = Table(settings, register, partitioned_by="name")
-    pipeline = table.declare(replace(table.source, max_files=2))
-    assert table.run(pipeline) == []
+    """By Spark as in this process: also odd and NULL partition values, and a column that is added."""
+    table = Table(settings, partitioned_by="name")
+    follower = table.follow(max_files=2)
+    pipeline = Pipeline("inbox", follower.source, {"appended": Rows(COLUMNS)})
+    register(pipeline)
+    runs = count(1)
+
+    def run() -> list[tuple]:
+        run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
+        with StateStore.connect(settings) as store:
+            rows = list(store.state_rows(pipeline.spec.states[0]))
+        return sorted(((row["name"], row["amount"]) for row in rows), key=repr)
+
+    assert run() == follower.run() == []
     table.append(("a", 1), ("b", 2), ("50% a=b/c ü", 3), (None, 4), ("a", 5))
-    assert table.run(pipeline) == table.there()
+    assert run() == follower.run() == table.there()
     assert len(table.there()) == 5
     with table.iceberg.update_schema() as change:
         change.add_column("shop", StringType())
     table.iceberg.append(rows_of(("b", 6)).append_column("shop", pa.array(["here"])))
     table.append(("c", 7))
-    assert table.run(pipeline) == table.there("name", "amount")
-
-    wider = Pipeline(
-        "with_shop",
-        replace(table.source, schema={**SCHEMA, "shop": "string"}),
-        states={"shops": Rows({**COLUMNS, "shop": "text"})},
-    )
-    register(wider)
-    assert table.run(wider) == table.there()
+    assert run() == follower.run() == table.there("name", "amount")
+    assert table.follow(schema={**SCHEMA, "shop": "string"}).run() == table.there()
     assert ("a", 1, None) in table.there()
 
 
@@ -160,11 +157,9 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Se
 @pytest.mark.parametrize(
     "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
 )
-def test_a_place_in_a_snapshot_is_a_number_of_files(
-    settings: Settings, register: Callable[..., None], properties: dict[str, str]
-) -> None:
+def test_a_place_in_a_snapshot_is_a_number_of_files(project: Settings, properties: dict[str, str]) -> None:
     """However manifests were merged: each plan, by itself, names the next file, and none twice."""
-    table = Table(settings, register, partitioned_by="name")
+    table = Table(project, partitioned_by="name")
     table.iceberg.transaction().set_properties(properties).commit_transaction()
     for number in range(4):
         table.append((f"a{number}", number), (f"b{number}", number))
@@ -189,8 +184,7 @@ def test_a_start_in_the_middle_leaves_out_what_was_there(table: Table) -> None:
     """The first rows are those that the snapshot adds, which a later one may have deleted."""
     for number in range(3):
         table.append(("a", number))
-    pipeline = table.declare(replace(table.source, starting_snapshot=table.snapshots[1]))
-    assert table.run(pipeline) == [("a", 1), ("a", 2)]
+    assert table.follow(starting_snapshot=table.snapshots[1]).run() == [("a", 1), ("a", 2)]
     with pytest.raises(SourceUnreadable, match=r"has no snapshot 12 on its branch main; the oldest that is left is \d+"):
         table.plan(replace(table.source, starting_snapshot=12))
 
@@ -200,8 +194,8 @@ def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) 
     """Until the author says that such snapshots are left out, with all that they add."""
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
-    pipeline = table.declare(table.source)
-    table.run(pipeline)
+    follower = table.follow()
+    follower.run()
     match how:
         case "delete of rows":
             table.iceberg.delete("amount = 1")
@@ -211,10 +205,10 @@ def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) 
             table.iceberg.overwrite(rows_of(("z", 26)))
     table.append(("d", 4))
     with pytest.raises(SourceChanged, match=r"deletes or rewrites rows that may have counted: it removes, .* skip_overwrites"):
-        table.run(pipeline)
-    found = table.run(table.declare(replace(table.source, skip_overwrites=True)))
+        follower.run()
+    follower.source = replace(table.source, skip_overwrites=True)
     # PyIceberg overwrites by a snapshot that deletes and one that adds, and only the first one takes rows away.
-    assert found == [("a", 1), ("b", 2), ("c", 3), ("d", 4), *([("z", 26)] if how == "overwrite" else [])]
+    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), *([("z", 26)] if how == "overwrite" else [])]
 
 
 def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
@@ -222,7 +216,7 @@ def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Tabl
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     table.iceberg.delete("name = 'a'")
-    assert table.run(table.declare(table.source)) == table.there() == [("b", 2), ("c", 3)]
+    assert table.follow().run() == table.there() == [("b", 2), ("c", 3)]
 
 
 def compact(table: Table) -> None:
@@ -249,14 +243,14 @@ def test_files_that_are_written_again_add_nothing(table: Table) -> None:
     """A batch without rows takes note of the compaction, so that its predecessors may expire."""
     table.append(("a", 1))
     table.append(("b", 2))
-    pipeline = table.declare(table.source)
-    table.run(pipeline)
+    follower = table.follow()
+    follower.run()
     compact(table)
     assert len(list(table.iceberg.scan().plan_files())) == 1
-    assert table.run(pipeline) == table.there() == [("a", 1), ("b", 2)]
+    assert follower.run() == table.there() == [("a", 1), ("b", 2)]
     table.expire(*table.snapshots[:-1])
     table.append(("c", 3))
-    assert table.run(pipeline) == table.there()
+    assert follower.run() == table.there()
 
 
 def test_a_snapshot_is_read_on_while_the_table_goes_on(table: Table) -> None:
@@ -278,49 +272,50 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -
     """Not by a grandchild: what was between is gone."""
     for number in range(2):
         table.append(("a", number))
-    pipeline = table.declare(table.source)
-    table.run(pipeline)
+    follower = table.follow()
+    follower.run()
     table.append(("b", 2))
     table.expire(*table.snapshots[:2])
-    assert table.run(pipeline) == table.there()
+    assert follower.run() == table.there()
 
     table.append(("c", 3))
     table.append(("d", 4))
     last, lost, current = table.snapshots
     table.expire(last, lost)
     with pytest.raises(RangeExpired, match=rf"has no snapshot {last} any more, .* The oldest that is left is {current}"):
-        table.run(pipeline)
-    again = table.run(table.declare(replace(table.source, generation=2), version=2))
-    assert len(again) == 3 + 5
+        follower.run()
+    follower.source = replace(table.source, generation=2)
+    assert len(follower.run()) == 3 + 5
 
 
 def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
     """What was read is not in it any more, even if it goes on."""
     table.append(("a", 1))
     table.append(("b", 2))
-    pipeline = table.declare(table.source)
-    table.run(pipeline)
+    follower = table.follow()
+    follower.run()
     table.iceberg.manage_snapshots().rollback_to_snapshot(table.snapshots[0]).commit()
     for _ in range(2):
         with pytest.raises(SourceChanged, match=r"its branch main does not come from snapshot .* any more"):
-            table.run(pipeline)
+            follower.run()
         table.append(("c", 3))
 
 
 def test_another_table_of_the_name_stops_planning(table: Table) -> None:
     """Until its author declares another generation, which is begun again."""
     table.append(("a", 1))
-    pipeline = table.declare(table.source)
-    table.run(pipeline)
+    follower = table.follow()
+    follower.run()
     catalog().drop_table(table.name)
     with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table sales\.number_\d+ \(NoSuchTableError"):
-        table.run(pipeline)
+        follower.run()
     table.create()
     table.append(("b", 2))
     with pytest.raises(SourceChanged, match=r"it has the id .*, and was .* declare generation=2"):
-        table.run(pipeline)
+        follower.run()
     second = replace(table.source, generation=2)
-    assert table.run(table.declare(second, version=2)) == [("a", 1), ("b", 2)]
+    follower.source = second
+    assert follower.run() == [("a", 1), ("b", 2)]
     with pytest.raises(SourceChanged, match=r"Generation 2 of .* was read already"):
         table.plan(table.source, table.plan(second))
 
@@ -357,51 +352,46 @@ def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
     with table.iceberg.update_schema() as schema:
         schema.update_column("amount", LongType())
     table.iceberg.append(pa.table({"name": ["b"], "amount": [2**40]}))
-    pipeline = table.declare(
-        replace(table.source, schema={"name": "string", "amount": "bigint"}),
-        appended=Rows({"name": "text", "amount": "bigint"}),
-    )
-    assert table.run(pipeline) == table.there() == [("a", 1), ("b", 2**40)]
+    follower = table.follow(schema={"name": "string", "amount": "bigint"})
+    assert follower.run() == table.there() == [("a", 1), ("b", 2**40)]
 
 
 @pytest.mark.parametrize("format_version", ["1", "2"])
-def test_values_arrive_as_the_table_has_them(settings: Settings, register: Callable[..., None], format_version: str) -> None:
+def test_values_arrive_as_the_table_has_them(project: Settings, format_version: str) -> None:
     """Of every type that a state can keep, in tables of both versions of the format."""
     day, time = date(1970, 1, 1), datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
     values = {
-        "words": ("string", "text", pa.string(), ["ü\n", "", None]),
-        "big": ("bigint", "bigint", pa.int64(), [2**63 - 1, -(2**63), None]),
-        "small": ("int", "integer", pa.int32(), [2**31 - 1, -(2**31), None]),
-        "price": ("decimal(38,2)", "numeric(38,2)", pa.decimal128(38, 2), [Decimal("0.01"), Decimal("-1e35"), None]),
-        "day": ("date", "date", pa.date32(), [day, date(9999, 12, 31), None]),
-        "at": ("timestamp", "timestamptz", pa.timestamp("us", "UTC"), [time, time.replace(year=1969), None]),
-        "local": ("timestamp_ntz", "timestamp", pa.timestamp("us"), [datetime(2026, 3, 29, 2, 30), datetime(1, 1, 1), None]),
-        "yes": ("boolean", "boolean", pa.bool_(), [True, False, None]),
+        "words": ("string", pa.string(), ["ü\n", "", None]),
+        "big": ("bigint", pa.int64(), [2**63 - 1, -(2**63), None]),
+        "small": ("int", pa.int32(), [2**31 - 1, -(2**31), None]),
+        "price": ("decimal(38,2)", pa.decimal128(38, 2), [Decimal("0.01"), Decimal("-1e35"), None]),
+        "day": ("date", pa.date32(), [day, date(9999, 12, 31), None]),
+        "at": ("timestamp", pa.timestamp("us", "UTC"), [time, time.replace(year=1969), None]),
+        "local": ("timestamp_ntz", pa.timestamp("us"), [datetime(2026, 3, 29, 2, 30), datetime(1, 1, 1), None]),
+        "yes": ("boolean", pa.bool_(), [True, False, None]),
     }
     catalog().create_namespace_if_not_exists("sales")
     name = f"sales.types_{format_version}"
-    arrow = pa.table({column: pa.array(found, kind) for column, (_, _, kind, found) in values.items()})
+    arrow = pa.table({column: pa.array(found, kind) for column, (_, kind, found) in values.items()})
     table = catalog().create_table(name, arrow.schema, properties={"format-version": format_version})
     table.append(arrow.slice(0, 1))
     table.append(arrow.slice(1))
     source = Iceberg(f"lake.{name}", schema={column: spark for column, (spark, *_) in values.items()}, max_files=1)
-    state = Rows({column: postgres for column, (_, postgres, *_) in values.items()})
-    pipeline = Pipeline("types", source, states={"typed": state}, retry_delay_seconds=0)
-    register(pipeline)
-    run_pipeline(settings, pipeline, run_id="all")
-    with StateStore.connect(settings) as store:
-        found = [{column: row[column] for column in values} for row in store.state_rows(pipeline.spec.states[0])]
-    assert sorted(found, key=repr) == sorted(table.scan().to_arrow().to_pylist(), key=repr)
+    follower = Follower(project, source)
+    follower.run()
+    key = lambda row: repr(row["big"])  # noqa: E731
+    assert sorted(follower.rows, key=key) == sorted(table.scan().to_arrow().to_pylist(), key=key)
 
 
-def test_files_of_other_programs_are_read_if_they_have_the_columns(settings: Settings, register: Callable[..., None]) -> None:
+def test_files_of_other_programs_are_read_if_they_have_the_columns(project: Settings) -> None:
     """A column that only the partition knows would be NULL, so a file without it is refused."""
-    table = Table(settings, register, partitioned_by="name")
+    table = Table(project, partitioned_by="name")
     folder = Path(urlsplit(table.iceberg.location()).path) / "data"
     folder.mkdir(parents=True)
     pq.write_table(rows_of(("a", 1)), folder / "whole.parquet")
     table.iceberg.add_files([f"file://{folder}/whole.parquet"])
-    assert table.run(table.declare(table.source)) == [("a", 1)]
+    follower = table.follow()
+    assert follower.run() == [("a", 1)]
 
     table.append(("b", 2))
     (task,) = table.iceberg.scan(row_filter="name = 'b'").plan_files()
@@ -409,16 +399,14 @@ def test_files_of_other_programs_are_read_if_they_have_the_columns(settings: Set
     pq.write_table(rows_of(("b", 2)).select(["amount"]), path)
     size = path.stat().st_size
     with pytest.raises(SourceUnreadable, match=rf"has {size} bytes, and \d+ by the table's manifest"):
-        table.run(table.declare(table.source))
+        follower.run()
 
 
-def test_a_column_of_the_partition_must_be_in_the_file(
-    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_of_the_partition_must_be_in_the_file(project: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """As tables that were migrated from Hive have them: values in the names of folders, which are not looked at."""
     from tidegate.jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
 
-    table = Table(settings, register, partitioned_by="name")
+    table = Table(project, partitioned_by="name")
     table.append(("b", 2))
     (task,) = table.iceberg.scan().plan_files()
     path = Path(urlsplit(task.file.file_path).path)
@@ -427,7 +415,7 @@ def test_a_column_of_the_partition_must_be_in_the_file(
     size = path.stat().st_size
     monkeypatch.setattr(IcebergTable, "_data_file", lambda self, entry: replace(found(self, entry), size=size))
     with pytest.raises(MalformedRecord, match=r"column name of the schema is missing; it has amount\. Correct [^.]*with it\.$"):
-        table.run(table.declare(table.source))
+        table.follow().run()
 
 
 def test_deletes_of_single_rows_are_refused(table: Table) -> None:
@@ -550,23 +538,6 @@ def test_a_catalog_that_does_not_answer_is_tried_again(table: Table) -> None:
     """So nothing is said of the table."""
     with pytest.raises(SourceUnavailable, match=r"Catalog away does not answer for sales\.orders: ConnectionError"):
         table.plan(replace(table.source, table="away.sales.orders"))
-
-
-def test_it_is_one_of_several_inputs(table: Table) -> None:
-    """Beside a folder of files, under one txid."""
-    folder = table.settings.home / "prices"
-    folder.mkdir()
-    (folder / "1.csv").write_text("name,price\na,10\n")
-    prices = Files("prices", format="csv", schema={"name": "string", "price": "int"})
-    table.append(("a", 1), ("a", 2))
-    pipeline = Pipeline(
-        "sales",
-        Inputs({"sold": table.source, "prices": prices}),
-        transform=lambda inputs: inputs["sold"].join(inputs["prices"], "name"),
-        states={"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("price")})},
-    )
-    table._register(pipeline)
-    assert table.run(pipeline) == [("a", 2, 20)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from tests import steps
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.feeds import TableFeed
+from tests.sources.in_process import counted_here
 from tidegate.jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -27,6 +28,8 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
     TidegateError,
 )
+
+__all__ = ["counted_here"]  # a fixture
 
 Row = tuple[str, int]
 SEATS = {"name": "string", "seats": "int"}
@@ -104,11 +107,22 @@ def seats_of(inputs: Any) -> Any:
     return inputs["a"].join(inputs["planes"], "name").selectExpr("name", "seats AS amount")
 
 
+def _seats_here(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    planes = rows["planes"]
+    return [
+        {"name": row["name"], "amount": plane["seats"]} for row in rows["a"] for plane in planes if plane["name"] == row["name"]
+    ]
+
+
+seats_of.in_process = _seats_here  # type: ignore[attr-defined]
+by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger, and are counted without Spark
+
+
 # merges
 
 
 @pytest.mark.promise("decision:0030")
-@pytest.mark.parametrize("routing", ["chosen", "safe"])
+@pytest.mark.parametrize("routing", ["chosen", pytest.param("safe", marks=pytest.mark.soak)])
 def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> None:
     """Files of the same name are different files in two inputs; touched, or come back, they do not count again."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"amount": "int", "name": "string"}, max_files=2)}))
@@ -132,6 +146,7 @@ def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> No
     assert names == [f"{name}/00{number}.csv" for name, count in (("a", 3), ("b", 4)) for number in range(count)]
 
 
+@by_ledger
 def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None:
     """Also when another input has a file of that name."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
@@ -141,17 +156,6 @@ def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None
     folders.put("b", [("N2", 3)], name="000.csv")
     with pytest.raises(SourceChanged, match=r"/b/000\.csv has changed since it counted in txid 1"):
         folders.run(merged, "second")
-
-
-def test_one_input_may_be_idle_for_ever(folders: Folders) -> None:
-    """Its folder exists, and no file ever comes; with a transform it is a DataFrame without rows."""
-    (folders.settings.home / "b").mkdir()
-    source = Inputs({"a": files("a"), "b": files("b")})
-    joined = folders.declare(source, transform=lambda inputs: inputs["a"].join(inputs["b"].select("name"), "name", "left"))
-    folders.put("a", [("N1", 1), ("N2", 2)])
-    folders.put("a", [("N1", 1)])
-    assert folders.run(joined, "run") == [1, 2]
-    assert folders.state(joined) == summed([("N1", 1), ("N2", 2), ("N1", 1)])
 
 
 def test_a_join_with_nothing_still_counts_its_rows(folders: Folders) -> None:
@@ -233,7 +237,7 @@ def test_slices_are_joined_with_each_other(folders: Folders) -> None:
         assert store.batch_history("inbox", 3).status.source_rows == 5 + 6
 
 
-@pytest.mark.parametrize("rows", [20, 40_000])
+@pytest.mark.parametrize("rows", [20, pytest.param(40_000, marks=pytest.mark.soak)])
 def test_a_side_of_a_join_is_read_to_its_end(folders: Folders, rows: int) -> None:
     """Also if the other side is exhausted, and each is a single task, so that Spark would join them without a shuffle."""
 
@@ -267,34 +271,38 @@ def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
     assert folders.state(marked) == summed([("N1", 1), ("N1", 1), ("N2", 2)])
 
 
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [
-        (lambda inputs: inputs["a"], "The transform does not use planes"),
-        (lambda inputs: inputs["planes"].selectExpr("name", "seats AS amount"), "The transform does not use a:"),
-        (lambda inputs: inputs["plane"], "The transform asks for input 'plane'; the pipeline has a, planes"),
-        (lambda inputs: inputs, "The transform returns Frames"),
-        (lambda inputs: seats_of(inputs).limit(1), r"The transform uses limit\(\)"),
-        (
-            lambda inputs: inputs["a"].crossJoin(inputs["planes"].select("seats").where("rand() < 0.5")),
-            r"The transform uses rand\(\)",
-        ),
-    ],
-)
-def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders, transform: Callable[..., Any], message: str) -> None:
+MISUSES: list[tuple[Callable[..., Any], str]] = [
+    (lambda inputs: inputs["a"], "The transform does not use planes"),
+    (lambda inputs: inputs["planes"].selectExpr("name", "seats AS amount"), "The transform does not use a:"),
+    (lambda inputs: inputs["plane"], "The transform asks for input 'plane'; the pipeline has a, planes"),
+    (lambda inputs: inputs, "The transform returns Frames"),
+    (lambda inputs: seats_of(inputs).limit(1), r"The transform uses limit\(\)"),
+    (
+        lambda inputs: inputs["a"].crossJoin(inputs["planes"].select("seats").where("rand() < 0.5")),
+        r"The transform uses rand\(\)",
+    ),
+]
+
+
+def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders) -> None:
     """Each row that is read has to be seen, and the result has to be the same each time."""
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=transform)
     folders.put("a", [("N1", 1)])
     folders.put("planes", [("N1", 100)], columns=SEATS)
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
-    with pytest.raises(DeclarationInvalid, match=message):
-        steps.process(folders.settings, pipeline, 1, owner="run")
+    for version, (transform, message) in enumerate(MISUSES, start=1):
+        pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=transform, version=version)
+        assert steps.plan(folders.settings, pipeline, run_id=f"run {version}") == [1]
+        with pytest.raises(DeclarationInvalid, match=message):
+            steps.process(folders.settings, pipeline, 1, owner="run")
 
 
 # replays
 
 
-@pytest.mark.parametrize("transform", [None, lambda inputs: inputs["a"].unionByName(inputs["b"])], ids=["merged", "united"])
+@pytest.mark.parametrize(
+    "transform",
+    [None, pytest.param(lambda inputs: inputs["a"].unionByName(inputs["b"]), marks=pytest.mark.soak)],
+    ids=["merged", "united"],
+)
 def test_a_row_that_moves_to_another_input_is_found_by_the_acker(
     settings: Settings, register: Callable[..., None], transform: Any
 ) -> None:
@@ -318,6 +326,7 @@ def test_a_row_that_moves_to_another_input_is_found_by_the_acker(
         steps.process(settings, pipeline, 1, owner="third", mode="restage")
 
 
+@by_ledger
 def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
     """Planned or not: nothing is left out, and all counts when it is back."""
     pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
@@ -338,6 +347,7 @@ def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
 # references
 
 
+@by_ledger
 @pytest.mark.promise("decision:0030")
 def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
     """The version of its plan, which the ledger keeps; a new version alone makes no batch."""
@@ -358,6 +368,7 @@ def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
     assert versions[0][0]["sha256"] != versions[1][0]["sha256"]
 
 
+@by_ledger
 @pytest.mark.promise("I11", "fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
     """Changed, grown or gone, before the first attempt or before a replay; a new file is not part of the version."""
@@ -398,6 +409,7 @@ def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> 
     assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged)
 
 
+@by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_kept_versions_survive_their_files(folders: Folders) -> None:
     """The reference may be replaced, or vanish, between plan and commit: the batch has the version of its plan."""
@@ -418,6 +430,7 @@ def test_kept_versions_survive_their_files(folders: Folders) -> None:
     assert len(list((folders.settings.home / "kept").rglob("planes.csv"))) == 2
 
 
+@by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders) -> None:
     """Its inputs keep their rows; the ledger has the version of the attempt that counts. So does a redo."""
@@ -462,6 +475,7 @@ def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
 # declarations that change
 
 
+@by_ledger
 def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Callable[..., None]) -> None:
     """A new one begins at its beginning; one that was taken out goes on where it was."""
     one = Inputs({"a": files("a"), "b": files("b")})
@@ -485,6 +499,7 @@ def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Cal
     assert folders.state(three) == summed(rows)
 
 
+@by_ledger
 def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, register: Callable[..., None]) -> None:
     """Another name, or a source that has no names; a planned batch is enough."""
     first = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
@@ -505,6 +520,7 @@ def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, re
     assert "planned without reference planes" in folders.refused(with_planes, SourceChanged)
 
 
+@by_ledger
 def test_a_single_source_does_not_become_an_input(folders: Folders, register: Callable[..., None]) -> None:
     """All its files would count again, under their new names."""
     single = Pipeline(name="inbox", source=files("a"), states={"per_name": PER_NAME})

@@ -2,12 +2,7 @@
 
 import json
 import os
-import pickle
 import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +90,7 @@ def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
 
 
 @pytest.mark.promise("decision:0050")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("routing", ["chosen", "safe"])
+@pytest.mark.parametrize("routing", ["chosen", pytest.param("safe", marks=pytest.mark.soak)])
 def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
     """Unreadable and unchecked ones, of files of the same names with other columns; DuckDB sums up the right files."""
     chance = random.Random(routing)
@@ -277,6 +271,7 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folde
     assert waiting(folders) == []
 
 
+@pytest.mark.soak
 def test_a_reference_that_changes_while_a_replay_reads_is_found(folders: Folders) -> None:
     """As in any batch, before the seal."""
     planes = folders.put("planes", [("x", 10)], columns=SEATS)
@@ -296,6 +291,7 @@ def test_a_reference_that_changes_while_a_replay_reads_is_found(folders: Folders
     assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged, 2)
 
 
+@pytest.mark.soak
 def test_an_opaque_replay_is_planned_again_with_the_new_version(folders: Folders) -> None:
     """Its records stay; so does a redo of it, whose new attempt is joined with what is there then."""
     planes = folders.put("planes", [("x", 10)], columns=SEATS)
@@ -339,38 +335,35 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.promise("decision:0050")
-@pytest.mark.parametrize("how", MEETINGS)
-def test_inputs_that_are_joined_are_refused(folders: Folders, how: str) -> None:
+def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
     """Whether both have rows in the batch or not; the same transform is right where bad records block."""
     source = Inputs({"a": files("a"), "b": files("b")})
-    pipeline = declare(folders, source, transform=MEETINGS[how])
     write(folders, "a", "1.csv", ["name,amount", "x,1"])
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
-    message = folders.refused(pipeline, DeclarationInvalid)
-    assert "joins input a with input b" in message or "joins input b with input a" in message
-    assert "so bad records cannot be set aside: one that is taken up later would miss the rows" in message
-    if how == "left":
-        blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
-        folders.run(blocking, "block")
-        assert folders.state(blocking) == {"x": (1, 1)}
+    for version, transform in enumerate(MEETINGS.values(), start=1):
+        pipeline = declare(folders, source, transform=transform, version=version)
+        assert steps.plan(folders.settings, pipeline, run_id=f"run {version}") == [1]
+        message = folders.refused(pipeline, DeclarationInvalid)
+        assert "joins input a with input b" in message or "joins input b with input a" in message
+        assert "so bad records cannot be set aside: one that is taken up later would miss the rows" in message
+    blocking = declare(folders, source, transform=joined, on_poison="block", version=version + 1)
+    folders.run(blocking, "block")
+    assert folders.state(blocking) == {"x": (1, 1)}
 
 
-UNIONS: dict[str, Callable[[Any], Any]] = {
-    "a union": lambda inputs: inputs["a"].unionByName(inputs["b"]),
-    "a union of joins with itself": lambda inputs: (
+def united_with_itself(inputs: Any) -> Any:
+    """Unite two inputs, of which one is joined with itself."""
+    return (
         inputs["a"]
         .join(inputs["a"].select("name").distinct(), "name")
         .union(inputs["b"].where("amount > 0"))
         .groupBy("name")
         .agg(F.sum("amount").cast("int").alias("amount"))
-    ),
-}
+    )
 
 
-@pytest.mark.parametrize("how", UNIONS)
-def test_inputs_that_are_united_are_not_refused(folders: Folders, how: str) -> None:
+def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
     """A join of one input with itself is that of a single source, which sees the rows of its batch."""
-    pipeline = declare(folders, Inputs({"a": files("a"), "b": files("b")}), transform=UNIONS[how])
+    pipeline = declare(folders, Inputs({"a": files("a"), "b": files("b")}), transform=united_with_itself)
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,z"])
     write(folders, "b", "1.csv", ["name,amount", "w,1"])
     assert folders.run(pipeline, "run") == [1]
@@ -384,7 +377,7 @@ def test_a_replay_that_has_waited_is_refused_when_inputs_are_joined_meanwhile(fo
     """Also where bad records block now: the record would still miss its partner."""
     source = Inputs({"a": files("a"), "b": files("b")})
     write(folders, "a", "1.csv", ["name,amount", "x,one"])
-    pipeline = declare(folders, source, transform=UNIONS["a union"])
+    pipeline = declare(folders, source, transform=lambda inputs: inputs["a"].unionByName(inputs["b"]))
     assert folders.run(pipeline, "run") == [1]
     mend(folders, waiting(folders)[0], "x,1")
     assert open_replay(folders, pipeline) == (2, 1)
@@ -504,6 +497,7 @@ def commit(folders: Folders, pipeline: Pipeline) -> None:
     steps.commit(folders.settings, pipeline, 2, owner="replay")
 
 
+@pytest.mark.soak
 def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
     folders: Folders, server: Server, register: Callable[..., None]
 ) -> None:
@@ -528,42 +522,3 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
             break
         at += STRIDE
     assert died >= len(faults.points) // STRIDE - 1 > 0
-
-
-def test_a_replay_whose_process_is_killed_is_taken_up_by_the_next(folders: Folders) -> None:
-    """Killed when its attempt has begun and its records are being read; nothing counts twice, or is lost."""
-    pipeline, expected = prepared(folders)
-    assert open_replay(folders, pipeline) == (2, 3)
-    assert steps.plan(folders.settings, pipeline, run_id="killed") == [2]
-    program = (
-        "import pickle, sys; from tests.sources.test_inputs_quarantine import PIPELINE_OF, steps; "
-        "settings = pickle.load(sys.stdin.buffer); steps.process(settings, PIPELINE_OF(), 2, owner='killed')"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    pickle.dump(folders.settings, process.stdin)
-    process.stdin.close()
-    try:
-        deadline = time.monotonic() + 120
-        while not attempts_at(folders, 2):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert folders.state(pipeline) == summed([("x", 10), ("y", 80)])
-    folders.run(pipeline, "next")
-    assert folders.state(pipeline) == expected
-    assert [r["origin"] for r in waiting(folders)] == STILL_BAD
-
-
-def attempts_at(folders: Folders, txid: int) -> int:
-    """Return how many attempts at a batch have begun."""
-    with StateStore.connect(folders.settings) as store:
-        return len(store.batch_history("inbox", txid).attempts)
-
-
-def PIPELINE_OF() -> Pipeline:  # noqa: N802 - the pipeline of another process
-    """Return the pipeline that is killed."""
-    return Pipeline("inbox", CRASHED, {"per_name": PER_NAME}, united, on_poison="quarantine", retry_delay_seconds=0)

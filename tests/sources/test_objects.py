@@ -1,11 +1,12 @@
-"""`Files` over a real S3 server: the same promises as on a disk, by ETags, and no more of a listing than is needed."""
+"""`Files` over a real S3 server: the same promises as on a disk, by ETags, and no more of a listing than is needed.
+
+Objects are planned, read and counted in this process; `test_objects_in_spark.py` has Spark read them.
+"""
 
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -17,42 +18,43 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
-from pyspark.sql import SparkSession
 
 from tests import steps
-from tests.acceptance.test_every_source import die_everywhere, pipeline_over
-from tests.conftest import Server
-from tests.sources.beside_store import check_delta, check_markers, server, spark, template
-from tests.sources.feeds import SCHEMA
+from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.iceberg_catalog import load_catalog
-from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, many_objects, pages_asked_for, plan_many, stack_beside_s3
-from tidegate.jobs import Count, Files, FixedBatches, Iceberg, Inputs, Pipeline, Reference, Rows, State, Sum
+from tests.sources.in_process import Follower, ThisProcess, by_own_tasks, counted_here
+from tests.sources.s3 import Bucket, S3Server, many_objects, pages_asked_for, running_server
+from tidegate.jobs import Count, Delta, Files, FixedBatches, Iceberg, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.stores import buckets, object_places
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import (
+    RangeExpired,
+    RowsLost,
+    SettingsInvalid,
+    SourceChanged,
+    SourceUnavailable,
+    SourceUnreadable,
+)
 from tidegate.state_store.seal.attempts import Attempt
 
-__all__ = ["server", "spark", "template"]  # fixtures
+__all__ = ["counted_here"]  # a fixture
 
 _numbers = count(1)
 ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
+by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger
 
 
 @pytest.fixture(scope="module")
-def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
-    """An S3 server, and a stack whose Spark reads from it."""
-    with stack_beside_s3(tmp_path_factory.mktemp("s3_stack")) as both:
-        yield both
-
-
-@pytest.fixture(scope="module")
-def s3(beside_store: tuple[Settings, S3Server]) -> S3Server:
+def s3() -> Iterator[S3Server]:
     """The S3 server."""
-    return beside_store[1]
+    with running_server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -61,39 +63,10 @@ def bucket(s3: S3Server) -> Bucket:
     return s3.make_bucket(f"bucket-{next(_numbers)}")
 
 
-class ObjectsFeed:
-    """Objects of two rows of CSV below a prefix, two objects a batch."""
-
-    def __init__(self, bucket: Bucket, **source: Any) -> None:
-        self.bucket = bucket
-        self.source = Files(f"{bucket.url}/in/box", format="csv", schema=SCHEMA, max_files=2, **source)
-        self._rows = self._objects = 0
-
-    def put(self, count: int) -> list[tuple]:
-        """Write rows into new objects."""
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        before = self._objects
-        for start in range(0, count, 2):
-            self._objects += 1
-            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
-            self.bucket.put(f"in/box/{self._objects:03d}.csv", "name,amount\n" + lines)
-        if self.source.manifests:
-            names = (f"{number:03d}.csv\n" for number in range(before + 1, self._objects + 1))
-            self.bucket.put(f"in/box/{self.source.manifests}/{before:03d}", "".join(names))
-        return rows
-
-    def change(self) -> None:
-        """Change a value, so that size and number of rows stay the same."""
-        self.bucket.put("in/box/001.csv", self.bucket.get("in/box/001.csv").replace(b"row 0,0", b"row 0,9"))
-
-    @contextmanager
-    def hide(self) -> Iterator[None]:
-        """Take an object away for a while."""
-        content = self.bucket.get("in/box/002.csv")
-        self.bucket.delete("in/box/002.csv")
-        yield
-        self.bucket.put("in/box/002.csv", content)
+@pytest.fixture
+def project(tmp_path: Path) -> Settings:
+    """A project without Postgres and Spark."""
+    return Settings(home=tmp_path, min_file_age_seconds=0)
 
 
 def parquet(names: list[str], amounts: list[int], kind: pa.DataType | None = None) -> bytes:
@@ -111,63 +84,59 @@ def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
 
 
 VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
-CASES = [
-    (name, promise) for name in VARIANTS for promise in PROMISES["opaque" if name == "opaque" else "transactional"].items()
-]
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
-def test_objects_keep_the_promises_of_files(
-    settings: Settings, spark: SparkSession, bucket: Bucket, variant: str, promise: tuple
-) -> None:
-    """Each promise of each kind; none is impossible for objects."""
-    promise[1](Bench(ObjectsFeed(bucket, **VARIANTS[variant]), spark, settings))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, variant: str) -> None:
+    """Each promise of each kind; none is impossible for objects. Frames of Spark are compared with Spark only."""
+    for name, holds in PROMISES["opaque" if variant == "opaque" else "transactional"].items():
+        if name != "records_are_the_rows":
+            holds(Bench(ObjectsFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))  # type: ignore[arg-type]
 
 
-def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
-    settings: Settings, server: Server, register: Callable[..., None], bucket: Bucket
-) -> None:
-    """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
-    feed = ObjectsFeed(bucket)
-    pipeline = pipeline_over(feed)
-    register(pipeline)
-    die_everywhere(settings, server, pipeline, feed, first_point=7)
+def test_parquet_objects_are_read_as_duckdb_reads_them(project: Settings, bucket: Bucket) -> None:
+    """Partition folders, nested prefixes, and names that paths and URLs would have to quote; nothing beside the prefix."""
+    fill_lake(bucket, pa.uint16())
+    source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
+    previous, sizes, rows = None, [], []
+    while metadata := source.coordinator(project).initialize_transaction(len(sizes) + 1, previous, None):
+        emitter: Any = source.emitter(ThisProcess(), project)  # type: ignore[arg-type]
+        rows += by_own_tasks(emitter, Attempt("lake", 1, 1, metadata), metadata)
+        previous = metadata
+        sizes.append(len(metadata["files"]))
+    assert sizes == [4, 4, 4, 2]
+    there = duckdb.execute(f"SELECT name, amount, dt FROM {lake_of(bucket)} ORDER BY ALL").fetchall()
+    assert sorted(tuple(row.values()) for row in rows) == there
+    left = source.left_alone(project)
+    assert (left.read, left.count) == (14, 1)
 
 
-@pytest.mark.parametrize("kind", [pa.int32(), pa.uint16()], ids=["Spark's reader", "own tasks"])
-def test_the_state_is_what_duckdb_makes_of_the_same_objects(
-    settings: Settings, register: Callable[..., None], bucket: Bucket, kind: pa.DataType
-) -> None:
-    """Partition folders, nested prefixes, and names that paths and URLs would have to quote."""
+def fill_lake(bucket: Bucket, kind: pa.DataType) -> None:
+    """Put objects of odd names into two partitions of a lake, and something beside it."""
     for number, name in enumerate((*ODD, "plain.parquet")):
         for day in ("2026-01-01", "2026-01-02"):
             content = parquet([f"n{n % 3}" for n in range(number, number + 5)], list(range(number, number + 5)), kind)
             bucket.put(f"lake/deep er/dt={day}/{name}", content)
     bucket.put("lake/deep er/dt=2026-01-01/_SUCCESS", b"")
     bucket.put("lake/deeper/dt=2026-01-01/other.parquet", parquet(["beside"], [1], kind))
-    source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
-    state = State(key={"dt": "date", "name": "text"}, aggregates=STATE.aggregates)
-    pipeline = Pipeline("lake", source, {"per_day": state})
-    register(pipeline)
-    assert len(run_pipeline(settings, pipeline, run_id="run").commits) == 4  # 14 objects
-    assert run_pipeline(settings, pipeline, run_id="again").commits == []
-
-    query = f"""
-        SELECT dt, name, count(*), sum(amount)::bigint
-        FROM read_parquet('{bucket.folder}/lake/deep er/*/*.parquet', hive_partitioning = true) GROUP BY ALL ORDER BY ALL
-    """
-    assert stored(settings, pipeline) == duckdb.execute(query).fetchall()
-    left = source.left_alone(settings)
-    assert (left.read, left.count) == (14, 1)
 
 
+def lake_of(bucket: Bucket) -> str:
+    """Return the lake as a table of DuckDB."""
+    return f"read_parquet('{bucket.folder}/lake/deep er/*/*.parquet', hive_partitioning = true)"
+
+
+@by_ledger
 @pytest.mark.promise("decision:0034")
-@pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_an_object_that_is_not_as_planned_is_never_read(
-    settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
+    settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
     """Overwritten or deleted between plan and read, and while it is read."""
+    check_planned_object(settings, register, bucket, ThisProcess(), "csv")
+
+
+def check_planned_object(settings: Settings, register: Callable[..., None], bucket: Bucket, spark: Any, format: Any) -> None:
+    """Check that an object is read as it was planned, or not at all."""
 
     def put(amount: int) -> None:
         bucket.put(f"one.{format}", parquet(["a"], [amount]) if format == "parquet" else f"name,amount\na,{amount}\n")
@@ -188,7 +157,7 @@ def test_an_object_that_is_not_as_planned_is_never_read(
     attempt = Attempt("inbox", 1, 1, metadata)
     emitter = pipeline.source.emitter(spark, settings)
     rows = emitter.emit_batch(attempt, metadata)
-    assert rows.collect() == [("a", 1)]
+    assert list(rows.toLocalIterator()) == [("a", 1)]
     put(2)
     with pytest.raises(SourceChanged, match="was overwritten"):
         emitter.verify_batch(attempt, metadata)
@@ -207,6 +176,7 @@ def test_an_object_that_is_not_as_planned_is_never_read(
         steps.plan(settings, pipeline, run_id="later")
 
 
+@by_ledger
 @pytest.mark.promise("decision:0034")
 def test_without_an_etag_the_content_identifies_an_object(
     settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
@@ -229,93 +199,24 @@ def test_without_an_etag_the_content_identifies_an_object(
     assert stored(settings, pipeline) == [("a", 1, 1)]
 
 
+@by_ledger
 def test_names_that_grow_are_listed_from_the_last_one_on(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """Also as one of several inputs, which may have nothing new for some batches."""
+    """What comes with an earlier name was declared never to come."""
     growing = Files(f"{bucket.url}/grows", format="csv", schema=SCHEMA, names_grow=True, max_files=2)
-    other = Files(f"{bucket.url}/other", format="csv", schema=SCHEMA)
-    pipeline = Pipeline("inbox", Inputs({"grows": growing, "other": other}), {"per_name": STATE})
+    pipeline = Pipeline("inbox", growing, {"per_name": STATE})
     register(pipeline)
     for number in range(3):
         bucket.put(f"grows/{number}.csv", f"name,amount\na,{number}\n")
     run_pipeline(settings, pipeline, run_id="one")
-    bucket.put("other/1.csv", "name,amount\nb,7\n")
-    run_pipeline(settings, pipeline, run_id="two")
-    bucket.put("grows/00.csv", "name,amount\na,100\n")  # declared never to come
+    bucket.put("grows/00.csv", "name,amount\na,100\n")
     bucket.put("grows/3.csv", "name,amount\na,3\n")
-    run_pipeline(settings, pipeline, run_id="three")
-    assert stored(settings, pipeline) == [("a", 4, 6), ("b", 1, 7)]
+    run_pipeline(settings, pipeline, run_id="two")
+    assert stored(settings, pipeline) == [("a", 4, 6)]
 
 
-REFERENCES = {"csv": ("csv", None), "parquet": ("parquet", None), "own tasks": ("parquet", pa.uint16())}
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("format", "kind"), REFERENCES.values(), ids=REFERENCES)
-def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
-    settings: Settings, register: Callable[..., None], bucket: Bucket, format: str, kind: pa.DataType | None
-) -> None:
-    """With other ones it is refused, or planned again if it is opaque; a plan is refused without any."""
-    check_reference(settings, register, bucket, format, kind)
-
-
-def check_reference(
-    settings: Settings, register: Callable[..., None], folder: Any, format: str, kind: pa.DataType | None = None
-) -> None:
-    """Check that a batch is joined with the version of a reference that was there, in a store; `folder` puts and deletes."""
-
-    def put(factor: int) -> None:
-        content = parquet(["a"], [factor], kind) if format == "parquet" else f"name,amount\na,{factor}\n"
-        folder.put(f"factors/{factor // 10}.{format}", content)
-
-    factors = Reference(Files(f"{folder.url}/factors", f"*.{format}", format, {"name": "string", "amount": "int"}))
-    pipeline = joined_with(factors, Files(f"{folder.url}/in", "*.csv", "csv", SCHEMA))
-    register(pipeline)
-    folder.put("in/1.csv", "name,amount\na,1\n")
-    folder.put("factors/README", "Factors, by name.")
-    with pytest.raises(SourceUnreadable, match=r"The reference has no files: nothing in .*/factors matches"):
-        steps.plan(settings, pipeline, run_id="early")
-    put(5)
-    assert steps.plan(settings, pipeline, run_id="run") == [1]
-    put(7)
-    with pytest.raises(SourceChanged, match="It is a reference of this batch: put back what was planned"):
-        steps.process(settings, pipeline, 1, owner="test")
-    put(5)
-    run_pipeline(settings, pipeline, run_id="run")
-    assert stored(settings, pipeline) == [("a", 1, 5)]
-
-    put(7)
-    put(17)
-    folder.put("in/2.csv", "name,amount\na,1\n")
-    run_pipeline(settings, pipeline, run_id="next")
-    assert stored(settings, pipeline) == [("a", 3, 29)], "both objects of the new version"
-
-    opaque = joined_with(factors, Files(f"{folder.url}/in", "*.csv", "csv", SCHEMA), kind="opaque")
-    register(opaque)
-    assert steps.plan(settings, opaque, run_id="run") == [1, 2]
-    put(9)
-    folder.delete(f"factors/1.{format}")
-    run_pipeline(settings, opaque, run_id="run")
-    assert stored(settings, opaque) == [("a", 2, 18)]
-
-
-def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") -> Pipeline:
-    """Return a pipeline that multiplies rows by factors."""
-    return Pipeline(
-        f"joined_{kind}",
-        Inputs({"rows": rows, "factors": factors}, kind=kind),
-        {f"per_{kind}_name": replace(STATE, kind=kind)},
-        transform=lambda inputs: (
-            inputs["rows"]
-            .join(inputs["factors"].withColumnRenamed("amount", "factor"), "name")
-            .selectExpr("name", "amount * factor AS amount")
-        ),
-        retry_delay_seconds=0,
-    )
-
-
-def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(settings: Settings, bucket: Bucket) -> None:
+def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(project: Settings, bucket: Bucket) -> None:
     """A program replaces it by deleting and writing: a plan that took the next one would never read it."""
     for number in range(1, 4):
         bucket.put(f"in/{number}.csv", f"name,amount\na,{number}\n")
@@ -330,14 +231,14 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(sett
         return describe(store, key, version)
 
     with patch.object(buckets.Bucket, "describe", replaced):
-        first = source.coordinator(settings).initialize_transaction(1, None, None)
-        second = source.coordinator(settings).initialize_transaction(2, first, None)
+        first = source.coordinator(project).initialize_transaction(1, None, None)
+        second = source.coordinator(project).initialize_transaction(2, first, None)
     assert [[file["name"] for file in found["files"]] for found in (first, second)] == [["1.csv"], ["2.csv", "3.csv"]]
 
     elsewhere = replace(source, folder=f"{bucket.url}/moved")
     bucket.put("moved/0.csv", "name,amount\na,0\n")
     bucket.put("moved/done", "")
-    third = elsewhere.coordinator(settings).initialize_transaction(3, second, None)
+    third = elsewhere.coordinator(project).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
 
 
@@ -350,6 +251,7 @@ def planned(source: Files, settings: Settings, previous: Any = None, txid: int =
     return batches
 
 
+@by_ledger
 def test_objects_are_read_as_manifests_name_them(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
     """In their order, over plans that each read some, once each, and without a listing of the objects."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests=f"{bucket.url}/lists/in", max_files=2)
@@ -389,7 +291,7 @@ def test_objects_are_read_as_manifests_name_them(settings: Settings, register: C
         steps.plan(settings, pipeline, run_id="last")
 
 
-def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, bucket: Bucket) -> None:
+def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bucket: Bucket) -> None:
     """Whatever it names is read some day: nothing is passed. One that is written again is read again."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists", min_age_seconds=0)
     for name in ("1", "2", "3"):
@@ -398,7 +300,7 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, b
     def refuses(content: str, error: type[Exception], message: str) -> None:
         bucket.put("in/_lists/1", content)
         with pytest.raises(error, match=message):
-            planned(source, settings)
+            planned(source, project)
 
     refuses("2\nmissing\n", SourceUnavailable, r"Manifest .*/_lists/1 names missing, and there is no .*/in/missing\. ")
     for name in ("../1", "/1", "a//1", "s3a://other/in/1", f"{bucket.url}/inn/1", "hdfs://x/in/1"):
@@ -416,14 +318,15 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(settings: Settings, b
     ):
         refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
     bucket.put("in/_lists/1", "1\n2\n")
-    first = source.coordinator(settings).initialize_transaction(1, None, None)
-    assert planned(source, settings, first, 2) == [["2"]]
-    assert planned(replace(source, min_age_seconds=3600), settings) == []
+    first = source.coordinator(project).initialize_transaction(1, None, None)
+    assert planned(source, project, first, 2) == [["2"]]
+    assert planned(replace(source, min_age_seconds=3600), project) == []
     bucket.delete("in/_lists/1")
     with pytest.raises(SourceChanged, match=r"_lists/1 is gone, of which not all names have been read\. Put it back"):
-        planned(source, settings, first, 2)
+        planned(source, project, first, 2)
 
 
+@by_ledger
 @pytest.mark.parametrize("max_files", [1, 2, 10])
 def test_an_object_that_several_manifests_name_is_read_once(
     settings: Settings, register: Callable[..., None], bucket: Bucket, max_files: int
@@ -440,7 +343,7 @@ def test_an_object_that_several_manifests_name_is_read_once(
     assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
 
 
-def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(settings: Settings, bucket: Bucket) -> None:
+def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(project: Settings, bucket: Bucket) -> None:
     """Its first bytes may be those of the one before: what was added to it would be passed."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
     bucket.put("in/1", "name,amount\na,1\n")
@@ -453,8 +356,8 @@ def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(s
         return read(*arguments)
 
     with patch.object(buckets.Bucket, "read", overwritten), pytest.raises(SourceChanged, match="_lists/1"):
-        source.coordinator(settings).initialize_transaction(1, None, None)
-    assert planned(source, settings) == [["1"], ["2"]]
+        source.coordinator(project).initialize_transaction(1, None, None)
+    assert planned(source, project) == [["1"], ["2"]]
 
 
 @pytest.mark.parametrize("manifests", ["", ".", "./lists", "../lists", "lists//", "lists/../lists", "/lists"])
@@ -464,6 +367,7 @@ def test_a_place_of_manifests_is_a_folder_below_the_source_or_a_url(manifests: s
         Files("s3a://lake/in", "*", "csv", SCHEMA, manifests=manifests)
 
 
+@by_ledger
 def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
@@ -484,24 +388,25 @@ def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
     assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
 
 
-def test_the_last_name_of_an_idle_input_is_one_of_its_place(settings: Settings, bucket: Bucket) -> None:
+def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, bucket: Bucket) -> None:
     """Names that grow begin again where the input was moved to, also if the last batches had no rows of it."""
     bucket.put("in/5.csv", "name,amount\na,5\n")
     grows = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True)
     others = FixedBatches([[("b", 1)], [("b", 2)]], SCHEMA)
-    coordinator = Inputs({"grows": grows, "others": others}).coordinator(settings)
+    coordinator = Inputs({"grows": grows, "others": others}).coordinator(project)
     first = coordinator.initialize_transaction(1, None, None)
     second = coordinator.initialize_transaction(2, first, None)
     assert (set(first["inputs"]), set(second["inputs"])) == ({"grows", "others"}, {"others"})
 
     bucket.put("in/4.csv", "name,amount\na,4\n")  # comes too late
     bucket.put("moved/0.csv", "name,amount\na,0\n")
-    assert Inputs({"grows": grows, "others": others}).coordinator(settings).initialize_transaction(3, second, None) is None
+    assert Inputs({"grows": grows, "others": others}).coordinator(project).initialize_transaction(3, second, None) is None
     moved = Inputs({"grows": replace(grows, folder=f"{bucket.url}/moved"), "others": others})
-    third = moved.coordinator(settings).initialize_transaction(3, second, None)
+    third = moved.coordinator(project).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["inputs"]["grows"]["files"]] == ["0.csv"]
 
 
+@by_ledger
 def test_planned_objects_are_read_whatever_the_declaration_becomes(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
@@ -528,7 +433,7 @@ def test_planned_objects_are_read_whatever_the_declaration_becomes(
     assert stored(settings, changed) == [("a", 1, 1), ("b", 1, 1), ("c", 1, 1)]
 
 
-def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Settings, bucket: Bucket) -> None:
+def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settings, bucket: Bucket) -> None:
     """It sorts as `out/`, after `out.csv`, and is listed as `out`."""
     bucket.put("in/out.csv", "name,amount\na,1\n")
     bucket.put("in/out/b.csv", "name,amount\na,2\n")
@@ -537,20 +442,56 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(settings: Setti
     with patch.object(obstore, "list", lambda *_arguments, **_options: [[stored[0], placeholder, stored[1]]]):
         found = (
             Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9)
-            .coordinator(settings)
+            .coordinator(project)
             .initialize_transaction(1, None, None)
         )
     assert [file["name"] for file in found["files"]] == ["out.csv", "out/b.csv"]
 
 
-def test_a_delta_table_is_followed(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """Its log and its data files are reached as all files are."""
-    check_delta(settings, register, bucket)
+def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
+    """Its log and its data files are reached as all files are; what is said of one that is not there, or changed."""
+    local, uploaded = project.home / "table", set[Path]()
+    source = Delta(f"{bucket.url}/table", schema={"name": "string"}, partitions={"day": "string"}, max_files=2)
+    follower = Follower(project, source)
+
+    def append(*names: str) -> None:
+        rows = pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]})
+        write_deltalake(str(local), rows, mode="append", partition_by=["day"])
+        for path in sorted(local.rglob("*"), key=lambda path: "_delta_log" in path.parts):
+            if path.is_file() and path not in uploaded:
+                bucket.put(f"table/{path.relative_to(local)}", path.read_bytes())
+                uploaded.add(path)
+
+    def file_of(name: str) -> Path:
+        (found,) = [path.relative_to(local) for path in uploaded if f"%20{name}%20" in path.parent.name]
+        return found
+
+    bucket.put("table/_delta_log/_staged", "")
+    with pytest.raises(SourceUnreadable, match=r"is no Delta table: .* has no version"):
+        follower.run()
+    append("a", "b", "c")
+    follower.run()
+    append("d")
+    DeltaTable(str(local)).optimize.compact()
+    DeltaTable(str(local)).create_checkpoint()
+    append("e")
+    assert follower.run() == [(name, f"50% {name} =/ü") for name in "abcde"]
+
+    append("f")
+    planned = follower.plan()
+    bucket.put(f"table/{file_of('f')}", b"other content")
+    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
+        follower.read(planned)
+    bucket.put(f"table/{file_of('f')}", (local / file_of("f")).read_bytes())
+    append("g")
+    bucket.delete(f"table/{file_of('g')}")
+    with pytest.raises(RangeExpired, match="which version 4 has, is gone"):
+        follower.run()
+    bucket.put(f"table/{file_of('g')}", (local / file_of("g")).read_bytes())
+    assert [name for name, _ in follower.run()] == ["a", "b", "c", "d", "e", "f", "g"]
 
 
-def test_an_iceberg_table_is_followed(
-    settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its metadata is read by PyIceberg, which has the server's address from its own settings, and its files as all are."""
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__S3__ENDPOINT", bucket.server.endpoint)
     for name in ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION"):
@@ -563,39 +504,85 @@ def test_an_iceberg_table_is_followed(
     with table.update_spec() as spec:
         spec.add_identity("day")
     source = Iceberg("lake.stored.rows", schema={"name": "string", "day": "string"}, max_files=2)
-    pipeline = Pipeline("iced", source, {"iced_rows": Rows({"name": "text", "day": "text"})}, retry_delay_seconds=0)
-    register(pipeline)
-    for number, names in enumerate((["a", "b", "c"], ["d"])):
+    follower = Follower(project, source)
+    for names in (["a", "b", "c"], ["d"]):
         table.append(pa.table({"name": names, "day": [f"50% {name} =/ü" for name in names]}))
-        run_pipeline(settings, pipeline, run_id=f"run {number}")
-    with StateStore.connect(settings) as store:
-        found = sorted((row["name"], row["day"]) for row in store.state_rows(pipeline.spec.states[0]))
-    assert found == sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())
-    assert len(found) == 4
+        follower.run()
+    assert follower.run() == sorted(tuple(row.values()) for row in table.scan().to_arrow().to_pylist())
+    assert len(follower.rows) == 4
 
     table.append(pa.table({"name": ["e"], "day": ["x"]}))
-    steps.plan(settings, pipeline, run_id="planned")
+    planned = follower.plan()
     (file,) = [task.file.file_path for task in table.scan(row_filter="day = 'x'").plan_files()]
     bucket.put(file.partition(f"{bucket.name}/")[2], b"other content")
     with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
-        run_pipeline(settings, pipeline, run_id="planned")
+        follower.read(planned)
 
 
+@by_ledger
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
     """As the objects are then, also if they were listed before."""
-    check_markers(settings, register, bucket)
+
+    def put(day: int, name: str, amount: int) -> None:
+        bucket.put(f"in/dt=2026-01-0{day}/{name}", f"name,amount\na,{amount}\n")
+
+    source = Files(f"{bucket.url}/in", "**/*.csv", format="csv", schema=SCHEMA, max_files=9, marker="_SUCCESS")
+    pipeline = Pipeline("marked", source, {"per_name": State(key={"name": "text"}, aggregates={"amount": Sum("amount")})})
+    register(pipeline)
+    put(1, "lost.csv", 1000)  # of a job that failed
+    put(1, "rewritten.csv", 100)
+    put(2, "first.csv", 10)
+    assert steps.plan(settings, pipeline, run_id="early") == []
+    assert "2 folder(s) with files have no _SUCCESS yet, such as dt=2026-01-01: they are read" in (
+        source.held_back(settings) or ""
+    )
+    grows = replace(source, names_grow=True)
+    bucket.put("in/dt=2026-01-02/_SUCCESS", "")
+    assert grows.coordinator(settings).initialize_transaction(1, None, None) is None, "a later folder passed an earlier one"
+
+    find = Markers._find
+    looks: list[str] = []
+
+    def written_meanwhile(markers: Markers, marked: str) -> Any:
+        """The job runs again after the plan has listed the folder, and before it looks for the marker."""
+        if marked == "dt=2026-01-01" and marked not in looks:
+            bucket.delete("in/dt=2026-01-01/lost.csv")
+            put(1, "rewritten.csv", 1)
+            bucket.put("in/dt=2026-01-01/_SUCCESS", "")
+        looks.append(marked)
+        return find(markers, marked)
+
+    with patch.object(Markers, "_find", written_meanwhile):
+        run_pipeline(settings, pipeline, run_id="one")
+    with StateStore.connect(settings) as store:
+        assert [row["amount"] for row in store.state_rows(pipeline.spec.states[0])] == [11]
+    assert source.held_back(settings) is None
+
+    def begins_again(markers: Markers, marked: str) -> Any:
+        """The job takes its marker away and begins again after the plan has looked for it."""
+        found = find(markers, marked)
+        if marked == "dt=2026-01-03" and marked not in looks:
+            bucket.delete("in/dt=2026-01-03/_SUCCESS")
+        looks.append(marked)
+        return found
+
+    put(3, "half.csv", 1000)
+    bucket.put("in/dt=2026-01-03/_SUCCESS", "")
+    with (
+        patch.object(Markers, "_find", begins_again),
+        pytest.raises(SourceUnavailable, match=r"dt=2026-01-03 lost its _SUCCESS, or got another one, while its files were"),
+    ):
+        source.coordinator(settings).initialize_transaction(2, None, None)
 
 
-def test_who_may_not_read_is_told_what_to_do(
-    settings: Settings, s3: S3Server, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that does not exist, a key that is refused, a server that is away; no secret is in a message."""
     source = Files(bucket.url, format="csv", schema=SCHEMA)
     bucket.put("one.csv", "name,amount\na,1\n")
 
     def plan(of: Files) -> Any:
         object_places._store.cache_clear()
-        return of.coordinator(settings).initialize_transaction(1, None, None)
+        return of.coordinator(project).initialize_transaction(1, None, None)
 
     assert plan(source) is not None
     with pytest.raises(SourceUnreadable, match=r"s3a://absent does not exist for the store that was asked \(http://127"):
@@ -611,52 +598,33 @@ def test_who_may_not_read_is_told_what_to_do(
     object_places._store.cache_clear()
 
 
-def test_the_key_is_nowhere_but_in_the_environment(
-    settings: Settings, register: Callable[..., None], bucket: Bucket, server: Server
-) -> None:
-    """Not in the ledger, in logs, or in Spark's plan."""
-    bucket.put("one.parquet", parquet(["a"], [1]))
-    pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"per_name": STATE})
-    register(pipeline)
-    run_pipeline(settings, pipeline, run_id="run")
-    found = server.settings.home
-    texts = [path.read_text(errors="replace") for path in found.rglob("*.log")]
-    assert texts
-    with StateStore.connect(settings) as store:
-        texts += [str(store.batch_history("inbox", 1)), str(store.source_metadata("inbox", 1)), pipeline.source.identity]
-    assert [text for text in texts if SECRET in text] == []
-    assert "'etag': " in texts[-2]
-
-
 @pytest.mark.promise("decision:0034")
-def test_a_plan_lists_no_further_than_it_needs(tmp_path: Path) -> None:
-    """Pages are counted by the server; what a plan holds does not grow with the bucket."""
-    with many_objects(50_000) as endpoint:
-        first = plan_many(folder="s3a://many/in", batches=3)
-        assert (first["objects"], pages_asked_for(endpoint)) == (300, 1)
-        last = plan_many(folder="s3a://many/in", batches=3, names_grow=True, after="000049899.parquet")
-        assert (last["objects"], pages_asked_for(endpoint)) == (100, 1)
-        whole = plan_many(folder="s3a://many/in", batches=1000)
-        assert (whole["objects"], pages_asked_for(endpoint)) == (50_000, 50)
-        assert whole["grown_mb"] < first["grown_mb"] + 20
+def test_a_plan_lists_no_further_than_it_needs(project: Settings) -> None:
+    """Pages are counted by the server."""
+
+    def planned(batches: int, *, previous: Any = None, names_grow: bool = False) -> int:
+        source = Files("s3a://many/in", schema={"name": "string"}, max_files=100, names_grow=names_grow)
+        object_places._store.cache_clear()
+        coordinator, found = source.coordinator(project), 0
+        for txid in range(2, batches + 2):
+            if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
+                break
+            found += len(previous["files"])
+        return found
+
+    with many_objects(10_000) as endpoint:
+        assert (planned(3), pages_asked_for(endpoint)) == (300, 1)
+        last = {"files": [], "behind": None, "after": "000009899.parquet"}
+        assert (planned(3, previous=last, names_grow=True), pages_asked_for(endpoint)) == (100, 1)
+        assert (planned(1000), pages_asked_for(endpoint)) == (10_000, 10)
+    object_places._store.cache_clear()
 
 
-def test_the_example_of_the_page_does_what_it_says(settings: Settings, register: Callable[..., None], s3: S3Server) -> None:
-    """docs/storage.md, as it stands."""
-    names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
-    lake = s3.make_bucket("lake")
-    for day in (1, 2):
-        table = pa.table({"shop": ["x", "y", "x"], "cents": pa.array([day, 10, 100], pa.int64())})
-        content = io.BytesIO()
-        pq.write_table(table, content)
-        lake.put(f"sales/dt=2026-11-0{day}/part-0.parquet", content.getvalue())
-    pipeline: Pipeline = names["PIPELINE"]
+def test_a_library_that_spark_lacks_is_named(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+    """The planner reads the store by itself; Spark needs Hadoop's client for it."""
+    pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"all": State(aggregates={"lines": Count()})})
     register(pipeline)
-    run_pipeline(settings, pipeline, run_id="run")
-    query = f"""
-        SELECT dt, shop, count(*), sum(cents)::bigint
-        FROM read_parquet('{lake.folder}/sales/*/*.parquet', hive_partitioning = true) GROUP BY ALL ORDER BY ALL
-    """
-    assert stored(settings, pipeline) == duckdb.execute(query).fetchall()
+    bucket.put("one.parquet", parquet(["a"], [1]))
+    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    with pytest.raises(SettingsInvalid, match=r"has no library for it .* Name it in the setting spark_packages"):
+        steps.process(settings, pipeline, 1, owner="test")

@@ -70,7 +70,11 @@ def counted(settings: Settings, pipeline: Pipeline) -> tuple[int, int]:
     return row["lines"], row["amount"]
 
 
-@pytest.mark.parametrize("transform", [None, lambda rows: rows.where("amount > 0")], ids=["as it is", "transformed"])
+@pytest.mark.parametrize(
+    "transform",
+    [None, pytest.param(lambda rows: rows.where("amount > 0"), marks=pytest.mark.soak)],
+    ids=["as it is", "transformed"],
+)
 def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, transform: Any
 ) -> None:

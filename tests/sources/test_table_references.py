@@ -123,6 +123,7 @@ def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
         return sorted(((row["name"], row["price"]) for row in store.state_rows(pipeline.spec.states[0])), key=repr)
 
 
+@pytest.mark.sampled(2)
 def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
     """However the table goes on, and an attempt after its files were removed is refused; an empty table is one, too."""
     sell(settings, 1, "a")

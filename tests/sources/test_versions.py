@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 
 from tests import steps
 from tests.sources.beside_store import server, spark, template
-from tests.sources.feeds import SCHEMA
+from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
-from tests.sources.test_objects import STATE, ObjectsFeed, joined_with, parquet, stored
+from tests.sources.test_objects import STATE, parquet, stored
+from tests.sources.test_objects_in_spark import joined_with
 from tidegate.jobs import Files, Pipeline, Reference
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.formats import parquet as parquet_format
@@ -23,6 +24,8 @@ from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnav
 from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["server", "spark", "template"]  # fixtures
+
+pytestmark = pytest.mark.soak
 
 _numbers = count(1)
 # What these promise to notice is read as it was.
@@ -59,7 +62,6 @@ def inbox(bucket: Bucket, format: str, **source: Any) -> Pipeline:
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("promise", [name for name in PROMISES["transactional"] if name not in OTHERWISE])
 def test_objects_with_versions_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, bucket: Bucket, promise: str

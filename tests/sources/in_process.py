@@ -1,0 +1,267 @@
+"""Plans, parses and counts in this process, by the code that Spark's tasks run: no Spark, and mostly no database.
+
+    Folder         the files of a folder: what a plan takes, what is read of it, what is refused
+    Follower       the data files of a table of Delta Lake or Iceberg
+    counted_here   a fixture: workers count and sum up batches here; ledger, plan, commit and acks are the real ones
+
+`test_files_in_spark.py`, `test_delta.py` and `test_iceberg.py` compare what is read here with what Spark returns.
+"""
+
+import io
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.jobs import Files, State
+from tidegate.jobs.engine.processing import Processor
+from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.data_files import DataFilesSource
+from tidegate.jobs.sources.data_files_read import DataFilesReader
+from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import RowsReader
+from tidegate.jobs.spark.task_errors import reported_in
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import MalformedRecord, TidegateError
+from tidegate.state_store.connections.copy_into_staging import copy_partition
+from tidegate.state_store.declarations.pipeline_spec import StateSpec
+from tidegate.state_store.seal.attempts import Attempt, Tracked
+from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
+from tidegate.state_store.states import state_tables
+
+NO_FIT = "the record does not fit the schema: "
+
+
+class Rows:
+    """Rows that were read here, as a frame of Spark would have them."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch] = ()) -> None:
+        found = list(batches)
+        self.table = pa.Table.from_batches(found) if found else pa.table({})
+
+    def toLocalIterator(self) -> Iterator[tuple]:  # noqa: N802 - a frame of Spark has it
+        """Yield the rows."""
+        return (tuple(row.values()) for row in self.table.to_pylist())
+
+
+class ThisProcess:
+    """Takes the place of a Spark session, and of the frames that readers ask for: their tasks run at once, here."""
+
+    def __init__(self, batch: pa.RecordBatch | None = None) -> None:
+        self._batch = batch
+
+    def range(self, start: int, end: int, step: int, _partitions: int) -> "ThisProcess":
+        """Return the numbers of tasks."""
+        return ThisProcess(pa.RecordBatch.from_pydict({"id": pa.array(range(start, end, step), pa.int64())}))
+
+    def select(self, *columns: str) -> "ThisProcess":
+        """Return some columns."""
+        assert self._batch is not None
+        return ThisProcess(self._batch.select(list(columns)))
+
+    def mapInArrow(self, reader: Any, _schema: Any) -> Rows:  # noqa: N802 - a frame of Spark has it
+        """Run a reader as a task does, after pickling it."""
+        try:
+            return Rows(pickle.loads(pickle.dumps(reader))([self._batch]))
+        except ValueError as error:
+            raise reported_in(error) or error from None
+
+    def createDataFrame(self, rows: Any, _schema: Any) -> Rows:  # noqa: N802 - a session of Spark has it
+        """Return rows that were read in this process as they are."""
+        return Rows(rows.to_batches() if isinstance(rows, pa.Table) else ())
+
+
+class Folder:
+    """The folder `inbox` of a project without servers."""
+
+    def __init__(self, home: Path) -> None:
+        self.settings = Settings(home=home, min_file_age_seconds=0)
+        self.path = home / "inbox"
+        self.path.mkdir()
+
+    def write(self, name: str, content: bytes | str) -> Path:
+        """Write one file."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def clear(self) -> None:
+        """Remove all files, for the next case of a table."""
+        for path in sorted(self.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def plan(self, source: Files, previous: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the next batch's metadata, of a plan of its own."""
+        return source.coordinator(self.settings).initialize_transaction(1 if previous is None else 2, previous, None)
+
+    def batches(self, source: Files) -> list[list[str]]:
+        """Return the names of the files in each batch of one plan."""
+        coordinator, previous, cut = source.coordinator(self.settings), None, []
+        while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
+            cut.append([file["name"] for file in metadata["files"]])
+            previous = metadata
+        return cut
+
+    def read(self, source: Files, files: int | None = None) -> list[tuple]:
+        """Plan one batch, all of whose records are good, and return its rows, in order."""
+        rows, flagged = self._rows(source, files=files), self._rows(source, flagged=True)
+        assert [row.pop(REFUSAL) for row in flagged] == [None] * len(rows)
+        for row in flagged:
+            del row[ORIGIN], row[PAYLOAD]
+        assert flagged == rows
+        return sorted((tuple(row.values()) for row in rows), key=repr)
+
+    def records(self, source: Files) -> list[dict[str, Any]]:
+        """Plan one batch, and return its records with ORIGIN, REFUSAL and PAYLOAD."""
+        return self._rows(source, flagged=True)
+
+    def refused(self, source: Files, error: type[TidegateError] = MalformedRecord) -> str:
+        """Plan a batch that is refused, and return the error's line; what is wrong with a record is its flag, too."""
+        with pytest.raises(error) as refusal:
+            self._rows(source)
+        message = str(refusal.value)
+        assert type(refusal.value) is error
+        assert "\n" not in message
+        place, is_record, why = message.partition(f": {NO_FIT}")
+        if is_record:
+            bad = next(record for record in self.records(source) if record[REFUSAL])
+            assert place == f"{self.path}/{bad[ORIGIN]}"
+            assert why.startswith(bad[REFUSAL])
+            (again,) = self.replayed(source, bad)
+            assert again[REFUSAL], "what waits in quarantine is refused again"
+        return message
+
+    def replayed(self, source: Files, *waiting: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return records from quarantine as a replay parses them."""
+        columns = {name: pa.array([record[name] for record in waiting], pa.string()) for name in (ORIGIN, PAYLOAD)}
+        emitter = source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+        rows: Any = emitter.parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns)))  # type: ignore[arg-type]
+        return list(rows.table.to_pylist())
+
+    def _rows(self, source: Files, *, flagged: bool = False, files: int | None = None) -> list[dict[str, Any]]:
+        metadata = self.plan(source)
+        assert metadata is not None
+        assert files in (None, len(metadata["files"]))
+        attempt, emitter = Attempt("inbox", 1, 1, metadata), source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+        rows: Any
+        if isinstance(emitter, ParquetReader):
+            rows = by_own_tasks(emitter, attempt, metadata, flagged=flagged)
+        else:
+            rows = (emitter.emit_records if flagged else emitter.emit_batch)(attempt, metadata).table.to_pylist()  # type: ignore[attr-defined]
+        emitter.verify_batch(attempt, metadata)
+        assert emitter.expected_rows(metadata) == len(rows)
+        return list(rows)
+
+
+def by_own_tasks(
+    reader: ParquetReader, attempt: Attempt, metadata: Mapping[str, Any], *, flagged: bool = False
+) -> list[dict[str, Any]]:
+    """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
+    types = {name: parse_type(kind).arrow for name, kind in reader._schema.items()}
+    reader._checked_paths(attempt, metadata)
+    found: list[dict[str, Any]] = []
+    for file, footer in zip(reader._files, reader._read_footers(types), strict=True):
+        tasks = reader._tasks([(file, footer)])
+        rows = (
+            ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(RowsReader(tasks, types, dict(reader._schema), flagged), None)
+        )
+        values = {name: value[0].as_py() for name, value in reader._values[file[1]].items()}
+        found += [{**row, **values} for row in rows.table.to_pylist()]
+    return found
+
+
+class Follower:
+    """Plans and reads a table of data files, each time with all that is new; it keeps its position and the rows."""
+
+    def __init__(self, settings: Settings, source: DataFilesSource) -> None:
+        self.settings = settings
+        self.source = source
+        self.previous: Any = None
+        self.batches = 0
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> list[tuple]:
+        """Read all batches that can be planned, of a plan each; return all rows so far, in order."""
+        while found := self.plan():
+            self.rows += self.read(found)
+            self.previous = found
+            self.batches += 1
+        return sorted((tuple(row.values()) for row in self.rows), key=repr)
+
+    def plan(self) -> Any:
+        """Return the metadata of the next batch, of a plan of its own."""
+        return self.source.coordinator(self.settings).initialize_transaction(self.batches + 1, self.previous, None)
+
+    def read(self, metadata: Any) -> list[dict[str, Any]]:
+        """Return the rows of a batch."""
+        attempt, emitter = Attempt("table", 1, 1, metadata), self.source.emitter(None, self.settings)  # type: ignore[arg-type]
+        assert isinstance(emitter, DataFilesReader)
+        rows = [row for reader, share in emitter._shares(metadata) for row in by_own_tasks(reader, attempt, share)]
+        emitter.verify_batch(attempt, metadata)
+        assert emitter.expected_rows(metadata) == len(rows)
+        names = re.findall(r"`((?:[^`]|``)+)` ", emitter.row_schema())
+        return [{name: row[name] for name in names} for row in rows]
+
+
+def stage_here(processor: Processor, attempt: Attempt) -> None:
+    """Stage the counts and sums of a batch, and seal it.
+
+    A pipeline may have several inputs. Its transform, if there is one, has a twin `in_process`, which makes rows of the rows of
+    each input and reference.
+    """
+    store, pipeline = processor._store, processor._pipeline
+    emitter = pipeline.source.emitter(ThisProcess(), store.settings)  # type: ignore[arg-type]
+    parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=False)
+    by_name = {name: part.rows.table.to_pylist() for name, part in parts.items()}  # type: ignore[attr-defined]
+    emitter.verify_batch(attempt, attempt.source_metadata)
+    inputs = [row for name, part in parts.items() if part.role != "reference" for row in by_name[name]]
+    assert not pipeline.spec.quarantines
+    rows = pipeline.transform.in_process(by_name) if pipeline.transform else inputs  # type: ignore[attr-defined]
+    staged = [
+        _staged(store.settings, state.spec(name), attempt, _partials(state, rows)) for name, state in pipeline.states.items()
+    ]
+    store.seal(attempt, staged, Tracked(len(inputs)))
+
+
+def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    if not isinstance(state, State):
+        yield from ([place, *(row[name] for name in state.columns)] for place, row in enumerate(rows))
+        return
+    groups: dict[tuple, list[dict[str, Any]]] = {(): []} if not state.key else {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in state.key), []).append(row)
+    for key, group in groups.items():
+        known = [
+            [row[part.column] for row in group if row[part.column] is not None] if part.column else group
+            for part in state.parts
+        ]
+        totals = {"count": len, "sum": lambda values: sum(values) if values else None}
+        yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]  # type: ignore[operator]
+
+
+def _staged(settings: Settings, spec: StateSpec, attempt: Attempt, partials: Iterable[list[Any]]) -> StagedPartition:
+    table, task_attempt = state_tables.staging_table_of(spec, attempt.txid, attempt.number), attempt.number
+    lines = (",".join("" if value is None else f'"{value}"' for value in [*row, task_attempt]) + "\n" for row in partials)
+    written, checksum = copy_partition(
+        *(settings.conninfo(user=settings.pg_stager), table.name, list(table.c.keys()), io.BytesIO("".join(lines).encode())),
+        *(task_attempt, digest_statement(spec, attempt.txid, attempt.number)),
+    )
+    return StagedPartition(spec.name, 0, task_attempt, written, checksum)
+
+
+@pytest.fixture
+def counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let workers of this process count batches by themselves."""
+    monkeypatch.setattr(Processor, "_stage", stage_here)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """An empty folder."""
+    return Folder(tmp_path)
