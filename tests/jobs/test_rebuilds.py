@@ -53,9 +53,8 @@ from tidegate.state_store.base.project import HOME_VARIABLE
 from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.operate.mended_records import Mend
-from tidegate.state_store.pipeline_changes import rebuild_swap, rebuilds
+from tidegate.state_store.pipeline_changes import rebuilds
 from tidegate.state_store.pipeline_changes.retirement import Request
-from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_states.state_rows import StateReader, version_of
 from tidegate.state_store.seal.attempts import Tracked
@@ -252,16 +251,21 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }
 
 
+FEW = ["another_key", "a_state_less", "a_state_more", "windows", "rows", "changes"]
+
+
 @pytest.mark.promise("I24", "decision:0049")
+@pytest.mark.parametrize("names", [FEW, pytest.param([*KINDS], marks=pytest.mark.soak)], ids=["few", "all"])
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
-    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    """Of every kind at once, by another transform; also after a later batch. Tables have the names of migrations."""
+    """Of several kinds at once, by another transform; also after a later batch. Tables have the names of migrations."""
     monkeypatch.setattr(range_partitions, "TXIDS", 1)  # what is recorded of each txid is in a partition of its own
-    first = sales(states={name: before for name, (before, _) in KINDS.items() if before})
+    kinds = {name: KINDS[name] for name in names}
+    first = sales(states={name: before for name, (before, _) in kinds.items() if before})
     register(first)
     assert run(settings, first) == [1, 2]
-    states = {name: after for name, (_, after) in KINDS.items() if after}
+    states = {name: after for name, (_, after) in kinds.items() if after}
     changed = sales(2, states=states, transform=lambda rows: rows.selectExpr("at", "shop", "2 * cents AS cents"))
     assert rebuilt(settings, changed, run) == [1, 2]
     migrate(settings, changed)
