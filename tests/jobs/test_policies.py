@@ -166,7 +166,7 @@ def test_a_bad_record_without_quarantine_fails_its_batch(tables: Tables) -> None
 
 @pytest.mark.promise("limit:Pipeline.tries", "error:BATCH_RETRIED")
 def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) -> None:
-    """The ledger has the reason; the batches around it count. A failure that passes is tried again, and nothing counts twice."""
+    """The ledger has the reason; batches around it count. A failure that passes is tried again: nothing counts twice."""
     for number in (1, 3):
         inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
     inbox.write("2.csv", "name,amount\nb,two\n")

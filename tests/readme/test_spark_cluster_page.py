@@ -1,5 +1,6 @@
 """The blocks of docs/spark-cluster.md: settings and SQL here; the properties of Spark run in `tests.cluster`."""
 
+# ruff: noqa: F811
 import dataclasses
 import re
 from pathlib import Path
