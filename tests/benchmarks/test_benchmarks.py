@@ -54,6 +54,7 @@ def test_plots_of_a_smoke_run_do_not_replace_the_real_ones(tmp_path: Path) -> No
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 def test_a_benchmark_runs_and_prints_its_table(tmp_path: Path) -> None:
     """The smallest of them, on a stack of its own; what it timed it has also checked."""
     done = subprocess.run(

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from functools import reduce
-from itertools import islice, permutations
+from itertools import permutations
 from operator import and_, or_, xor
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tests import steps
-from tests.jobs.conftest import Tables
+from tests.jobs.conftest import Staged, Tables, offenders, source_of
 from tidegate.jobs import (
+    ApproxDistinct,
+    ApproxQuantiles,
     Avg,
     BitAnd,
     BitOr,
@@ -38,7 +39,7 @@ from tidegate.jobs import (
     Variance,
 )
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, Overflow, TidegateError
+from tidegate.state_store.base.errors import Overflow
 
 Row = dict[str, Any]
 COLUMNS = {
@@ -199,33 +200,16 @@ def kept(tables: Tables, pipeline: Pipeline) -> dict[str, Row]:
     }
 
 
-def run_together(tables: Tables, pipeline: Pipeline) -> None:
-    """Process all batches, and commit them in one transaction."""
-    txids = tables.plan(pipeline, "together")
-    for txid in txids[:-1]:
-        steps.process(tables.settings, pipeline, txid, owner="test", routing=tables.routing)
-    steps.process(tables.settings, pipeline, txids[-1], owner="test", commit_ready=True, routing=tables.routing)
-    with StateStore.connect(tables.settings) as store:
-        assert store.committed(pipeline.name) == txids[-1]
-
-
 @pytest.mark.promise("I16", "decision:0028")
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-@pytest.mark.parametrize("routing", ["chosen", "safe"])
-def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables, routing: str, *, together: bool) -> None:
-    """Random rows in random batches, one of them empty, merged one by one or in one transaction."""
-    tables.routing = steps.ROUTINGS[routing]
-    rng = random.Random(f"{routing} {together}")
+def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables) -> None:
+    """Random rows in random batches, one of them empty, by two routes, merged one by one and in one transaction."""
+    rng = random.Random(5)
     rows = nulled(rows_of(rng.randint(0, 10**9), 120))
-    cuts = sorted(rng.sample(range(1, len(rows)), 4))
+    cuts = sorted(rng.sample(range(1, len(rows)), 3))
     batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
     pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=AGGREGATES))
-    tables.put(*map(as_table, [*batches[:3], [], *batches[3:]]))
-    if together:
-        run_together(tables, pipeline)
-    else:
-        tables.run(pipeline)
+    tables.put(*map(as_table, [batches[0], [], *batches[1:]]))
+    tables.run_mixed(pipeline, ["chosen", "safe", "safe", "chosen"])
     assert kept(tables, pipeline) == expected(rows)
 
 
@@ -266,81 +250,72 @@ def newest(rows: list[Row]) -> dict[str, Row]:
 
 
 @pytest.mark.promise("decision:0028")
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables, *, together: bool) -> None:
-    """Five orders of three batches, with equal moments and NULLs: the same row wins. More would not fit into the window."""
+def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables) -> None:
+    """All orders of four batches, each for keys of its own, with equal moments and NULLs: the same row wins."""
     rows = rows_of(7, 60)
-    batches = [rows[:20], rows[20:40], rows[40:]]
+    parts = [rows[start : start + 15] for start in range(0, 60, 15)]
+    orders = [*permutations(parts)]
     pipeline = tables.declare_over(as_table([]).schema, VERSIONS)
-    for number, order in enumerate(islice(permutations(batches), 5)):
-        key = [[row | {"name": f"{row['name']} {number}"} for row in batch] for batch in order]
-        tables.put(*map(as_table, key))
-    if together:
-        run_together(tables, pipeline)
-    else:
-        tables.run(pipeline)
+    for place in range(len(parts)):
+        named = [row | {"name": f"{row['name']} {number}"} for number, order in enumerate(orders) for row in order[place]]
+        tables.put(as_table(named))
+    tables.run_mixed(pipeline, ["chosen", "safe"])
     found = {row["name"]: {column: row[column] for column in row if column != "name"} for row in tables.rows(pipeline)}
-    assert found == {f"{name} {number}": row for number in range(5) for name, row in newest(rows).items()}
-
-
-def test_an_older_version_does_not_bring_a_deleted_key_back(tables: Tables) -> None:
-    """The tombstone stays: without it, the late row would be taken for a new one."""
-    empty = dict.fromkeys(COLUMNS)
-    gone = empty | {"name": "plane", "at": START + timedelta(seconds=2), "ok": True}
-    late = empty | {"name": "plane", "at": START + timedelta(seconds=1), "ok": False, "label": "old"}
-    pipeline = tables.declare_over(as_table([]).schema, VERSIONS)
-    tables.put(as_table([gone]), as_table([late]))
-    tables.run(pipeline)
-    (row,) = tables.rows(pipeline)
-    assert (row["ok"], row["label"], row["at"]) == (True, None, gone["at"])
+    assert found == {f"{name} {number}": row for number in range(len(orders)) for name, row in newest(rows).items()}
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 
-
-@pytest.mark.parametrize(
-    ("aggregate", "values", "error", "message"),
-    [
-        (CollectSet("n", "bigint", most=2), [1, 2, 3], Overflow, "value would have 3 values of a key, and keeps at most 2"),
-        (CollectList("n", "bigint", most=2), [1, 1, 1], Overflow, "value would have 3 values of a key, and keeps at most 2"),
-        (Variance("n"), [10**18], Overflow, "out of range|cannot be represented"),
-        (Avg("ratio", scale=1), [0.25], MalformedRecord, "column ratio, declared numeric"),
-        (Avg("ratio"), [float("nan")], MalformedRecord, "has the value NaN"),
-        (Avg("ratio", scale=3), [float("inf")], MalformedRecord, "has the value Infinity"),
-        (Histogram("ratio", [0], "numeric(10,2)"), [0.001], MalformedRecord, "column ratio, declared numeric"),
-        (CollectSet("label", "bigint"), ["a"], DeclarationInvalid, "is declared bigint, but the transform returns string"),
-        (BitOr("price"), [Decimal(1)], DeclarationInvalid, "is declared bigint, but the transform returns decimal"),
-        (Last("label", "text", {"day": "timestamptz"}), ["a"], DeclarationInvalid, "declared timestamptz"),
-        (CollectSet("label", "text"), ["a\0b"], TidegateError, "NUL character"),
-    ],
-)
-def test_what_cannot_be_kept_exactly_is_refused(
-    tables: Tables, aggregate: Any, values: list[Any], error: type[TidegateError], message: str
-) -> None:
-    """Nothing is rounded, cut or dropped: the batch is refused as a whole."""
-    state = State(key={"name": "text"}, aggregates={"value": aggregate})
-    pipeline = tables.declare_over(as_table([]).schema, state)
-    tables.put(as_table([dict.fromkeys(COLUMNS) | {"name": "a", aggregate.column: value} for value in values]))
-    (txid,) = tables.plan(pipeline, "refused")
-    with pytest.raises(error, match=message):
-        steps.process(tables.settings, pipeline, txid, owner="test")
-    assert tables.rows(pipeline) == []
+# An aggregate, the values of its column in one batch, and why that is refused.
+REFUSED: dict[str, tuple[Any, list[Any], str]] = {
+    "a set": (CollectSet("n", "bigint", most=2), [1, 2, 3], "Overflow.*x would have 3 values of a key, and keeps at most 2"),
+    "a list": (CollectList("n", "bigint", most=2), [1, 1, 1], "Overflow.*x would have 3 values of a key, and keeps at most 2"),
+    "squares": (Variance("n"), [10**18], "Overflow.*(out of range|cannot be represented)"),
+    "digits": (Avg("ratio", scale=1), [0.25], "MalformedRecord.*column ratio, declared numeric"),
+    "NaN": (Avg("ratio"), [float("nan")], "MalformedRecord.*has the value NaN"),
+    "infinity": (Avg("ratio", scale=3), [float("inf")], "MalformedRecord.*has the value Infinity"),
+    "a bound": (Histogram("ratio", [0], "numeric(10,2)"), [0.001], "MalformedRecord.*column ratio, declared numeric"),
+    "a text": (CollectSet("label", "bigint"), ["a"], "DeclarationInvalid.*declared bigint, but the transform returns string"),
+    "a decimal": (BitOr("price"), [Decimal(1)], "DeclarationInvalid.*declared bigint, but the transform returns decimal"),
+    "an order": (Last("label", "text", {"day": "timestamptz"}), ["a"], "DeclarationInvalid.*declared timestamptz"),
+    "NUL": (CollectSet("label", "text"), ["a\0b"], "NUL character"),
+    "NaN estimated": (ApproxDistinct("ratio", "numeric(10,1)"), [float("nan")], "MalformedRecord.*has the value NaN"),
+    "a quantile": (ApproxQuantiles("ratio", 10, "numeric(10,1)"), [0.25], "MalformedRecord.*column ratio, declared numeric"),
+    "no number": (ApproxDistinct("label", "bigint"), ["a"], "DeclarationInvalid.*declared bigint, but .* returns string"),
+    "too large": (ApproxQuantiles("n", 10, "integer"), [2**31], "Overflow.*(out of range|cannot be represented)"),
+    "a far day": (CollectSet("day", "date"), [date(2026, 1, 1)], "Overflow.*Years are kept from 1 to 9999"),
+}
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables, *, together: bool) -> None:
+def test_what_cannot_be_kept_exactly_is_refused(tables: Tables) -> None:
+    """Nothing is rounded, cut or dropped: the batch is refused as a whole, and its message is one line."""
+    empty = dict.fromkeys(COLUMNS) | {"name": "a"}
+    tables.put(*(as_table([empty | {tried.column: value} for value in values]) for tried, values, _ in REFUSED.values()))
+    tables.plan(tables.declare_over(as_table([]).schema, State(aggregates={"lines": Count()})), "refused")
+    later = lambda rows: rows.selectExpr("name", "date_add(day, 4000000) AS day")  # noqa: E731
+    found = {}
+    for txid, (name, (tried, _, _)) in enumerate(REFUSED.items(), start=1):
+        states = {f"state_{txid}": State(key={"name": "text"}, aggregates={"x": tried})}
+        transform = later if name == "a far day" else None
+        pipeline = tables.declare_over(as_table([]).schema, VERSIONS, transform, states=states)
+        found[name] = tables.outcome(pipeline, txid)
+    assert offenders(found, {name: message for name, (_, _, message) in REFUSED.items()}) == {}
+
+
+def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables) -> None:
     """Each batch alone is within the limit. The first one that leads beyond it does not commit; those before it do."""
     state = State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})
-    pipeline = tables.declare_over(as_table([]).schema, state)
-    empty = dict.fromkeys(COLUMNS) | {"name": "a"}
-    tables.put(*(as_table([empty | {"n": n} for n in values]) for values in ([1, 2], [2, 3], [3, 4])))
-    txids = tables.plan(pipeline, "run")
-    for txid in txids:
-        steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=together and txid == txids[-1])
-    for txid in txids[:2]:
-        steps.commit(tables.settings, pipeline, txid, owner="test")
-    with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
-        steps.commit(tables.settings, pipeline, 3, owner="test")
+    pipeline = Pipeline("inbox", source_of(as_table([]).schema), {"per_name": state})
+    tables.declare(pipeline.source, states=pipeline.states)
+    with StateStore.connect(tables.settings) as store:
+        flow = Staged(store, pipeline.spec)
+        for values in ("{1,2}", "{2,3}", "{3,4}"):
+            flow.batch(per_name=[("a", values)], is_committed=False)
+        store.commit_ready(pipeline.spec, "test")  # together they are refused, and left to their own commits
+        for txid in (1, 2):
+            flow.commit(txid)
+        with pytest.raises(Overflow, match="a key would have 4 values, and keeps at most 3"):
+            flow.commit(3)
     assert tables.rows(pipeline) == [{"name": "a", "values": [1, 2, 3]}]
 
 
@@ -359,8 +334,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 @pytest.mark.promise("performance:first-column-of-order-is-compared-before")
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_first_and_last_take_every_type(tables: Tables, *, together: bool) -> None:
+def test_first_and_last_take_every_type(tables: Tables) -> None:
     """As the value and as what orders it, in both ways to merge; Spark and Postgres agree on each order."""
     columns = {f"c{number}": kind for number, kind in enumerate(KINDS)}
     aggregates = {
@@ -376,10 +350,7 @@ def test_first_and_last_take_every_type(tables: Tables, *, together: bool) -> No
 
     pipeline = tables.declare_over(table_of([]).schema, State(aggregates=aggregates))
     tables.put(*(table_of(rows[start : start + 10]) for start in range(0, 40, 10)))
-    if together:
-        run_together(tables, pipeline)
-    else:
-        tables.run(pipeline)
+    tables.run_mixed(pipeline)
     (found,) = tables.rows(pipeline)
 
     def order(value: Any) -> Any:
@@ -417,7 +388,7 @@ def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> N
         numbers = range(keys)
         columns = ([*numbers], [(number * 7 + batch) % 5 for number in numbers], [(batch * 5) % 7 for _ in numbers])
         tables.put(pa.table({name: pa.array(values, kinds[name]) for name, values in zip(kinds, columns, strict=True)}))
-    run_together(tables, pipeline)
+    tables.run_mixed(pipeline)
     wanted = duckdb.sql(
         f"""SELECT key, count(*), round(avg(n), 2)::decimal(38,2), bit_xor(n), arg_max(n, place),
                    list_sort(list_distinct(list(n))), [count(*) FILTER (n < 3), count(*) FILTER (n >= 3)]
@@ -461,13 +432,3 @@ def test_a_bound_with_a_point_is_written_as_text() -> None:
     """A double would not be the number that was meant."""
     with pytest.raises(TypeError, match="write a bound with decimals as text"):
         Histogram("a", [0.1])  # type: ignore[list-item]
-
-
-def test_a_date_that_other_programs_cannot_read_is_refused_in_arrays_too(tables: Tables) -> None:
-    """Years are kept from 1 to 9999, as in columns of one value."""
-    state = State(aggregates={"days": CollectSet("day", "date")})
-    pipeline = tables.declare_over(as_table([]).schema, state, lambda rows: rows.selectExpr("date_add(day, 4000000) AS day"))
-    tables.put(as_table([dict.fromkeys(COLUMNS) | {"day": date(2026, 1, 1)}]))
-    (txid,) = tables.plan(pipeline, "refused")
-    with pytest.raises(Overflow, match="Years are kept from 1 to 9999"):
-        steps.process(tables.settings, pipeline, txid, owner="test")

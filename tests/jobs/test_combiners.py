@@ -1,7 +1,7 @@
 """An author's own aggregates: through Spark and Postgres like all others, and the check that tells a wrong one."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -12,14 +12,12 @@ import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
-from tests import steps
-from tests.jobs.conftest import Tables
-from tests.jobs.test_aggregates import run_together
-from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Last, State
+from tests.jobs.conftest import Staged, Tables, source_of
+from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Last, Pipeline, State
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import BrokenPromise, check_aggregate
-from tidegate.state_store import Settings
+from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInvalid, Overflow
 
 
@@ -118,7 +116,6 @@ def as_table(rows: list[Row]) -> pa.Table:
 
 def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -> None:
     """Random rows with NULLs in random batches, staged by tasks and ready at once; a key without values has zero, or NULL."""
-    tables.routing = steps.ROUTINGS["safe"]
     rng = random.Random(3)
     rows: list[Row] = [
         (rng.choice("ab"), rng.choice(["", "é", "zz", "aaa", None]), rng.choice([1, 2, 300, None])) for _ in range(40)
@@ -132,8 +129,8 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
         "times": Product("n"),
     }
     pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=aggregates))
-    tables.put(as_table(rows[:15]), as_table([]), as_table(rows[15:20]), as_table(rows[20:]))
-    run_together(tables, pipeline)
+    tables.put(as_table(rows[:15]), as_table(rows[15:20]), as_table(rows[20:]))
+    tables.run_mixed(pipeline, ["safe"])
     found = {row["name"]: row for row in tables.rows(pipeline)}
     for name in ("a", "b", "only NULL"):
         labels = [label for key, label, _ in rows if key == name and label is not None]
@@ -148,95 +145,69 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
         }  # fmt: skip
 
 
-def test_a_value_that_does_not_fit_is_named_and_changes_nothing(tables: Tables) -> None:
-    """In a batch, by Spark, and in the merge, by Postgres."""
-    state = State(key={"name": "text"}, aggregates={"times": Product("n", "numeric(20,0)")})
-    pipeline = tables.declare_over(as_table([]).schema, state)
-    tables.put(as_table([("a", None, 10**15)]), as_table([("a", None, 10**6)]))
-    txids = tables.plan(pipeline, "run")
-    for txid in txids:
-        steps.process(tables.settings, pipeline, txid, owner="test")
-    steps.commit(tables.settings, pipeline, txids[0], owner="test")
-    with pytest.raises(Overflow):
-        steps.commit(tables.settings, pipeline, txids[1], owner="test")
-    assert tables.rows(pipeline) == [{"name": "a", "times": 10**15}]
+def test_a_value_that_does_not_fit_and_another_meaning_are_refused(
+    store: StateStore, settings: Settings, register: Callable[..., None]
+) -> None:
+    """The merge changes nothing then. A field or the version is a changed aggregate: after a commit, it is refused."""
 
-
-def test_another_meaning_is_another_declaration(tables: Tables, register: Any) -> None:
-    """A field or the version: after a commit, it is refused like any changed aggregate."""
-
-    class Newer(CappedSum):
+    class Newer(Product):
         version = 2
 
-    Newer.__qualname__ = CappedSum.__qualname__
-    pipeline = tables.declare_over(as_table([]).schema, State(aggregates={"capped": CappedSum("n")}))
-    tables.put(as_table([("a", None, 1)]))
-    tables.run(pipeline)
-    for changed in (CappedSum("n", cap=1), Newer("n")):
+    Newer.__qualname__ = Product.__qualname__
+
+    def declared(tried: Combiner) -> Pipeline:
+        return Pipeline("inbox", source_of(as_table([]).schema), {"per_name": State({"name": "text"}, {"times": tried})})
+
+    register(declared(Product("n", "numeric(20,0)")))
+    flow = Staged(store, declared(Product("n", "numeric(20,0)")).spec)
+    flow.batch(per_name=[("a", 10**15)])
+    with pytest.raises(Overflow):
+        flow.batch(per_name=[("a", 10**6)])
+    assert [row["times"] for row in store.state_rows(flow.spec.states[0])] == [10**15]
+    for changed in (Product("n", "numeric(20,0)", read_as="integer"), Newer("n", "numeric(20,0)")):
         with pytest.raises(DeclarationChanged, match="has committed a batch into other states"):
-            tables.declare_over(as_table([]).schema, State(aggregates={"capped": changed}))
+            register(declared(changed))
 
 
-@pytest.fixture
-def numbers(settings: Settings) -> Iterator[Any]:
-    """Rows of every type with NULLs, repeated values, and both ends of a range."""
+KEPT: dict[str, Aggregate] = {
+    "an author's": Longest("label"),
+    "a mean": Avg("price", scale=2),
+    "a row": Last("label", "text", {"at": "timestamptz"}),
+    "a list": CollectList("label", "text"),
+    "a sketch": ApproxDistinct("label", "text", error=0.1),
+    "another sketch": ApproxQuantiles("n", 500, signed=True, error=0.1),
+}
+WRONG: list[tuple[Aggregate, Any, str]] = [
+    (Difference("n"), BrokenPromise, "value is"),
+    (Mean("n"), BrokenPromise, "value is"),
+    (NoIdentity("n", cap=5000), BrokenPromise, "no rows change nothing: value is"),
+    (Product("n", "numeric(6,0)"), Overflow, "range|cannot be represented"),
+    (Broken("n"), DeclarationInvalid, "The combiner of value .* failed"),
+]
+
+
+@pytest.mark.promise("testing:check_aggregate")
+@pytest.mark.parametrize("names", [["an author's", "a sketch"], pytest.param(KEPT, marks=pytest.mark.soak)], ids=["few", "all"])
+def test_the_check_tells_what_keeps_the_promise_from_what_does_not(settings: Settings, names: Collection[str]) -> None:
+    """A broken law with the values that differ; what does not fit, by its name. No table is made.
+
+    A sum with a cap keeps it if no value is negative: otherwise the cap would come too early in some orders.
+    """
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    rows = [
-        (
-            n,
-            None if n is None else f'{n},é"',
-            None if n is None else start + timedelta(microseconds=n),
-            None if n is None else Decimal(n) / 4,
+    values = [None, 0, 3, 3, -7, 5, None, 400, 2, 999]
+    rows = [n if n is None else (n, f'{n},é"', start + timedelta(microseconds=n), Decimal(n) / 4) for n in values]
+    with spark_session(settings, "inbox") as spark:
+        given = spark.createDataFrame(
+            [row or (None,) * 4 for row in rows], "n bigint, label string, at timestamp, price decimal(10,2)"
         )
-        for n in [None, 0, 3, 3, -7, 5, None, 400, 2, 999]
-    ]
-    with spark_session(settings, "combiners") as spark:
-        yield spark.createDataFrame(rows, "n bigint, label string, at timestamp, price decimal(10,2)")
-
-
-@pytest.mark.promise("testing:check_aggregate")
-@pytest.mark.parametrize(
-    "aggregate",
-    [
-        Longest("label"),
-        Avg("price", scale=2),
-        Last("label", "text", {"at": "timestamptz"}),
-        CollectList("label", "text"),
-        ApproxDistinct("label", "text", error=0.1),
-        ApproxQuantiles("n", 500, signed=True, error=0.1),
-    ],
-    ids=lambda aggregate: type(aggregate).__name__,
-)
-def test_the_check_accepts_what_keeps_the_promise(numbers: Any, settings: Settings, aggregate: Aggregate) -> None:
-    """Own aggregates and those that are shipped; no table is made."""
-    check_aggregate(aggregate, numbers, settings, splits=2)
-
-
-def test_the_check_accepts_a_sum_with_a_cap(numbers: Any, settings: Settings) -> None:
-    """If no value is negative: otherwise the cap would come too early in some orders."""
-    check_aggregate(CappedSum("n", cap=500), numbers.where("n >= 0 OR n IS NULL"), settings)
-    with pytest.raises(BrokenPromise):
-        check_aggregate(CappedSum("n", cap=500), numbers, settings, splits=10)
-
-
-@pytest.mark.promise("testing:check_aggregate")
-@pytest.mark.parametrize(
-    ("aggregate", "error", "message"),
-    [
-        (Difference("n"), BrokenPromise, "value is"),
-        (Mean("n"), BrokenPromise, "value is"),
-        (NoIdentity("n", cap=5000), BrokenPromise, "no rows change nothing: value is"),
-        (Product("n", "numeric(6,0)"), Overflow, "range|cannot be represented"),
-        (Broken("n"), DeclarationInvalid, "The combiner of value .* failed"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_the_check_tells_what_is_wrong(
-    numbers: Any, settings: Settings, aggregate: Aggregate, error: Any, message: str
-) -> None:
-    """A broken law with the values that differ; what does not fit, by its name."""
-    with pytest.raises(error, match=message):
-        check_aggregate(aggregate, numbers.where("n > 0"), settings)
+        for name in names:
+            check_aggregate(KEPT[name], given, settings, splits=2)
+        check_aggregate(CappedSum("n", cap=500), given.where("n >= 0 OR n IS NULL"), settings, splits=3)
+        with pytest.raises(BrokenPromise):
+            check_aggregate(CappedSum("n", cap=500), given, settings, splits=10)
+        for aggregate, error, message in WRONG:
+            with pytest.raises(error, match=message):
+                check_aggregate(aggregate, given.where("n > 0"), settings)
 
 
 def test_a_combiner_is_a_dataclass() -> None:

@@ -19,7 +19,7 @@ def test_the_installed_versions_are_those_that_were_checked() -> None:
 
 def test_a_connect_session_has_the_parts_that_are_used(settings: Settings) -> None:
     """Setting an attribute that does not exist would silently do nothing."""
-    with spark_session(settings, "internals") as session:
+    with spark_session(settings, "inbox") as session:
         assert isinstance(session.client._rpc_deadlines, RpcDeadlines)
         assert callable(session.client.disable_reattachable_execute)
         assert callable(session.client._channel.close)

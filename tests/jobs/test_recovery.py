@@ -1,24 +1,24 @@
-"""A run goes on after servers and other runs have died: every batch counts once, without an operator."""
+"""A run goes on after servers have died: every batch counts once, without an operator. All that kills servers is here."""
 
+# ruff: noqa: F811
+import json
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pyspark.sql.connect.client.core import RpcDeadlines
 
-from tests import steps
-from tests.jobs.test_failures import Held, counted, server_process, skipping
+from tests.jobs.test_failures import Held, attempts_of, counted, failed_while_held, skipping, wait_for
 from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: its tests kill servers
 from tests.sources.conftest import Inbox
 from tidegate.jobs.compute.batch_attempt import _Computation
+from tidegate.jobs.compute.sessions import session as spark_module
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import SparkUnavailable
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS
 
 BATCHES = 4
 
@@ -32,10 +32,32 @@ def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
     return inbox
 
 
-def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
-    """Return the ledger's attempts at a batch."""
-    with StateStore.connect(inbox.settings) as store:
-        return list(store.batch_history("inbox", txid).attempts)
+def server_process(stack: Settings, component: str) -> int:
+    """Return the process id of one of the stack's servers, from the supervisor's status; wait while it is started again."""
+    found: list[int] = []
+
+    def is_noted() -> bool:
+        status = json.loads((stack.stack_folder / "run" / "stack.status").read_text())
+        found.extend(filter(None, [status["components"][component]["pid"]]))
+        return bool(found)
+
+    wait_for(is_noted, f"a process of {component}")
+    return found[0]
+
+
+@pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS")
+def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections without answering, as on a machine that swaps: it counts as away, and no row is left out."""
+    monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(spark_module, "HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
+    spark = server_process(stack, "spark")
+    try:
+        error = failed_while_held(inbox, lambda _worker: os.kill(spark, signal.SIGSTOP))
+    finally:
+        os.kill(spark, signal.SIGCONT)
+    assert isinstance(error, SparkUnavailable)
+    assert "has not answered for 3 s, though it is there" in str(error)
 
 
 @pytest.mark.promise("fault:spark-server-dies-or-hangs:processing")
@@ -89,6 +111,7 @@ def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settin
     assert counted(inbox, pipeline) == {"a": 10}
 
 
+@pytest.mark.soak
 @pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Postgres dies with the COMMIT: the run checks whether it took effect, and never guesses."""
@@ -111,35 +134,4 @@ def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Sett
     monkeypatch.setattr(StateStore, "commit_ready", with_a_kill)
     run_pipeline(inbox.settings, pipeline, run_id="run")
     assert next(kills, None) is None
-    assert counted(inbox, pipeline) == {"a": 10}
-
-
-def test_a_run_ends_at_once_when_spark_is_not_there_at_all(inbox: Inbox) -> None:
-    """A run waits only for a server that has answered before; if it was never started, the message says so."""
-    pipeline = skipping(inbox)
-    with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):
-        run_pipeline(replace(inbox.settings, spark_remote="sc://127.0.0.1:9"), pipeline, run_id="run")
-    run_pipeline(inbox.settings, pipeline, run_id="run")
-    assert counted(inbox, pipeline) == {"a": 10}
-
-
-def silence(as_owner: Callable, seconds: int) -> None:
-    """Let the running attempts have reported last that long ago."""
-    a = tables.attempt.c
-    ago = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
-    as_owner(sa.update(tables.attempt).where(a.sealed_at.is_(None), a.failed_at.is_(None)).values(seen_at=ago))
-
-
-@pytest.mark.promise("limit:LONGEST_SILENCE_SECONDS")
-def test_a_run_takes_over_from_a_silent_one(inbox: Inbox, as_owner: Callable) -> None:
-    """A process that was killed or stopped holds up others briefly, not until its attempt is overdue."""
-    pipeline = skipping(inbox)
-    inbox.plan(pipeline, "dead")
-    with StateStore.connect(inbox.settings) as store:
-        for txid in range(1, BATCHES + 1):
-            store.start_attempt(pipeline.spec, txid, "a dead run")
-    silence(as_owner, LONGEST_SILENCE_SECONDS)
-
-    for txid in range(1, BATCHES + 1):
-        assert steps.commit(inbox.settings, pipeline, txid, owner="test").attempt == 2
     assert counted(inbox, pipeline) == {"a": 10}

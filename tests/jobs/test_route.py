@@ -1,21 +1,25 @@
 """Routes: the choice is a pure function, checked by a table, and every route agrees with plain Python."""
 
+import random
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import product
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests import steps
-from tests.sources.conftest import Inbox, inbox
-from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
+from tests.jobs.conftest import Tables
+from tidegate.jobs import Count, Files, FixedBatches, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.shortcut_report import paths
 from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
+from tidegate.state_store import StateStore
 from tidegate.state_store.ledger.batches import QUARANTINED
 from tidegate.state_store.seal.attempts import Attempt
-
-__all__ = ["inbox"]  # a fixture
 
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 PLAIN = Pipeline(name="inbox", source=Files("inbox", schema={"name": "string", "amount": "int"}), states={"per_name": PER_NAME})
@@ -120,32 +124,117 @@ def test_records_from_quarantine_are_followed_one_by_one() -> None:
     assert choose(PLAIN, attempt, ONE_FILE).follows_partials is None
 
 
+# ----------------------------------------------------------------------------- every route, over every kind of column
+
+# Text is data and compares by bytes: no two of these become one key.
+NASTY = [
+    *("", " ", "a", "a ", "A", "\u0131", "I", "i", "\u0130", "é", "e\u0301", "\U0001f30a", "NULL", "null", "\\N", "\\."),
+    *("a\nb", "a\r\nb", "tab\t", "'\";--", '"', '""', ",", "{}", "%s", "\x7f", "\ufeff", "x" * 2000, "\uffee", None),
+]
+NOISE = random.Random(1)
+KINDS: dict[str, tuple[pa.DataType, str, list[Any]]] = {  # of each column: in the file, in the state, and its values
+    "text": (pa.string(), "text", [*NASTY, "".join(chr(NOISE.randrange(0x21, 0x7F)) for _ in range(2000))]),
+    "instant": (
+        pa.timestamp("us", "UTC"),
+        "timestamptz",
+        [datetime(1, 1, 1, tzinfo=UTC), datetime(2013, 6, 1, 12, 30, 15, 123456, UTC), datetime.max.replace(tzinfo=UTC), None],
+    ),
+    "user": (pa.date32(), "date", [date(1, 1, 1), date(2012, 2, 29), date(9999, 12, 31), None]),
+    "known": (pa.bool_(), "boolean", [True, False, None]),
+    "a.b": (pa.int64(), "bigint", [0, -1, 2**40, None]),
+    "c`d": (pa.decimal128(10, 2), "numeric(10,2)", [Decimal("-0.01"), Decimal("99999999.99"), None]),
+}
+COLUMNS = [*KINDS]
+BOTH = {
+    f"{which.__name__.lower()}_{number}": which(name, KINDS[name][1])
+    for number, name in enumerate(COLUMNS)
+    for which in (Min, Max)
+}
+NAMED = {"order": Count(), "select": Sum("a.b"), "not_null": Count("a.b")}
+RICH: dict[str, Any] = {
+    "per_text": State(
+        key={"text": "text"}, null_keys=True, aggregates={"lines": Count(), "total": Sum("c`d", "numeric(38,2)")}
+    ),
+    "table": State(key={"user": "date", "known": "boolean"}, null_keys=True, aggregates={**NAMED, **BOTH}),
+    "overall": State(aggregates={"all": Sum("a.b")}),
+    "log": Rows({"text": "text", "known": "boolean"}),
+}
+HOWS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "transformed": {"transform": lambda rows: rows.where("text IS NULL OR text <> 'dropped'")},
+    "checked": {"check": {"kept": "coalesce(text, '') <> 'dropped'"}, "on_poison": "quarantine"},
+}
+
+
+def rows_of(dice: random.Random, text: list[Any]) -> list[dict[str, Any]]:
+    """Return a row for each text, with random other values, NULL among them."""
+    return [{"text": each} | {name: dice.choice(KINDS[name][2]) for name in COLUMNS[1:]} for each in text]
+
+
+def least(values: list[Any], which: Any) -> Any:
+    """Return the least or greatest value by the order of Postgres: of texts, by their bytes."""
+    return which((v for v in values if v is not None), key=lambda v: v.encode() if isinstance(v, str) else v, default=None)
+
+
+def expected(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the states in plain Python, as unordered rows."""
+
+    def grouped(*key: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(tuple(row[name] for name in key), []).append(row)
+        return groups
+
+    def column(of: list[dict[str, Any]], name: str) -> list[Any]:
+        return [row[name] for row in of if row[name] is not None]
+
+    found: dict[str, list[tuple[Any, ...]]] = {
+        "per_text": [(*key, len(of), sum(column(of, "c`d"), Decimal(0))) for key, of in grouped("text").items()],
+        "table": [
+            (
+                *(*key, len(of), sum(column(of, "a.b")), len(column(of, "a.b"))),
+                *(least(column(of, name), which) for name in COLUMNS for which in (min, max)),
+            )
+            for key, of in grouped("user", "known").items()
+        ],
+        "overall": [(sum(column(rows, "a.b")),)],
+        "log": [(row["text"], row["known"]) for row in rows],
+    }
+    return {name: sorted(of, key=repr) for name, of in found.items()}
+
+
 @pytest.mark.promise("performance:up-to-10-000-partials-are-copied", "performance:small-files-are-grouped-by-one-task")
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("route", steps.ROUTINGS)
-@pytest.mark.parametrize("how", ["as it is", "transformed", "checked", "several states"])
-def test_every_route_agrees_with_plain_python(inbox: Inbox, route: str, how: str) -> None:
-    """For files with one row and with many, batches of one file and of several, and an empty file."""
-    inbox.routing = steps.ROUTINGS[route]
-    files = [[("a", 1)], [], [(f"n{number % 7}", number) for number in range(100)], [("a", 5), ("b", -5)]]
-    for number, rows in enumerate(files):
-        inbox.write(f"{number}.csv", "name,amount\n" + "".join(f"{name},{amount}\n" for name, amount in rows))
-    source = Files("inbox", format="csv", schema={"name": "string", "amount": "int"}, max_files=2)
-    more: dict[str, Any] = {
-        "transformed": {"transform": lambda rows: rows.where("amount <> 0")},
-        "checked": {"check": {"a name": "name <> ''"}},
-        "several states": {"states": {"per_name": PER_NAME, "overall": State(aggregates={"amount": Sum("amount")})}},
-    }.get(how, {})
-    pipeline = inbox.declare(source, **more)
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.soak)], ids=["some", "all"])
+def test_every_route_agrees_with_plain_python(tables: Tables, every: int) -> None:
+    """Batch after batch by another route, as they are, transformed and checked: every type as key and as value, any name.
 
-    assert inbox.run(pipeline) == [1, 2]
+    A batch is two files, one of which may be empty.
+    """
+    dice = random.Random(3)
+    pipeline = tables.declare_over(as_table([]).schema, RICH["log"], states=RICH)
+    pipeline = replace(pipeline, source=replace(pipeline.source, max_files=2))
+    ways = list(product(steps.ROUTINGS, HOWS))[::every]
+    kept: list[dict[str, Any]] = []
+    wrong: list[Any] = []
+    for number, (route, how) in enumerate(ways, start=1):
+        rows = rows_of(dice, KINDS["text"][2]) + rows_of(dice, dice.choices(NASTY[:6], k=20))
+        dropped = [] if how == "as it is" else rows_of(dice, ["dropped"] * 3)
+        tables.put(as_table(rows[:30] + dropped), as_table([] if number == 1 else rows[30:]))
+        kept += rows[:30] + ([] if number == 1 else rows[30:])
+        each = replace(pipeline, **HOWS[how])
+        (txid,) = tables.plan(each, f"run {number}")
+        steps.process(tables.settings, each, txid, owner="test", routing=steps.ROUTINGS[route])
+        steps.commit(tables.settings, each, txid, owner="test")
+        want = expected(kept)
+        for name in RICH:
+            of = [tuple(v for n, v in row.items() if n != "position") for row in tables.rows(each, name)]
+            if sorted(of, key=repr) != want[name]:
+                wrong.append((route, how, name))
+    assert wrong == []
+    with StateStore.connect(tables.settings) as store:
+        assert len(list(store.quarantined("inbox"))) == 3 * sum(how == "checked" for _, how in ways)
 
-    expected: dict[str, list[int]] = {}
-    for name, amount in (row for rows in files for row in rows):
-        if how != "transformed" or amount:
-            counted = expected.setdefault(name, [0, 0])
-            counted[0] += 1
-            counted[1] += amount
-    assert {row["name"]: [row["lines"], row["amount"]] for row in inbox.rows(pipeline)} == expected
-    if how == "several states":
-        assert inbox.rows(pipeline, "overall") == [{"amount": sum(amount for rows in files for _, amount in rows)}]
+
+def as_table(rows: list[dict[str, Any]]) -> pa.Table:
+    """Return rows as an Arrow table."""
+    return pa.table({name: pa.array([row[name] for row in rows], kind) for name, (kind, *_) in KINDS.items()})

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from tests.jobs.conftest import Tables
 from tidegate.jobs import Files, Newest, Pipeline, Rows, State, Sum
@@ -18,6 +19,7 @@ STATES: dict[str, AnyState] = {
 }
 
 
+@pytest.mark.soak
 def test_a_wide_table_becomes_wide_states(tables: Tables) -> None:
     """Two batches of one key: both rows, the sums, and the newer row."""
     pipeline: Pipeline = tables.declare(Files("inbox", schema=dict.fromkeys(NAMES, "bigint")), states=STATES)

@@ -39,17 +39,18 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"].replace("$__rate_interval", "5m").replace("$pipeline", ".*")
 
 
-@pytest.mark.parametrize(("place", "expression"), list(expressions()))
-def test_expressions_name_only_metrics_and_labels_that_exist(place: str, expression: str) -> None:
+def test_expressions_name_only_metrics_and_labels_that_exist() -> None:
     """A misspelt name would never match, and stay unnoticed."""
-    named = set(re.findall(r"\btidegate_\w+", expression))
-
-    assert named <= set(METRICS)
     known = {label for metric in METRICS.values() for label in metric.labels} | {"job", "instance"}
-    for labels in re.findall(r"(?:by|without|on) \(([\w, ]+)\)", expression):
-        assert set(labels.split(", ")) <= known
-    for name, matchers in re.findall(r"(tidegate_\w+)\{([^}]*)\}", expression):
-        assert set(re.findall(r"(\w+)(?:=~|=|!=|!~)", matchers)) <= set(METRICS[name].labels)
+    wrong: list[tuple[str, set[str]]] = []
+    for place, expression in expressions():
+        unknown = set(re.findall(r"\btidegate_\w+", expression)) - set(METRICS)
+        for labels in re.findall(r"(?:by|without|on) \(([\w, ]+)\)", expression):
+            unknown |= set(labels.split(", ")) - known
+        for name, matchers in re.findall(r"(tidegate_\w+)\{([^}]*)\}", expression):
+            unknown |= set(re.findall(r"(\w+)(?:=~|=|!=|!~)", matchers)) - set(METRICS[name].labels)
+        wrong += [(place, unknown)] * bool(unknown)
+    assert wrong == []
 
 
 @NEEDS_PROMTOOL
@@ -96,10 +97,10 @@ def broken(folder: Path, expressions: dict[str, str]) -> subprocess.CompletedPro
 
 
 @NEEDS_PROMTOOL
-@pytest.mark.parametrize("alert", [rule["alert"] for rule in RULES])
-def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path, alert: str) -> None:
+def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     """A case in which every rule passes would test nothing."""
-    assert broken(tmp_path, {alert: "vector(1) < 0"}).returncode == 1
+    alerts = [rule["alert"] for rule in RULES]
+    assert [alert for alert in alerts if broken(tmp_path, {alert: "vector(1) < 0"}).returncode != 1] == []
 
 
 @NEEDS_PROMTOOL

