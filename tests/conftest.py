@@ -22,7 +22,16 @@ from tests.layers import (  # noqa: F401 - hooks of this file
 )
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
-from tests.servers import Server, do_not_sync, fetch_kafka, migrated_database, running_stack, shared_stack, shared_template
+from tests.servers import (  # noqa: F401 - other modules take them from here
+    Server,
+    do_not_sync,
+    fetch_kafka,
+    migrated_database,
+    running_stack,
+    shared_stack,
+    shared_template,
+    show_transactions,
+)
 from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.stack.components.server_process import reserve_port
@@ -86,6 +95,7 @@ def usual_server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
         yield Server(stack)
         return
     with running_version(int(version), tmp_path_factory.mktemp(f"postgres_{version}"), stack) as settings:
+        show_transactions(settings)
         yield Server(settings)
 
 

@@ -1,7 +1,7 @@
 """The servers of a test run: one Postgres and one Spark Connect server, with Kafka if needed, for all processes that run tests.
 
-The first process that needs them starts them, in a folder of the run, under a lock; the others join. Nobody stops them before the
-run ends: its reaper does (`tests.reaper`).
+The first process that needs them starts them, in a folder of the run, under a lock; the others join. Nobody stops them before
+the run ends: its reaper does (`tests.reaper`).
 """
 
 import fcntl
@@ -119,7 +119,7 @@ def fetch_kafka() -> None:
 
 @contextmanager
 def running_stack(home: Path, *extras: str) -> Iterator[Settings]:
-    """Run an embedded stack without Airflow in an empty folder, and delete it at the end: for tests that stop or change servers."""
+    """Run an embedded stack without Airflow in an empty folder, and delete it at the end, for tests that stop or change it."""
     try:
         _start(home, extras, DRIVER_MEMORY)
         yield Settings.load({**os.environ, "TIDEGATE_HOME": str(home)})
@@ -139,6 +139,7 @@ def _start(home: Path, extras: tuple[str, ...], memory: int) -> None:
         environment.setattr(spark, "MAX_DRIVER_MEMORY", memory)
         embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
     do_not_sync(Settings.load(environ))
+    show_transactions(Settings.load(environ))
 
 
 def do_not_sync(settings: Settings) -> None:
@@ -149,3 +150,8 @@ def do_not_sync(settings: Settings) -> None:
     server = Server(settings)
     server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
     server.execute(sql.SQL("SELECT pg_reload_conf()"))
+
+
+def show_transactions(settings: Settings) -> None:
+    """Let sources see when open transactions began, as reading by time requires: once, as roles are the whole server's."""
+    Server(settings).execute(sql.SQL("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner"))
