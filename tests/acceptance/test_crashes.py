@@ -15,8 +15,7 @@ HOUR = 3600
 Row = tuple[str, int, int]  # name, amount, and the second at which it came
 BATCHES: list[list[Row]] = [
     [("a", 1, 0), ("b", 2, 10), ("a", 3, HOUR)],
-    [("a", 4, HOUR + 1), ("c", 5, 20), ("b", 6, 5)],
-    [("c", 7, HOUR + 2), ("a", 8, 2 * HOUR), ("d", 9, 0)],
+    [("a", 4, HOUR + 1), ("c", 5, 20), ("b", 6, 5), ("a", 8, 2 * HOUR), ("d", 9, 0)],
 ]
 SECOND = {"second": "bigint"}
 PIPELINE = Pipeline(

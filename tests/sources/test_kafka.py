@@ -48,7 +48,7 @@ BOTH_KINDS = pytest.mark.parametrize("kind", ["transactional", "opaque"])
 # ------------------------------------------------------------------------------------------------- exactly once
 
 
-@BOTH_KINDS
+@pytest.mark.parametrize("kind", ["transactional", pytest.param("opaque", marks=pytest.mark.soak)])
 def test_kafka_keeps_its_promises(settings: Settings, kind: str) -> None:
     """Each promise of each kind, but for the faults that a topic cannot have."""
     with spark_session(settings, "orders") as spark:
@@ -219,6 +219,7 @@ def test_an_expired_batch_says_how_many_records_skipping_it_gives_up(topic: Orde
     assert "partition 0 from 4 to 10, partition 1 from 0 to 5" in message
 
 
+@pytest.mark.soak
 def test_an_expired_batch_is_given_up_by_a_person_and_the_rest_counts(
     topic: OrdersTopic, register: Callable[..., None]
 ) -> None:
@@ -348,7 +349,8 @@ def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: Or
     topic.refused(source, first, SourceChanged, "was deleted and created again since this batch was planned")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("transactional", marks=pytest.mark.soak), "opaque"])
+@pytest.mark.soak
+@BOTH_KINDS
 def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(
     topic: OrdersTopic, register: Callable[..., None], kind: str
 ) -> None:
@@ -460,7 +462,8 @@ def test_a_generation_that_is_taken_back_before_it_is_registered_counts_nothing_
     assert per_shop(topic, pipeline) == Counter(value for _, _, value in topic.produced)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("transactional", marks=pytest.mark.soak), "opaque"])
+@pytest.mark.soak
+@BOTH_KINDS
 def test_a_topic_that_follows_another_source_begins_by_the_next_generation(
     topic: OrdersTopic, register: Callable[..., None], kind: str
 ) -> None:
