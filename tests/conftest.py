@@ -31,6 +31,7 @@ from tests.servers import (  # noqa: F401 - others find them here
     running_stack,
     shared_stack,
     shared_template,
+    show_transactions,
 )
 from tidegate import migrations
 from tidegate.jobs import Pipeline
@@ -95,6 +96,7 @@ def usual_server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
         yield Server(stack)
         return
     with running_version(int(version), tmp_path_factory.mktemp(f"postgres_{version}"), stack) as settings:
+        show_transactions(settings)
         yield Server(settings)
 
 

@@ -136,6 +136,7 @@ def _start(home: Path, extras: tuple[str, ...]) -> None:
         environment.setenv("JDK_JAVA_OPTIONS", QUICK_TO_COMPILE)
         embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
     do_not_sync(Settings.load(environ))
+    show_transactions(Settings.load(environ))
 
 
 def do_not_sync(settings: Settings) -> None:
@@ -146,3 +147,8 @@ def do_not_sync(settings: Settings) -> None:
     server = Server(settings)
     server.execute(sql.SQL("ALTER SYSTEM SET fsync = off"))
     server.execute(sql.SQL("SELECT pg_reload_conf()"))
+
+
+def show_transactions(settings: Settings) -> None:
+    """Let sources see when open transactions began, as reading by time requires: once, as roles are the whole server's."""
+    Server(settings).execute(sql.SQL("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner"))

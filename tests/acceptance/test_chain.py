@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import run_once
-from tests.conftest import Server, copied
 from tests.crashes import Crash, FaultPlan
 from tidegate.jobs import Changes, Count, FixedBatches, Pipeline, Rows, State, Sum
 from tidegate.state_store import Settings, StateStore
@@ -74,19 +73,18 @@ def stored(settings: Settings) -> tuple[list[tuple[Any, ...]], dict[str, tuple[i
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_both_pipelines_die_at_any_point(settings: Settings, server: Server, register: Callable[..., None], seed: int) -> None:
+def test_both_pipelines_die_at_any_point(settings: Settings, register: Callable[..., None], seed: int) -> None:
     """In turns, as they come: runs of either die, or not; then each is run once more."""
     register(FIRST, SECOND)
     history, died = random.Random(seed), 0
-    with copied(server, settings) as copy:
-        for number in range(8):
-            pipeline = history.choice([FIRST, SECOND])
-            try:
-                with FaultPlan(history.randrange(1, MOST_POINTS)).armed():
-                    run_once(copy, f"run {number}", pipeline)
-            except Crash:
-                died += 1
-        for pipeline in (FIRST, SECOND):
-            run_once(copy, "the last", pipeline)
-        assert stored(copy) == expected()
+    for number in range(8):
+        pipeline = history.choice([FIRST, SECOND])
+        try:
+            with FaultPlan(history.randrange(1, MOST_POINTS)).armed():
+                run_once(settings, f"run {number}", pipeline)
+        except Crash:
+            died += 1
+    for pipeline in (FIRST, SECOND):
+        run_once(settings, "the last", pipeline)
+    assert stored(settings) == expected()
     assert died > 0

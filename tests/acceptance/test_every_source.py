@@ -1,13 +1,12 @@
-"""For every source: after crashes, failed attempts, changed replays and racing planners, the state equals a clean run's.
+"""For every source: after deaths, failed attempts, changed replays and racing planners, the state equals a clean run's.
 
-The oracle is computed from the source's rows. The process dies at some of its points, at all of them if ``SOAK`` is set, as
-`make soak` does.
+The oracle is computed from the source's rows. In one history, processes die around each COMMIT of every step, in turn;
+`make soak` has a history for each statement as well.
 """
 
-import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from tests import steps
 from tests.conftest import Server, copied
-from tests.crashes import Crash, FaultPlan
+from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.feeds import FEEDS, TableFeed
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
@@ -24,9 +23,18 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RowsLost, SourceChanged
 from tidegate.state_store.seal.attempts import Attempt
 
-STRIDE = 1 if os.environ.get("SOAK") else 50
-# A folder that empties itself is not the same for the next crash.
-NAMES = [name for name in FEEDS if "done" not in name]
+# These go the ways of others: of opaque folders that are emptied, of several inputs, of lists in test_crashes.py.
+ALIKE = ("Files", "Files with a done folder", "opaque Files", "Inputs", "FixedBatches")
+EACH_SOURCE = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if name in ALIKE else []) for name in FEEDS]
+)
+STEPS = (  # a history has a death in the transaction of each
+    "INSERT INTO tidegate.batch",
+    "INSERT INTO tidegate.attempt",
+    "INSERT INTO tidegate.seal",
+    "INSERT INTO state.per_name",
+    "UPDATE tidegate.cursor",
+)
 
 
 def pipeline_over(feed: Any, **pipeline: Any) -> Pipeline:
@@ -53,23 +61,34 @@ def stored(settings: Settings, pipeline: Pipeline) -> dict[str, tuple[int, int]]
         return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
 
 
-def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Plan, process and commit all batches, one step after another."""
+def run_once(settings: Settings, pipeline: Pipeline, run_id: str) -> None:
+    """Plan, process ahead, and commit all batches."""
     txids = steps.plan(settings, pipeline, run_id=run_id)
     for txid in txids:
         steps.process(settings, pipeline, txid, owner=run_id)
+    for txid in txids:
         steps.commit(settings, pipeline, txid, owner=run_id)
-    return txids
 
 
-def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed: Any, *, first_point: int) -> None:
-    """Let runs die before statements and around COMMITs, from this point on; each time the next runs repair it."""
+def die_in_turn(settings: Settings, pipeline: Pipeline, feed: Any) -> None:
+    """Let one process after another die, around each COMMIT; the same run goes on, or, after every second death, another."""
+    deaths, rows = EachPoint(), feed.put(4)
+    for crash in deaths.deaths(lambda: run_once(settings, pipeline, f"run {len(deaths.points) // 2}")):
+        found, most = stored(settings, pipeline), oracle(rows)
+        assert all(found[name] <= most[name] for name in found), crash
+    assert stored(settings, pipeline) == oracle(rows), deaths.points
+    for step in STEPS:
+        assert any(step in point for point in deaths.points), f"no process died at {step}: {deaths.points}"
+
+
+def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed: Any, *, stride: int = 1) -> None:
+    """Let a run die before a statement or around a COMMIT, and the next ones repair it: from one database, for each."""
     rows = feed.put(2)
     run_once(settings, pipeline, "before")
     rows += feed.put(4)
     expected = oracle(rows)
 
-    at, died = first_point, 0
+    at, died = 1, 0
     while True:
         faults = FaultPlan(at)
         with copied(server, settings) as copy:
@@ -84,8 +103,8 @@ def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed:
             else:
                 assert stored(copy, pipeline) == expected
                 break
-        at += STRIDE
-    assert died >= len(faults.points) // STRIDE - 1 > 0
+        at += stride
+    assert died >= len(faults.points) // stride - 1 > 0
 
 
 def race(settings: Settings, pipeline: Pipeline) -> None:
@@ -108,51 +127,57 @@ def race(settings: Settings, pipeline: Pipeline) -> None:
     assert failures == []
 
 
-@pytest.fixture(autouse=True)
-def _readable_statistics(server: Server) -> Iterator[None]:
-    """Let the stager see when open transactions began, which reading by time needs."""
-    with server.shows_transactions_to("tidegate_stager"):
-        yield
+@pytest.mark.promise(
+    "I1",
+    "fault:process-dies-at-any-statement:processing",
+    "fault:process-dies-at-any-statement:commit",
+    "fault:process-dies-at-any-statement:after",
+)
+@EACH_SOURCE
+def test_deaths_around_each_commit_leave_the_state_of_a_clean_run(
+    settings: Settings, register: Callable[..., None], name: str
+) -> None:
+    """In turn, in one history: what is left over of each is taken up by the next."""
+    feed = FEEDS[name](settings, 0)
+    pipeline = pipeline_over(feed)
+    register(pipeline)
+    die_in_turn(settings, pipeline, feed)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
+# A folder that empties itself is not the same for the next crash.
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in FEEDS if "done" not in name])
+def test_a_crash_at_any_statement_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], name: str
 ) -> None:
     """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
     feed = FEEDS[name](settings, 0)
     pipeline = pipeline_over(feed)
     register(pipeline)
-    die_everywhere(settings, server, pipeline, feed, first_point=1 + NAMES.index(name) % STRIDE)
+    die_everywhere(settings, server, pipeline, feed)
 
 
 class Flaky:
-    """Fails in one phase, then works: once, but in the commit twice, in the joint commit and in the batch's own."""
+    """Fails once in each phase; in the commit twice, in the joint commit and in the batch's own."""
 
-    def __init__(self, phase: str) -> None:
-        self.phase: str | None = phase
-        self._times = 2 if phase == "commit" else 1
+    def __init__(self) -> None:
+        self.left = ["plan", "transform", "seal", "commit_ready", "commit_batch"]
 
     def fail(self, phase: str) -> None:
-        """Fail if this is the place."""
-        if self.phase == phase:
-            self._times -= 1
-            self.phase = phase if self._times else None
-            raise RowsLost(f"a failure in {phase}")
+        """Fail, if it has not failed in this phase yet."""
+        try:
+            self.left.remove(phase)
+        except ValueError:
+            return
+        raise RowsLost(f"a failure in {phase}")
 
 
 @pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Flaky]:
-    """A temporary fault in one step of the real engine."""
-    fault = Flaky(request.param)
-    for phase, place, method in (
-        ("plan", StateStore, "open_batches"),
-        ("seal", StateStore, "seal"),
-        ("commit", StateStore, "commit_ready"),
-        ("commit", StateStore, "commit_batch"),
-    ):
-        real = getattr(place, method)
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    """Temporary faults in the steps of the real engine."""
+    fault = Flaky()
+    for phase, method in (("plan", "open_batches"), ("seal", "seal"), ("commit_ready",) * 2, ("commit_batch",) * 2):
+        real = getattr(StateStore, method)
 
         def failing(*arguments: Any, _phase: str = phase, _real: Any = real, **options: Any) -> Any:
             of = arguments[1]  # the spec, or the attempt
@@ -160,14 +185,13 @@ def flaky(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
                 fault.fail(_phase)
             return _real(*arguments, **options)
 
-        monkeypatch.setattr(place, method, failing)
+        monkeypatch.setattr(StateStore, method, failing)
     return fault
 
 
-@pytest.mark.sampled(14)
-@pytest.mark.parametrize("flaky", ["plan", "transform", "seal", "commit"], indirect=True)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_failed_attempt_in_any_phase_changes_nothing(
+@pytest.mark.sampled(2)
+@EACH_SOURCE
+def test_failed_attempts_in_any_phase_change_nothing(
     settings: Settings, register: Callable[..., None], name: str, flaky: Flaky
 ) -> None:
     """The batch is tried again, from the saved metadata or with a new cut, and every row counts once."""
@@ -180,18 +204,17 @@ def test_a_failed_attempt_in_any_phase_changes_nothing(
     pipeline = pipeline_over(feed, transform=transform, window=2)
     register(pipeline)
     rows = feed.put(4)
-    if flaky.phase == "plan":
-        with pytest.raises(RowsLost):
-            run_pipeline(settings, pipeline, run_id="first")
+    with pytest.raises(RowsLost):
+        run_pipeline(settings, pipeline, run_id="first")
     run_pipeline(settings, pipeline, run_id="first")
     rows += feed.put(2)
     run_pipeline(settings, pipeline, run_id="second")
-    assert flaky.phase is None, "the fault did not happen"
+    assert flaky.left == [], "a fault did not happen"
     assert stored(settings, pipeline) == oracle(rows)
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(1)
+@EACH_SOURCE
 def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
     """Two runs read the same source; a batch that both process counts once."""
     feed = FEEDS[name](settings, 0)

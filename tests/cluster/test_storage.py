@@ -6,7 +6,6 @@ from collections.abc import Callable
 import psycopg2
 import pytest
 
-from tests.acceptance import test_every_source
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import Server, register_pipelines
 from tests.sources.beside_store import server, template
@@ -76,11 +75,9 @@ def test_a_crash_at_many_points_leaves_the_state_of_a_clean_run(
     register: Callable[..., None],
     bucket: Bucket,
     variant: dict,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At every fifth statement and COMMIT of plan, process and commit."""
-    monkeypatch.setattr(test_every_source, "STRIDE", 5)
     feed = ObjectsFeed(bucket, **variant)
     pipeline = pipeline_over(feed)
     register(pipeline)
-    die_everywhere(settings, server, pipeline, feed, first_point=1)
+    die_everywhere(settings, server, pipeline, feed, stride=5)

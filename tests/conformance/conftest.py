@@ -19,7 +19,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.conftest import Server, migrated_database, usual_server
+from tests.conftest import Server, shared_template, show_transactions, usual_server
 from tests.postgres_versions import running_version
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
@@ -60,15 +60,10 @@ Row = Sequence[Any]
 
 # both versions of Postgres
 
-
-def _on(*servers: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("server", servers, indirect=True, scope="session")
-
-
-# For a module's `pytestmark`: its tests run on the embedded server, and again on the oldest supported version.
-BOTH_POSTGRES = _on("postgres 18", "postgres 15")
-# The same where this tells little that is new: the second time is left to `make soak`.
-BOTH_POSTGRES_IN_SOAK = _on("postgres 18", pytest.param("postgres 15", marks=pytest.mark.soak))
+# For a module's `pytestmark`: in `make soak`, its tests run on the oldest supported version, too.
+BOTH_POSTGRES = pytest.mark.parametrize(
+    "server", ["postgres 18", pytest.param("postgres 15", marks=pytest.mark.soak)], indirect=True, scope="session"
+)
 
 
 @pytest.fixture(scope="session")
@@ -79,14 +74,14 @@ def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: py
             yield usual
         return
     with running_version(15, tmp_path_factory.mktemp("postgres_15"), stack) as settings:
+        show_transactions(settings)
         yield Server(settings)
 
 
 @pytest.fixture(scope="session")
-def template(server: Server) -> Iterator[str]:
+def template(server: Server) -> str:
     """A migrated database on that server; overridden here, because other folders use a single server."""
-    with migrated_database(server) as name:
-        yield name
+    return shared_template(server)
 
 
 # pipelines of every kind over one source

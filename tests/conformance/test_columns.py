@@ -14,7 +14,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Stream
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
@@ -27,7 +27,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateS
 from tidegate.state_store.operate.recorded_actions import Redo
 from tidegate.state_store.states import range_partitions
 
-pytestmark = BOTH_POSTGRES_IN_SOAK
+pytestmark = BOTH_POSTGRES
 
 # A row of the source, by column; columns that a declaration lacks are not staged.
 Line = dict[str, Any]
@@ -168,7 +168,7 @@ def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
     return [[*key, *row] for key, row in found.items()]
 
 
-@pytest.fixture(params=[False, True], ids=["one table", "partitions"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.soak)], ids=["partitions", "one table"])
 def divided(request: pytest.FixtureRequest) -> bool:
     """Whether states and changes are divided."""
     return request.param
@@ -229,8 +229,11 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided:
     assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("then", [COME, GONE, RENAMED], ids=["comes", "goes", "is renamed"])
+@pytest.mark.parametrize(
+    "then",
+    [pytest.param(COME, marks=pytest.mark.soak), pytest.param(GONE, marks=pytest.mark.soak), RENAMED],
+    ids=["comes", "goes", "is renamed"],
+)
 def test_the_last_txid_from_before_is_redone(team: Team, divided: bool, then: dict[str, str]) -> None:
     """It takes back what the old code has written, and writes what the new one has, also several times."""
     team.migrate(then, version=2, divided=divided)
@@ -267,7 +270,6 @@ def test_a_column_that_goes_takes_its_values_along(team: Team, divided: bool) ->
     team.check()
 
 
-@pytest.mark.sampled(1)
 def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, divided: bool, server: Any) -> None:
     """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
     team.migrate(COME, version=2, divided=divided)
@@ -297,12 +299,11 @@ def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, di
 # nothing is written again, and locks are short
 
 
-@pytest.mark.sampled(1)
 def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
-    """Of a hundred thousand rows: the files of each table stay, and so does their size."""
+    """Of thousands of rows: the files of each table stay, and so does their size."""
     team.asked(
         "SET tidegate.writer = 'shop'; INSERT INTO state.newest (shop, at, cents, note, txid) "
-        "SELECT 's' || n, n, n, 'n' || n, 1 FROM generate_series(1, 100000) AS n"
+        "SELECT 's' || n, n, n, 'n' || n, 1 FROM generate_series(1, 5000) AS n"
     )
     files = (
         "SELECT relname, pg_relation_filenode(oid), pg_relation_size(oid) FROM pg_class "
@@ -314,7 +315,6 @@ def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
         assert team.asked(files) == before
 
 
-@pytest.mark.sampled(1)
 def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives up, having changed nothing."""
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.3)
@@ -333,7 +333,6 @@ def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool
 
 
 @pytest.mark.promise("decision:0051")
-@pytest.mark.sampled(1)
 def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team, divided: bool) -> None:
     """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
@@ -368,7 +367,6 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
     team.check()
 
 
-@pytest.mark.sampled(1)
 def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the commit is at its last statement, the migration holds no table: it waits for the cursor."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
@@ -399,9 +397,7 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
 
 def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, divided: bool) -> None:
     """Or all of it: tables, the ledger and the registration are one transaction."""
-    if divided:
-        pytest.skip("the statements are those of one table")
-    spec = declare(RENAMED, version=2).spec
+    spec = declare(RENAMED, version=2, divided=divided).spec
     migrations.new_revision(team.settings, [spec], "columns")
     before = contents(team.settings), shape(team.settings)
     deaths = EachPoint()
@@ -417,7 +413,7 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
                 assert (contents(team.settings), shape(team.settings)) == before, crash
     for step in ("ALTER TABLE state.log", "ALTER TABLE state.newest_changes", "DROP VIEW", "before COMMIT"):
         assert any(step in point for point in deaths.points), deaths.points
-    team.declare(RENAMED, version=2)
+    team.declare(RENAMED, version=2, divided=divided)
     team.lose("note")
     team.merge(LINES[4])
     team.check()
@@ -426,7 +422,6 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
 # what people made
 
 
-@pytest.mark.sampled(1)
 def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
     """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
     team.asked(
@@ -494,7 +489,6 @@ def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divide
     team.check()
 
 
-@pytest.mark.sampled(1)
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team, divided: bool) -> None:
     """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
     gone: PipelineSpec = declare(GONE, version=2, divided=divided).spec

@@ -1,65 +1,11 @@
-"""Crashes at any statement of a redo, a new plan, a quarantine or a skip lose and repeat nothing."""
+"""Deaths around the COMMITs of a quarantine, a replay or a skip lose and repeat nothing."""
 
 from collections.abc import Callable
 
 from tests.conformance.conftest import Flow, fold
 from tests.crashes import Crash, EachPoint
-from tidegate.state_store.operate.recorded_actions import Redo
 
 Begin = Callable[..., Flow]
-
-
-def test_a_crash_at_any_statement_of_a_redo_leaves_the_old_or_the_new(flow: Begin) -> None:
-    """Never a mixture; the next redo corrects either."""
-    f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("d", 4), ("b", 8)])
-    f.plan(2, 3, 1)
-    for txid in (1, 2):
-        f.process(txid)
-        f.commit(txid)
-    deaths = EachPoint()
-    outcomes = []
-    is_done = False
-    while not is_done:
-        if not outcomes or outcomes[-1] == "new":
-            old = f.ranges()[1][1]
-            f.finish(f.start(2, 1 if old == 5 else 3, mode="redo"))
-        try:
-            with deaths.armed():
-                f.owner.redo_batch(f.spec, 2, Redo("an operator", "it was wrong"))
-            is_done = True
-        except Crash:
-            f.die()
-        f.check()
-        outcomes.append("old" if f.ranges()[1][1] == old else "new")
-    assert set(outcomes) == {"old", "new"}
-    f.settle(3, 2)
-    f.check()
-    for step in ("DELETE FROM state.", "UPDATE state.", "INSERT INTO state.", "UPDATE tidegate.cursor", "after COMMIT"):
-        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
-
-
-def test_a_crash_at_any_statement_of_a_run_with_new_plans_loses_and_repeats_nothing(flow: Begin) -> None:
-    """The predecessor was planned again, this batch is sealed after its old plan: commit, plan again, process, commit."""
-    deaths = EachPoint()
-    f = flow("opaque", "opaque", [("a", number) for number in range(2000)])
-    is_done = False
-    while not is_done:
-        run = f"run {len(deaths.points)}"
-        first, second = f.plan(3, 3, run_id=run) or []
-        f.process(first)
-        f.process(second)
-        f.process(first, 2, mode="restage")
-        f.commit(first)
-        try:
-            with deaths.armed():
-                f.settle(second, 4)
-            is_done = True
-        except Crash:
-            f.die()
-            f.settle(second, 4)
-    f.check()
-    for step in ("INSERT INTO tidegate.attempt", "CREATE TABLE staging", "UPDATE tidegate.cursor", "after COMMIT"):
-        assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
 
 
 def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:

@@ -1,6 +1,5 @@
 """Kinds of source and state that go together, and batches planned again, on both Postgres versions."""
 
-import threading
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -206,34 +205,6 @@ def test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_i
     f.settle(1)
     f.settle(2)
     f.check()
-
-
-def test_two_planners_at_once_share_no_record(flow: Begin, settings: Settings) -> None:
-    """One gets the txid and the range, the other plans again, for every batch of an opaque pipeline."""
-    f = flow("opaque", "opaque", RECORDS)
-    other = Flow(settings, f.spec, RECORDS)
-    together = threading.Barrier(2)
-    plans: list[Any] = []
-
-    def plan(planner: Flow, name: str) -> None:
-        for number in range(5):
-            together.wait(30)
-            while (planned := planner.plan(1, run_id=f"{name} {number}")) is None:
-                pass
-            plans.append(planned)
-
-    threads = [threading.Thread(target=plan, args=(planner, name)) for planner, name in ((f, "one"), (other, "other"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    other.close()
-    assert sorted(plans) == [[txid] for txid in range(1, 11)]
-    for txid in range(1, 11):
-        f.process(txid)
-        f.commit(txid)
-    f.check()
-    assert f.ranges()[-1][1] == 10
 
 
 def test_two_attempts_that_plan_the_same_batch_again_fence_each_other(flow: Begin) -> None:

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
-from tests.conformance.conftest import BOTH_POSTGRES_IN_SOAK, Flow, Record, declare, fold
+from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
 from tests.integration.conftest import contents
 from tidegate.jobs.engine.acks import give_overdue_acks
 from tidegate.state_store import Settings
@@ -26,7 +26,7 @@ from tidegate.state_store.operate.recorded_actions import Redo
 from tidegate.state_store.seal.attempts import Tracked
 from tidegate.state_store.states import state_tables
 
-pytestmark = BOTH_POSTGRES_IN_SOAK
+pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
 MIXED: list[Record] = [("a", 1), ("b", -2), ("a", -3), ("c", 4), ("b", 5), ("c", -6), ("a", 7), ("d", 8)]
 BAD = ["a:-3", "b:-2"]

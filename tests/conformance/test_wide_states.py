@@ -22,6 +22,7 @@ WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", WIDE)
 def test_a_state_may_have_very_many_columns(settings: Settings, register: Callable[..., None], kind: str) -> None:
     """Batches count one by one and, where that is possible, together."""

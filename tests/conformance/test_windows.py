@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, fold, partial
+from tests.conformance.conftest import Flow, Stream, fold, partial
 from tests.crashes import Crash, EachPoint
 from tests.windows_model import Event, Model, piece_of, sessions_of
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
@@ -181,7 +181,7 @@ ORIGINS = {
 
 
 @pytest.mark.promise("I22", "decision:0032")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_after_each_batch_are_those_of_plain_python(
@@ -216,6 +216,7 @@ def test_windows_after_each_batch_are_those_of_plain_python(
 
 
 @pytest.mark.promise("decision:0032")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["sliding", "session"])
 def test_every_aggregate_joins_pieces_as_it_joins_batches(settings: Settings, register: Callable[..., None], name: str) -> None:
     """The pieces of one batch, too: arrays, bits, rows in order, means and sums give the values of one pass."""
@@ -232,7 +233,6 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(settings: Settings, re
     f.close()
 
 
-@BOTH_POSTGRES
 @pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
 def test_all_rows_may_share_one_key_and_a_key_may_be_null(
     settings: Settings, register: Callable[..., None], keys: tuple[str | None, ...]
@@ -267,6 +267,7 @@ TAKEN = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 def test_states_and_columns_may_have_any_name(settings: Settings, register: Callable[..., None], name: str) -> None:
     """In the key and as aggregates: whatever a commit calls its own columns, none is taken for another."""
@@ -297,6 +298,7 @@ def test_states_and_columns_may_have_any_name(settings: Settings, register: Call
 
 
 @pytest.mark.promise("I22")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
 def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(
     settings: Settings, register: Callable[..., None], name: str
@@ -415,7 +417,6 @@ def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
 
 
 @pytest.mark.promise("limit:REMOVED_AT_ONCE", "decision:0041")
-@BOTH_POSTGRES
 def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,6 +568,7 @@ def test_metrics_show_when_rows_came_too_late(settings: Settings, register: Call
     f.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 def test_sums_near_the_limit_of_their_type_count(settings: Settings, register: Callable[..., None], name: str) -> None:
     """What adds up to a possible value is never refused because of how it was divided into pieces."""
@@ -580,6 +582,7 @@ def test_sums_near_the_limit_of_their_type_count(settings: Settings, register: C
     f.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
 def test_windows_do_not_depend_on_the_time_zone_of_the_database(
     settings: Settings, register: Callable[..., None], kind: Any

@@ -15,13 +15,13 @@ import pytest
 from confluent_kafka import Producer
 
 from tests import steps
-from tests.sources.beside_kafka import server, template
-from tests.sources.test_kafka import SECONDS, TestTopic
+from tests.sources.beside_kafka import server
+from tests.sources.topics import SECONDS, OrdersTopic
 from tidegate.jobs import Count, Kafka, Max, Min, Pipeline, State
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.state_store import Settings, StateStore
 
-__all__ = ["server", "template"]  # fixtures
+__all__ = ["server"]  # a fixture
 
 SEEDS = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else range(60 if os.environ.get("SOAK") else 1)
 KEYS = [None, b"", b"\x00", b"a", b"A", b"\xff\xfe", b"\\x00", b"\xed\xa0\x80", b"'\"\n,", "\U0001f30a".encode(), b"k" * 2000]
@@ -46,7 +46,7 @@ class Round:
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.topic = TestTopic(settings, self.draw.choice([1, 2, 5]))
+        self.topic = OrdersTopic(settings, self.draw.choice([1, 2, 5]))
         self.partitions = len(self.topic.admin.list_topics(self.topic.name, SECONDS).topics[self.topic.name].partitions)
         self.has_transactions = self.draw.random() < 0.7
         self.committed: dict[Place, Record] = {}

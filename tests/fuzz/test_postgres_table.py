@@ -17,11 +17,11 @@ from typing import Any
 import psycopg2
 import pytest
 
-from tests.sources.shop import Shop, shop
+from tests.sources.shop import Shop, shop, shops
 from tidegate.jobs import PostgresTable
 from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
-__all__ = ["shop"]  # a fixture
+__all__ = ["shop", "shops"]  # fixtures
 
 IS_LONG = bool(os.environ.get("SOAK"))
 ONE = [int(seed)] if (seed := os.environ.get("FUZZ_SEED")) else None

@@ -1,23 +1,14 @@
-"""Fixtures for modules whose databases are on the server beside the broker: import them by name."""
-
-from collections.abc import Iterator
+"""The fixture for modules whose pipelines read the run's broker: import it by name."""
 
 import pytest
 
-from tests.conftest import Server, migrated_database
+from tests.conftest import Server
 from tidegate.state_store import Settings
 
-__all__ = ["server", "template"]
+__all__ = ["server"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(kafka_stack: Settings) -> Server:
-    """The Postgres server beside the broker."""
+    """The Postgres server of the run, with settings that lead to its broker."""
     return Server(kafka_stack)
-
-
-@pytest.fixture(scope="module")
-def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
-    with migrated_database(server) as name:
-        yield name

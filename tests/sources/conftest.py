@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import steps
-from tests.sources.shop import other_server, prepared_shop, shop
+from tests.sources.shop import shop, shops
 from tidegate.jobs import Count, Files, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, choose
@@ -15,7 +15,7 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 from tidegate.state_store.seal.attempts import Attempt
 
-__all__ = ["other_server", "prepared_shop", "shop"]  # fixtures
+__all__ = ["shop", "shops"]  # fixtures
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})

@@ -1,11 +1,9 @@
 """A shop: a database with orders, its writers, and the PostgresTable that reads it."""
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -13,8 +11,6 @@ import pytest
 
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
-from tidegate.stack.components.postgres import EmbeddedPostgres
-from tidegate.stack.components.server_process import reserve_port, start
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
 
@@ -56,11 +52,6 @@ class Shop:
         """Run one statement, committed when it returns."""
         self._owner.execute(statement, parameters)
         return self._owner.fetchall() if self._owner.description else []
-
-    def begin_again(self) -> None:
-        """Make an empty table of orders, on a server that several tests use."""
-        self.execute("DROP TABLE IF EXISTS orders")
-        self.execute(CREATE)
 
     def sell(self, rows: int = 1) -> None:
         """Append rows, committed."""
@@ -115,74 +106,40 @@ class Shop:
             self.wait_until(f"{planner} AND query_start > %s::timestamptz + interval '150 ms'", [since])  # three looks
 
 
-@pytest.fixture
-def shop(settings: Settings, server: "Server") -> Iterator[Shop]:
-    """A shop with an empty table of orders. Its roles see others' transactions, as reading by time requires."""
-    with server.shows_transactions_to("tidegate_stager", "tidegate_owner"), ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        shop.execute(CREATE)
-        yield shop
+EMPTY = """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+    DO $$ DECLARE old text; BEGIN
+        FOR old IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'
+            LOOP EXECUTE format('DROP SCHEMA %I CASCADE', old); END LOOP;
+        FOR old IN SELECT fdwname FROM pg_foreign_data_wrapper
+            LOOP EXECUTE format('DROP FOREIGN DATA WRAPPER %I CASCADE', old); END LOOP;
+    END $$;
+    CREATE SCHEMA public AUTHORIZATION pg_database_owner;
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+"""
 
 
 @pytest.fixture(scope="module")
-def other_server(tmp_path_factory: pytest.TempPathFactory) -> tuple[EmbeddedPostgres, Callable[..., Any]]:
-    """A Postgres with two-phase commit, and a function that runs it with some file in its data folder."""
-    folder = tmp_path_factory.mktemp("other")
-    with ExitStack() as ports:
-        postgres = EmbeddedPostgres(folder, reserve_port(None, ports))
-    postgres.initialize()
-
-    @contextmanager
-    def running() -> Iterator[Settings]:
-        component = postgres.component()
-        options = ("-c", "max_prepared_transactions=5", "-c", "max_connections=30", "-c", "shared_buffers=16MB")
-        process = start(replace(component, command=[*component.command, *options]), folder)
-        try:
-            deadline = time.monotonic() + DEADLINE_SECONDS
-            while missing := component.check():
-                assert time.monotonic() < deadline, missing
-                time.sleep(0.1)
-            yield Settings(pg_port=postgres.port, pg_passfile=postgres.passfile, pg_database="postgres")
-        finally:
-            process.send_signal(component.stop_signal)
-            process.wait(DEADLINE_SECONDS)
-
-    with running() as settings:
-        postgres.bootstrap()
-        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection:
-            connection.autocommit = True
-            for statement in (
-                "GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager",
-                "GRANT CREATE ON SCHEMA public TO tidegate_owner",
-                "GRANT CREATE ON DATABASE postgres TO tidegate_owner",
-                "GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner",
-            ):
-                connection.cursor().execute(statement)
-    return postgres, running
+def shops(server: "Server") -> Iterator[Settings]:
+    """Settings with a database for all shops of a module."""
+    name = server.create_database()
+    yield replace(server.settings, pg_database=name)
+    server.drop_database(name)
 
 
 @pytest.fixture
-def prepared_shop(other_server: tuple[EmbeddedPostgres, Callable[..., Any]]) -> Iterator[Shop]:
-    """A shop on a server with two-phase commit."""
-    _, running = other_server
-    with running() as settings, ExitStack() as sessions:
+def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
+    """A shop with an empty table of orders, beside the ledger in a test that has one, or else in the module's database."""
+    settings: Settings = request.getfixturevalue("settings" if "settings" in request.fixturenames else "shops")
+    if "settings" not in request.fixturenames:
+        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
+            administrator.autocommit = True
+            administrator.cursor().execute(EMPTY)
+    with ExitStack() as sessions:
         shop = Shop(settings, sessions)
-        for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
-            shop.execute("ROLLBACK PREPARED %s", [left])
-        shop.begin_again()
+        shop.execute(CREATE)
         yield shop
-
-
-@contextmanager
-def as_standby(postgres: EmbeddedPostgres) -> Iterator[Path]:
-    """Let a server begin as a standby; yield the file that makes it one, which it removes when it is promoted."""
-    signal = postgres.data / "standby.signal"
-    signal.touch()
-    os.chown(signal, postgres.data.stat().st_uid, -1)
-    try:
-        yield signal
-    finally:
-        signal.unlink(missing_ok=True)
 
 
 def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:

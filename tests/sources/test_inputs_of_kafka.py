@@ -8,14 +8,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests import steps
-from tests.sources.beside_kafka import server, template
+from tests.sources.beside_kafka import server
 from tests.sources.feeds import SCHEMA, KafkaFeed
 from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Reference, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RowsLost
 
-__all__ = ["server", "template"]  # fixtures
+__all__ = ["server"]  # a fixture
 
 
 def united(inputs: Any) -> Any:

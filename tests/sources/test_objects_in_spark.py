@@ -72,7 +72,7 @@ def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     feed = ObjectsFeed(bucket)
     pipeline = pipeline_over(feed)
     register(pipeline)
-    die_everywhere(settings, server, pipeline, feed, first_point=7)
+    die_everywhere(settings, server, pipeline, feed, stride=7)
 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.uint16()], ids=["Spark's reader", "own tasks"])

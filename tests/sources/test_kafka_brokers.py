@@ -1,0 +1,157 @@
+"""Brokers that hang, die or are few, and a Spark that cannot read topics: with a stack of the module's own, in `make soak`."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.conftest import Server
+from tests.lone_stack import kafka_stack, stack
+from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, topic
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.kafka.topic import Topic
+from tidegate.stack.components.server_process import RunFolder, wait_until
+from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import PartitionUnavailable, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.seal.attempts import Attempt
+
+__all__ = ["kafka_stack", "place", "stack", "topic"]  # fixtures
+
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture(scope="module")
+def server(kafka_stack: Settings) -> Server:
+    """The Postgres server beside the broker."""
+    return Server(kafka_stack)
+
+
+def signal_broker(stack: Settings, number: signal.Signals) -> None:
+    """Suspend the broker, or kill it as a crash would; the supervisor starts it again."""
+    broker = RunFolder(stack.stack_folder).read("kafka")
+    assert broker is not None
+    os.kill(broker.pid, number)
+
+
+def await_broker(topic: OrdersTopic) -> None:
+    """Wait until the broker answers again, and knows that it leads the partitions."""
+
+    def answers() -> bool:
+        try:
+            return all(isinstance(end, int) for end in Topic(topic.name, topic.settings).offsets("latest").values())
+        except SourceUnavailable:
+            return False
+
+    assert wait_until(answers, 120)
+
+
+@contextmanager
+def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subprocess.Popen]:
+    """Let a second broker join the stack's cluster; it is killed at the end."""
+    *java, main, file = Layout.load(stack.home).kafka.component().command
+    properties = dict(line.split("=", 1) for line in Path(file).read_text().splitlines())
+    cluster = next(
+        line for line in (stack.stack_folder / "kafka/data/meta.properties").read_text().splitlines() if "cluster.id" in line
+    )
+    address = f"CLIENT://127.0.0.1:{port}"
+    properties |= {"node.id": "2", "process.roles": "broker", "listeners": address, "advertised.listeners": address}
+    properties["log.dirs"] = str(folder / "data")
+    second = folder / "second.properties"
+    second.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    formatting = [*java, "kafka.tools.StorageTool", "format", "--config", second, "--cluster-id", cluster.partition("=")[2]]
+    subprocess.run(formatting, check=True, capture_output=True)
+    with (folder / "second.log").open("wb") as log, subprocess.Popen([*java, main, second], stdout=log, stderr=log) as broker:
+        try:
+            yield broker
+        finally:
+            broker.kill()
+
+
+@pytest.mark.promise("error:PARTITION_UNAVAILABLE")
+def test_a_partition_without_a_leader_stops_a_transactional_source_only(
+    topic: OrdersTopic, kafka_stack: Settings, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """An opaque source reads the others; missing records, also of a batch planned again, come in a later batch."""
+    topic.transaction(0, commit=True)  # Kafka's own topics come into being on the broker that stays
+    topic.plan(topic.source())
+    topic.source(group=topic.name).ack(Attempt("orders", 1, 1, {**topic.plan(topic.source(start="latest"))}), topic.settings)
+    with second_broker(kafka_stack, tmp_path, free_port()) as broker:
+        assert wait_until(lambda: len(topic.admin.list_topics(timeout=SECONDS).brokers) == 2, SECONDS)
+        topic.delete()
+        topic.create(2, [[1], [2]])
+        topic.produce(3, 0)
+        topic.produce(3, 1)
+        first = topic.plan(topic.source(max_records=4))
+        assert ranges(first) == {"0": (0, 2), "1": (0, 2)}
+        broker.kill()
+
+        def leaderless() -> bool:
+            known = topic.admin.list_topics(topic.name, timeout=SECONDS).topics[topic.name].partitions
+            return known[1].leader == -1
+
+        assert wait_until(leaderless, SECONDS)
+    transactional, opaque = topic.source(), topic.source(kind="opaque")
+    with pytest.raises(PartitionUnavailable, match=r"Partition 1 of topic .* has no leader"):
+        topic.plan(transactional, first, txid=2)
+    with pytest.raises(PartitionUnavailable, match=r"Partition 1 of topic .* has no leader"):
+        topic.read(transactional, first)
+    with pytest.raises(SourceUnavailable, match="The first batch needs all"):
+        topic.plan(opaque)
+    second = topic.plan(opaque, first, txid=2)
+    assert ranges(second) == {"0": (2, 3)}
+    assert second["idle"] == {"1": {"start": 0, "end": 2}}
+    assert topic.read(opaque, second) == [row for row in topic.produced if row[:2] == (0, 2)]
+    assert ranges(topic.plan(opaque, None, first)) == {"0": (0, 3)}
+
+
+@pytest.mark.promise("error:SOURCE_UNAVAILABLE")
+def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: OrdersTopic, kafka_stack: Settings) -> None:
+    """The broker hangs, then dies, at plan and at read. Afterwards the same batch goes through."""
+    source = topic.source()
+    topic.produce(5)
+    first = topic.plan(source)
+    for ask in (lambda: topic.plan(source, first, txid=2), lambda: topic.read(source, first)):
+        signal_broker(kafka_stack, signal.SIGSTOP)
+        with pytest.raises(SourceUnavailable, match="does not answer"):
+            ask()
+        signal_broker(kafka_stack, signal.SIGKILL)
+        await_broker(topic)
+
+    assert topic.plan(source, first, txid=2) is None
+    assert topic.read(source, first) == sorted(topic.produced)
+
+
+def test_a_broker_that_dies_under_spark_costs_nothing_but_time(topic: OrdersTopic, kafka_stack: Settings) -> None:
+    """Spark gets the whole range from the restarted broker, or says that it cannot; it never gets a part."""
+    source = topic.source()
+    topic.produce(5)
+    first = topic.plan(source)
+    try:
+        rows = topic.read(source, first, meddle=lambda: signal_broker(kafka_stack, signal.SIGKILL))
+    except SourceUnavailable as error:
+        assert "Kafka did not answer Spark" in str(error)
+        await_broker(topic)
+        rows = topic.read(source, first)
+    assert rows == sorted(topic.produced)
+    await_broker(topic)
+
+
+def test_a_spark_without_the_connector_says_what_is_missing(topic: OrdersTopic, stack: Settings) -> None:
+    """The message says how to install it."""
+    topic.produce(1)
+    without = replace(topic.settings, spark_remote=stack.spark_remote, spark_token_file=stack.spark_token_file)
+    first = topic.plan(topic.source())
+    with spark_session(without, "orders") as spark:
+        emitter = topic.source().emitter(spark, without)
+        with pytest.raises(PySparkException) as refusal:
+            emitter.emit_batch(Attempt("orders", 12, 1, first), first).collect()
+        explained = emitter.explain(refusal.value)
+    assert isinstance(explained, SourceUnreadable)
+    assert "tidegate up --with kafka" in str(explained)

@@ -1,0 +1,202 @@
+"""PostgresTable on a server of its own: prepared transactions, standbys and their promotion, a log-in by a password file."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from tests.sources.conftest import Inbox
+from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected
+from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres import seen_by_plans
+from tidegate.jobs.sources.postgres.read import read_part
+from tidegate.jobs.sources.postgres.seen_by_plans import snapshot_of
+from tidegate.stack.components.postgres import EmbeddedPostgres
+from tidegate.stack.components.server_process import reserve_port, start
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
+
+OtherServer = tuple[EmbeddedPostgres, Callable[..., Any]]
+
+
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> OtherServer:
+    """A Postgres with two-phase commit, and a function that runs it with some file in its data folder."""
+    folder = tmp_path_factory.mktemp("other")
+    with ExitStack() as ports:
+        postgres = EmbeddedPostgres(folder, reserve_port(None, ports))
+    postgres.initialize()
+
+    @contextmanager
+    def running() -> Iterator[Settings]:
+        component = postgres.component()
+        options = ("-c", "max_prepared_transactions=5", "-c", "max_connections=30", "-c", "shared_buffers=16MB")
+        process = start(replace(component, command=[*component.command, *options]), folder)
+        try:
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while missing := component.check():
+                assert time.monotonic() < deadline, missing
+                time.sleep(0.1)
+            yield Settings(pg_port=postgres.port, pg_passfile=postgres.passfile, pg_database="postgres")
+        finally:
+            process.send_signal(component.stop_signal)
+            process.wait(DEADLINE_SECONDS)
+
+    with running() as settings:
+        postgres.bootstrap()
+        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection:
+            connection.autocommit = True
+            for statement in (
+                "GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager",
+                "GRANT CREATE ON SCHEMA public TO tidegate_owner",
+                "GRANT CREATE ON DATABASE postgres TO tidegate_owner",
+                "GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner",
+            ):
+                connection.cursor().execute(statement)
+    return postgres, running
+
+
+@pytest.fixture
+def prepared_shop(other_server: OtherServer) -> Iterator[Shop]:
+    """A shop on a server with two-phase commit."""
+    _, running = other_server
+    with running() as settings, ExitStack() as sessions:
+        shop = Shop(settings, sessions)
+        for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
+            shop.execute("ROLLBACK PREPARED %s", [left])
+        begin_again(shop)
+        yield shop
+
+
+def begin_again(shop: Shop) -> None:
+    """Make an empty table of orders."""
+    shop.execute("DROP TABLE IF EXISTS orders")
+    shop.execute(CREATE)
+
+
+@contextmanager
+def as_standby(postgres: EmbeddedPostgres) -> Iterator[Path]:
+    """Let a server begin as a standby; yield the file that makes it one, which it removes when it is promoted."""
+    signal = postgres.data / "standby.signal"
+    signal.touch()
+    os.chown(signal, postgres.data.stat().st_uid, -1)
+    try:
+        yield signal
+    finally:
+        signal.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("source", [ORDERS, DATED])
+def test_a_prepared_transaction_is_waited_for(
+    prepared_shop: Shop, source: PostgresTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After PREPARE TRANSACTION its session is gone, but its rows are not visible yet."""
+    shop, key = prepared_shop, ", ".join(source.selection.key)
+    writer = shop.session()
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    writer.execute("PREPARE TRANSACTION 'late'")
+    shop.sell()
+
+    assert shop.plan(source) is None
+    assert "transaction 'late' of tidegate_owner" in caplog.text
+    shop.execute("COMMIT PREPARED 'late'")
+    assert shop.ids(shop.planned(source), key) == [1, 2]
+
+
+@pytest.mark.soak
+def test_a_writer_that_prepares_meanwhile_is_still_waited_for(prepared_shop: Shop) -> None:
+    """Its session has detached from it and does other work; transactions prepared later are not waited for."""
+    shop = prepared_shop
+    writer, other = shop.session(), shop.session()
+    writer.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
+    shop.sell()
+    with ThreadPoolExecutor(1) as thread:
+        plan = thread.submit(shop.planned, replace(ORDERS, wait_seconds=DEADLINE_SECONDS))
+        shop.wait_until_polling()
+        writer.execute("PREPARE TRANSACTION 'late'")
+        shop.wait_until_polling(3)
+        other.execute("BEGIN; INSERT INTO orders (name) VALUES ('other'); PREPARE TRANSACTION 'other'")
+        shop.wait_until_polling(3)
+        assert not plan.done()
+        shop.execute("COMMIT PREPARED 'late'")
+        metadata = plan.result(DEADLINE_SECONDS)
+    shop.execute("COMMIT PREPARED 'other'")
+
+    assert shop.ids(metadata) == [1, 2]
+
+
+def test_a_snapshot_lists_so_many_open_transactions_and_no_more(prepared_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more are open, the snapshot ends before the first that it does not list, so that none is taken for ended."""
+    shop = prepared_shop  # whose server has no other transactions
+    writer = shop.session()
+    writer.execute("BEGIN; CREATE TABLE made ()")
+    for n in range(3):
+        writer.execute(f"SAVEPOINT s; CREATE TABLE made_{n} ()")
+    shop.sell()
+    [(xmin,)] = shop.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    with closing(psycopg2.connect(**shop.settings.conninfo(user=shop.settings.pg_stager))) as connection:
+        cursor = connection.cursor()
+        assert snapshot_of(cursor) == f"{xmin}:{xmin + 5}:{xmin},{xmin + 1},{xmin + 2},{xmin + 3}"
+        monkeypatch.setattr(seen_by_plans, "OPEN", 2)
+        assert snapshot_of(cursor) == f"{xmin}:{xmin + 2}:{xmin},{xmin + 1}"
+
+
+@pytest.mark.soak
+def test_a_standby_is_refused(other_server: OtherServer) -> None:
+    """Its primary's locks cannot be seen there."""
+    postgres, running = other_server
+    with running() as settings, ExitStack() as sessions:
+        shop = Shop(settings, sessions)
+        begin_again(shop)
+    with as_standby(postgres), running() as settings:
+        for source in (ORDERS, DATED):
+            with pytest.raises(SourceUnreadable, match="standby"):
+                source.coordinator(settings).initialize_transaction(1, None, None)
+        with pytest.raises(SourceUnreadable, match="standby"):
+            list(read_part(settings.conninfo(user="tidegate_stager"), ORDERS.selection, (None, ["1"])))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("source", [ORDERS, DATED], ids=["by id", "by time"])
+def test_a_promoted_standby_is_refused_unless_it_has_all_rows(other_server: OtherServer, source: PostgresTable) -> None:
+    """Its writers have passed both the position and the transactions of before, so that nothing else shows what it lost."""
+    postgres, running = other_server
+    with running() as settings, ExitStack() as sessions:
+        shop = Shop(settings, sessions)
+        begin_again(shop)
+        shop.sell(3)
+        before = source.coordinator(settings).initialize_transaction(1, None, None)
+    with as_standby(postgres) as signal, running() as settings, ExitStack() as sessions:
+        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
+            administrator.cursor().execute("SELECT pg_promote()")
+        shop = Shop(settings, sessions)
+        shop.sell(3)
+        assert not signal.exists()
+        with pytest.raises(SourceChanged, match=r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2"):
+            source.coordinator(settings).initialize_transaction(2, before, None)
+        for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
+            assert goes_on.coordinator(settings).initialize_transaction(2, before, None)["rows"] == 3
+        trusting = replace(settings, pg_failover="go-on")
+        assert source.coordinator(trusting).initialize_transaction(2, before, None)["rows"] == 3
+
+
+def test_another_server_is_read_by_a_password_file(other_server: OtherServer, inbox: Inbox) -> None:
+    """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
+    postgres, running = other_server
+    with running() as settings, ExitStack() as sessions:
+        shop = Shop(settings, sessions)
+        begin_again(shop)
+        shop.sell(20)
+        connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
+        pipeline = inbox.declare(replace(ORDERS, connection=connection))
+        assert inbox.run(pipeline) == [1]
+        assert inbox.rows(pipeline) == expected(shop)
+        password = postgres.stager_passfile.read_text().strip().split(":")[-1]
+        assert password not in pipeline.source.identity + repr(pipeline.source)

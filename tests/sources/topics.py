@@ -1,0 +1,179 @@
+"""A topic of a test's own on a real broker, and pipelines that count its records."""
+
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.errors import PySparkException
+
+from tests import steps
+from tests.conftest import Server
+from tidegate.jobs import Count, Kafka, Pipeline, State
+from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.kafka.login import kafka_client
+from tidegate.stack.components.server_process import wait_until
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.seal.attempts import Attempt
+
+SECONDS = 60
+Row = tuple[int, int, str]
+
+
+class OrdersTopic:
+    """A topic, with helpers to produce, plan and read."""
+
+    def __init__(self, settings: Settings, partitions: int = 2, **config: str) -> None:
+        self.settings = settings
+        self.name = f"orders.{uuid.uuid4().hex[:12]}"
+        self.admin = AdminClient({**kafka_client(settings), "log_level": 0})
+        self.producer = self._new_producer()
+        self.produced: list[Row] = []
+        self.create(partitions, **config)
+
+    def create(self, partitions: int, brokers: list[list[int]] | None = None, **config: str) -> None:
+        """Create the topic, on these brokers or on any, and wait until it is known."""
+        where = {"replica_assignment": brokers} if brokers else {"replication_factor": 1}
+        new_topic = NewTopic(self.name, partitions, config=config, **where)
+        self.admin.create_topics([new_topic])[self.name].result(SECONDS)
+        assert wait_until(lambda: self.name in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
+
+    def delete(self) -> None:
+        """Delete the topic, and wait until it is gone."""
+        self.admin.delete_topics([self.name])[self.name].result(SECONDS)
+        assert wait_until(lambda: self.name not in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
+
+    def add_partitions(self, total: int) -> None:
+        """Increase the number of partitions."""
+        self.admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(SECONDS)
+        known = self.admin.list_topics
+        assert wait_until(lambda: len(known(self.name, SECONDS).topics[self.name].partitions) == total, SECONDS)
+        self.producer = self._new_producer()  # the old producer remembers the old number
+
+    def _new_producer(self) -> Producer:
+        return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
+
+    def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
+        """Write records, and remember their offsets."""
+
+        def remember(error: object, message: Any) -> None:
+            assert error is None
+            self.produced.append((message.partition(), message.offset(), message.value().decode()))
+
+        moment = {"timestamp": int(timestamp.timestamp() * 1000)} if timestamp else {}
+        for _ in range(count):
+            value = f"shop {random.randrange(5)}"
+            self.producer.produce(self.name, value, key, partition=partition, on_delivery=remember, **moment)
+        assert self.producer.flush(SECONDS) == 0
+
+    def expire(self, before: int, partition: int = 0) -> None:
+        """Delete the partition's records before an offset, as retention does."""
+        end = TopicPartition(self.name, partition, before)
+        self.admin.delete_records([end])[end].result(SECONDS)
+
+    def transaction(self, count: int, *, commit: bool) -> None:
+        """Write records in a transaction, and commit or abort it."""
+        with self.open_transaction(count) as producer:
+            producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
+
+    @contextmanager
+    def open_transaction(self, count: int) -> Iterator[Producer]:
+        """Write records in a transaction that stays open until the caller ends it."""
+        producer = Producer({**kafka_client(self.settings), "transactional.id": uuid.uuid4().hex, "log_level": 0})
+        producer.init_transactions(SECONDS)
+        producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(self.name, "in a transaction", partition=0)
+        assert producer.flush(SECONDS) == 0
+        yield producer
+
+    def source(self, **changes: Any) -> Kafka:
+        """Declare the topic as a source."""
+        return Kafka(self.name, **changes)
+
+    def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
+        """Plan one batch with one look at the topic, frozen as by the ledger."""
+        metadata = source.coordinator(self.settings).initialize_transaction(txid, previous, current)
+        return json.loads(json.dumps(metadata))
+
+    def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
+        """Plan all available batches with one look at the topic."""
+        coordinator, cut = source.coordinator(self.settings), []
+        while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
+            previous = metadata
+            cut.append(metadata)
+        return cut
+
+    def refused(self, source: Kafka, metadata: dict, error: type[TidegateError], match: str) -> str:
+        """Check that a batch is refused before Spark reads anything; return the error's line."""
+        with pytest.raises(error, match=match) as refusal:
+            source.emitter(None, self.settings).emit_batch(Attempt("orders", 1, 1, metadata), metadata)
+        return str(refusal.value)
+
+    def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
+        """Read a batch with Spark, verify it, and return its rows. It raises the pipeline's errors."""
+        attempt = Attempt("orders", 1, 1, metadata)
+        with spark_session(self.settings, "orders") as spark:
+            emitter = source.emitter(spark, self.settings)
+            try:
+                rows = emitter.emit_batch(attempt, metadata)
+                meddle()
+                found = [(row.partition, row.offset, bytes(row.value).decode()) for row in rows.collect()]
+            except PySparkException as error:
+                raise emitter.explain(error) or error from error
+            emitter.verify_batch(attempt, metadata)
+        return sorted(found)
+
+
+def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
+    """Return the ranges that a batch reads."""
+    assert metadata is not None
+    return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
+
+
+def declare(topic: OrdersTopic, register: Callable[..., None], *, version: int = 1, **changes: Any) -> Pipeline:
+    """Declare and register a pipeline that counts records per shop."""
+    source = topic.source(**changes)
+    states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()}, kind=source.kind)}
+    pipeline = Pipeline("orders", source, states, version=version, transform=lambda rows: rows.selectExpr("string(value) shop"))
+    register(pipeline)
+    return pipeline
+
+
+def run(topic: OrdersTopic, pipeline: Pipeline, run_id: str) -> list[int]:
+    """Plan, process and commit all available batches."""
+    txids = steps.plan(topic.settings, pipeline, run_id=run_id)
+    for txid in txids:
+        steps.process(topic.settings, pipeline, txid, owner="test")
+        steps.commit(topic.settings, pipeline, txid, owner="test")
+    return txids
+
+
+def per_shop(topic: OrdersTopic, pipeline: Pipeline) -> dict[str, int]:
+    """Return the state."""
+    with StateStore.connect(topic.settings) as store:
+        return {row["shop"]: row["records"] for row in store.state_rows(pipeline.spec.states[0])}
+
+
+@pytest.fixture(scope="module")
+def place(server: Server) -> Iterator[Settings]:
+    """Settings with a database for tests that need no ledger."""
+    name = server.create_database()
+    yield replace(server.settings, pg_database=name)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, tmp_path: Path) -> OrdersTopic:
+    """An empty topic with two partitions; beside a ledger in a test that has one."""
+    settings = request.getfixturevalue("settings" if "settings" in request.fixturenames else "place")
+    return OrdersTopic(replace(settings, home=tmp_path))
