@@ -45,6 +45,7 @@ FROM tidegate.attempt WHERE pipeline = 'flights' AND (sealed_at IS NOT NULL OR f
 """
 Facts = dict[str, Any]
 MONOTONE = ("committed", "opened")
+pytestmark = pytest.mark.soak
 
 
 @dataclass

@@ -22,7 +22,7 @@ DAGS = Path(__file__).resolve().parent / "observed_dags"
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/TidegateBatchRunFacet.json"
 TXIDS = range(1, 7)
 OURS = ("plan", "process", "stage", "seal", "wait", "commit")
-pytestmark = SEES_CONNECTIONS_OF_TASKS
+pytestmark = [SEES_CONNECTIONS_OF_TASKS, pytest.mark.soak]
 
 
 @dataclass

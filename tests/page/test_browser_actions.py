@@ -14,7 +14,7 @@ from tests.page.ledgers import Batches, as_owner
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.soak]
 
 PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)

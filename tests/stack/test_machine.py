@@ -63,6 +63,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.promise("error:MACHINE_REFUSES")
+@pytest.mark.soak
 def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
     """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
@@ -223,6 +224,7 @@ def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
     assert can_query(running)
 
 
+@pytest.mark.soak
 def test_a_deleted_stack_folder_ends_the_stack(new_stack: Callable[[str], Stack]) -> None:
     """Its processes could not be found by their records; `down` still finds those that have not ended."""
     stack = new_stack("deleted")
