@@ -156,19 +156,6 @@ def test_kafkas_secrets_are_in_private_files_only(shared: Stack) -> None:
     assert not (folder / "kafka_format_arguments").exists()
 
 
-def test_a_killed_broker_comes_back_with_its_data(running: Stack) -> None:
-    """After kill -9 the supervisor restarts the broker with all confirmed records; other components are not affected."""
-    before = running.statuses()
-    create_topic(running.settings, "kept")
-    produce(running.settings, "kept", range(100))
-
-    after = running.kill("kafka")
-
-    assert after.restarts == before["kafka"].restarts + 1
-    assert {n: s for n, s in running.statuses().items() if n != "kafka"} == {n: s for n, s in before.items() if n != "kafka"}
-    assert consume(running.settings, "kept", "after", 100) == sorted((n % PARTITIONS, n) for n in range(100))
-
-
 def test_a_broker_that_does_not_answer_is_not_healthy(running: Stack) -> None:
     """A stopped broker still listens; `status` says that it does not answer."""
     process = psutil.Process(running.statuses()["kafka"].pid)

@@ -42,15 +42,14 @@ def can_query(stack: Stack) -> bool:
 
 
 @pytest.mark.promise("verb:up")
-def test_two_operators_start_one_stack(small: Stack) -> None:
-    """Two simultaneous `up` both succeed, and there is one supervisor with one process per component."""
+def test_two_operators_start_one_stack(small: Stack, bystander: psutil.Process) -> None:
+    """Two simultaneous `up` both succeed, and there is one supervisor with one process per component.
+
+    Neither trusts a pid file whose number another process has by now, or that is truncated.
+    """
     assert {status.state for status in small.statuses().values()} == {"up"}
     assert [len(small.sessions_of(name)) for name in ("supervisor", "postgres", "spark")] == [1, 1, 1]
     assert can_query(small)
-
-
-def test_stale_pid_files_harm_no_other_process(small: Stack, bystander: psutil.Process) -> None:
-    """`up` does not trust a pid file whose number another process has by now, or that is truncated."""
     assert is_alive(bystander)
     assert bystander.pid not in {status.pid for status in small.statuses().values()}
 
