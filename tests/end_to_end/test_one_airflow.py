@@ -614,11 +614,11 @@ def test_secrets_are_in_private_files_and_nowhere_else(shop: Shop) -> None:
             texts[f"environment of {process.pid}"] = "\0".join(process.environ().values())
     for file in ("stack.json", "run/stack.status"):
         texts[file] = (folder / file).read_text()
-    with closing(psycopg2.connect(**{**shop.settings.conninfo(user="postgres"), "dbname": "airflow"})) as connection:
-        with connection.cursor() as cursor:
-            for table in KEPT_BY_AIRFLOW:
-                cursor.execute(f"SELECT t::text FROM {table} t")
-                texts[f"table {table}"] = "\n".join(row for (row,) in cursor)
+    of_airflow = {**shop.settings.conninfo(user="postgres"), "dbname": "airflow"}
+    with closing(psycopg2.connect(**of_airflow)) as connection, connection.cursor() as cursor:
+        for table in KEPT_BY_AIRFLOW:
+            cursor.execute(f"SELECT t::text FROM {table} t")
+            texts[f"table {table}"] = "\n".join(row for (row,) in cursor)
     assert {f"log {folder / 'logs' / name}.log" for name in [*COMPONENTS, "supervisor"]} <= texts.keys()
     assert [log for log in logs if "task_id=batch.process" in str(log)], "no log of a task was looked at"
     assert texts["table xcom"]

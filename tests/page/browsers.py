@@ -64,7 +64,7 @@ class Visit:
 
 
 class Trouble:
-    """A run that stands still: its first batch commits, one waits for it, one has failed, as its file changed, and one waits."""
+    """A run that stands still: one batch commits, one waits for it, one has failed, as its file changed, and one waits."""
 
     def __init__(self, project: Project, pipeline: str, txids: list[int]) -> None:
         self._project, self._pipeline, self._txids = project, pipeline, txids

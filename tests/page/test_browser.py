@@ -1,6 +1,6 @@
 """The page in a real browser, on a whole stack of its own: how each view looks, and what the browser can go through.
 
-What an operator does there is in `tests/end_to_end/test_one_airflow.py`. `make pictures` runs this file to renew the pictures in
+What an operator does there is in `tests/end_to_end/test_one_airflow.py`. `make pictures` runs this file, for the pictures in
 docs/page.
 """
 

@@ -14,7 +14,10 @@ from tests.readme.console import Shell, blocks
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = PROJECT / "README.md"
-OWN, STACK = "## Your own pipeline", "### The stack"  # headings: with the first, the demo is over; then, all that a stack is for
+OWN, STACK = (
+    "## Your own pipeline",
+    "### The stack",
+)  # headings: with the first, the demo is over; then, all that a stack is for
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".tidegate", "data", "__pycache__", ".*_cache", "tests", "*.egg-info")
 
 

@@ -1,7 +1,7 @@
 """Real embedded stacks, each in a folder of its own, and the operating system's view of their processes.
 
-Tests that a stack with Airflow can bear are in `tests/end_to_end/test_one_airflow.py`, on its one stack; those that need another one
-run in `make soak`.
+Tests that a stack with Airflow can bear are in `tests/end_to_end/test_one_airflow.py`, on its one stack; those that need
+another one run in `make soak`.
 """
 
 import json
@@ -30,7 +30,6 @@ from tidegate.stack.components.server_process import (
 )
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
-
 
 OF_ITS_OWN = {"small", "with_kafka"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
 
