@@ -122,18 +122,6 @@ class Project:
         finally:
             connection.close()
 
-    def component(self, name: str) -> dict[str, Any]:
-        """Return the status of one of the stack's components, from `tidegate status`."""
-        return next(c for c in self.json("status")["components"] if c["name"] == name)
-
-    def kill_in_mid_run(self, component: str, pipeline: str, txids: list[int]) -> None:
-        """Kill all of a component's processes at once, when one of these batches is processed and none can commit yet."""
-        with self.held("commit"):
-            wait_for(lambda: "processed" in self.phases(pipeline, txids), "processing of a batch")
-            leader = psutil.Process(self.component(component)["pid"])
-            for process in (*leader.children(recursive=True), leader):
-                process.kill()
-
     def airflow(self) -> AirflowClient:
         """Log in to Airflow."""
         return AirflowClient(self.settings)
