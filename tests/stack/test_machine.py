@@ -130,18 +130,6 @@ def test_logs_are_truncated_while_they_are_written(tmp_path: Path, monkeypatch: 
     assert kept.endswith(b"line 299\n")
 
 
-def test_the_logs_of_a_running_stack_are_truncated(running: Stack) -> None:
-    """Its supervisor does that while the components keep running and writing."""
-    before, log = running.statuses(), log_file(running.folder, "spark")
-    with log.open("ab") as file:
-        file.write(b"a line that fills the disk\n" * (components.LOG_KEPT_BYTES // 27 + 1000))
-
-    assert wait_until(lambda: log.stat().st_size < components.LOG_KEPT_BYTES, 60)
-    assert log.with_suffix(".log.1").stat().st_size == components.LOG_KEPT_BYTES
-    assert running.statuses() == before
-    log.with_suffix(".log.1").unlink()
-
-
 # -- moved, copied and damaged folders ---------------------------------------------------------------------------------
 
 

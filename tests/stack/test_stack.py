@@ -18,7 +18,6 @@ import psycopg2
 import pytest
 
 from tests.stack.conftest import Stack
-from tidegate import stack as embedded
 from tidegate.stack.components import postgres
 from tidegate.stack.components.airflow import PROJECT
 from tidegate.stack.components.postgres import EmbeddedPostgres
@@ -169,22 +168,6 @@ def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
     assert can_query(running)
 
 
-def test_a_killed_supervisor_is_replaced(running: Stack) -> None:
-    """After kill -9 of the supervisor `up` restores the stack: a new supervisor, the old ports, no process doubled."""
-    before, settings = running.processes(), running.settings
-    supervisor = running.supervisor()
-    supervisor.kill()
-
-    assert wait_until(lambda: {status.state for status in running.statuses().values()} == {"stopped"}, 10)
-    embedded.up(running.settings, without_airflow=True)
-
-    assert not any(is_alive(process) for process in before)
-    assert is_alive(running.supervisor())
-    assert [len(running.sessions_of(name)) for name in ("postgres", "spark")] == [1, 1]
-    assert running.settings == settings
-    assert can_query(running)
-
-
 def test_down_finds_the_processes_of_a_killed_supervisor(running: Stack, bystander: psutil.Process) -> None:
     """`down` ends every process of the stack, even if its supervisor was killed and its pid files are gone; no other."""
     supervisor = running.supervisor()
@@ -267,7 +250,7 @@ def test_postgres_comes_back_though_a_backend_computes(running: Stack, computing
 def test_a_backend_that_outlives_supervisor_and_server_is_found(verb: str, running: Stack, computing: psutil.Process) -> None:
     """If both are killed at once, `down` leaves nothing, and `up` recovers by itself."""
     server = psutil.Process(running.statuses()["postgres"].pid)
-    supervisor = running.supervisor()
+    supervisor, settings = running.supervisor(), running.settings
     for process in (supervisor, server):
         process.kill()
     assert wait_until(lambda: not is_alive(server), 10)
@@ -278,6 +261,9 @@ def test_a_backend_that_outlives_supervisor_and_server_is_found(verb: str, runni
     assert done.returncode == 0, done.stderr
     assert not is_alive(computing)
     if verb == "up":
+        assert running.settings == settings
+        assert is_alive(running.supervisor())
+        assert [len(running.sessions_of(name)) for name in ("postgres", "spark")] == [1, 1]
         assert can_query(running)
 
 
