@@ -4,8 +4,8 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ import pytest
 from psycopg2 import sql
 
 from tests.conftest import COMMAND, do_not_sync
-from tests.examples import copy_examples
+from tests.examples import EXAMPLES, copy_examples
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
-DAGS = Path(__file__).resolve().parent / "dags"
 PATIENCE_SECONDS = 400
 FILES_PER_BATCH = 15
 FLIGHTS_FROM_RAW_FILES = """
@@ -95,7 +94,18 @@ class Project:
 
     def committed(self, pipeline: str) -> int:
         """Return the last committed txid."""
-        return next(p["committed"] for p in self.json("status")["pipelines"] if p["pipeline"] == pipeline)
+        return int(self.ask("SELECT txid FROM tidegate.cursor WHERE pipeline = %s", pipeline)[0][0])
+
+    def phases(self, pipeline: str, txids: list[int]) -> list[str]:
+        """Return the phases of batches, in the order of their txids."""
+        query = "SELECT phase FROM tidegate.batches WHERE pipeline = %s AND txid = ANY (%s) ORDER BY txid"
+        return [phase for (phase,) in self.ask(query, pipeline, txids)]
+
+    def ask(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """Query the ledger and the states directly: a verb for each look would keep a core busy."""
+        with closing(self.as_administrator()) as connection, connection.cursor() as cursor:
+            cursor.execute(query, arguments or None)
+            return cursor.fetchall()
 
     def as_administrator(self) -> psycopg2.extensions.connection:
         """Connect to the project's database as the administrator."""
@@ -111,18 +121,6 @@ class Project:
             yield Held(self)
         finally:
             connection.close()
-
-    def component(self, name: str) -> dict[str, Any]:
-        """Return the status of one of the stack's components, from `tidegate status`."""
-        return next(c for c in self.json("status")["components"] if c["name"] == name)
-
-    def kill_in_mid_run(self, component: str) -> None:
-        """Kill all of a component's processes at once, when a batch of flights is processed and none can commit yet."""
-        with self.held("commit"):
-            wait_for(lambda: any(b["phase"] == "processed" for b in self.json("inspect", "flights")), "processing of a batch")
-            leader = psutil.Process(self.component(component)["pid"])
-            for process in (*leader.children(recursive=True), leader):
-                process.kill()
 
     def airflow(self) -> AirflowClient:
         """Log in to Airflow."""
@@ -186,27 +184,11 @@ def running_project(home: Path, reservoir: Path, dags: Path, **variables: str) -
         embedded.down(Settings.load(environ), delete_data=True)
 
 
-def publish(folder: Path, pipelines: Mapping[str, str]) -> None:
-    """Make a folder that, on Python's path, provides pipelines by name, each as ``module:object``, as another package would."""
-    metadata = folder / "tests-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tests\nVersion: 1\n")
-    points = "".join(f"{name} = {reference}\n" for name, reference in pipelines.items())
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, with 60 daily files of flights and two texts."""
-    packages = tmp_path_factory.mktemp("packages")
-    publish(packages, {"kinds": "tests.end_to_end.kinds:KINDS"})
     home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
-    # On the path of Airflow's processes, and of commands, from their start, like an installed package.
-    with (
-        running_project(home, reservoir, DAGS, AIRFLOW__CORE__PLUGINS_FOLDER=str(packages)) as made,
-        pytest.MonkeyPatch.context() as environment,
-    ):
-        environment.setenv("PYTHONPATH", str(packages))
+    with running_project(home, reservoir, EXAMPLES / "dags") as made:
         made.add_files("flights", 60)
         made.add_files("word_count", 2)
         yield made

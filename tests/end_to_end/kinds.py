@@ -1,21 +1,17 @@
-"""A pipeline with a state of each kind over the sample flights, and what DuckDB computes for each from the same files."""
+"""What pipeline `kinds` has in the states of each kind, and what DuckDB computes for each from the same files."""
 
+import csv
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import psycopg2
-import sqlalchemy as sa
-from tidegate.jobs.pipelines.flights import PIPELINE as FLIGHTS
 
-from tidegate.jobs import Check, CollectSet, Count, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tidegate.state_store.commit.author_updates import UpdateBatch
-
-OUTBOX = sa.table("outbox", sa.column("carrier"), sa.column("flights"), sa.column("txid"), schema="mail")
+CARRIERS, AIRPORTS = ("AA", "B6", "UA"), ("EWR", "JFK", "LGA", "BOS", "LAX")
+ROWS_PER_FILE = 60
+NAMES = ("carrier", "flight", "origin", "dest", "distance", "at")
 OUTBOX_DDL = """
     CREATE SCHEMA mail;
     CREATE TABLE mail.outbox (carrier text NOT NULL, flights bigint NOT NULL, txid bigint NOT NULL);
@@ -24,40 +20,20 @@ OUTBOX_DDL = """
 """
 
 
-def departed(flights: "DataFrame") -> "DataFrame":
-    """Leave cancelled flights out, and add the time of the departure, as if the clocks of New York were UTC's."""
-    at = "make_timestamp(year, month, day, 0, 0, 0) + make_dt_interval(0, dep_time DIV 100, dep_time % 100) AS at"
-    return flights.where("dep_time IS NOT NULL").selectExpr("carrier", "flight", "origin", "dest", "distance", at)
+def depart(file: Path, number: int) -> None:
+    """Write the departures of a file: rows of different times from file to file, some of which are earlier than before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([NAMES, *_departures(number)])
 
 
-def count_carriers(batch: "UpdateBatch") -> None:
-    """Put how many flights of each carrier the batch has into the outbox."""
-    rows = batch.rows.c
-    counted = sa.select(rows.carrier, sa.func.count(), sa.literal(batch.txid)).group_by(rows.carrier)
-    batch.execute(sa.insert(OUTBOX).from_select(["carrier", "flights", "txid"], counted))
+def _departures(number: int) -> Iterator[tuple[object, ...]]:
+    for row in range(ROWS_PER_FILE):
+        at = datetime(2013, 1, 30, tzinfo=UTC) + timedelta(minutes=(row * 89 + number * 1013) % 5000)
+        origin, dest = AIRPORTS[(row + number) % 3], AIRPORTS[row % 5]
+        yield CARRIERS[row % 3], row % 7, origin, dest, 100 + row * number, f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-FLIGHT = {"carrier": "text", "flight": "integer", "origin": "text", "at": "timestamptz"}
-NUMBER = {"carrier": "text", "flight": "integer"}
-KINDS = Pipeline(
-    name="kinds",
-    source=FLIGHTS.source,
-    transform=departed,
-    states={
-        "departure": Rows(columns=FLIGHT, range_partitions=Ranges("at", "month")),
-        "newest_departure": Newest(NUMBER, {"origin": "text"}, {"at": "timestamptz"}),
-        "departures": History(NUMBER, {"origin": "text"}, {"at": "timestamptz"}),
-        "by_hour": State(key={"origin": "text"}, window=Tumbling("at", "1 hour"), aggregates={"flights": Count()}),
-        "by_carrier": State(
-            key={"carrier": "text"},
-            aggregates={"flights": Count(), "distance": Sum("distance"), "goals": CollectSet("dest", "text", most=200)},
-            kind="opaque",
-            changes=True,
-        ),
-        "notices": Update({"carrier": "text"}, count_carriers),
-    },
-    checks={"many": Check(lambda batch: sa.select(batch.state("by_carrier").c.carrier).limit(1), otherwise="warn")},
-)
 # By what is compared: what Postgres has, and what DuckDB computes from the files.
 FOUND = {
     "appended rows": "SELECT carrier, flight, origin, at FROM state.departure",
@@ -74,10 +50,7 @@ FOUND = {
 }
 FLEW = """
     WITH flew AS (
-        SELECT carrier, flight, origin, dest, distance,
-               make_timestamptz(year, month, day, 0, 0, 0, 'UTC') + to_minutes(dep_time // 100 * 60 + dep_time % 100) AS "at"
-        FROM read_csv(?, header = true, nullstr = '', types = {'carrier': 'VARCHAR', 'dep_time': 'INT'})
-        WHERE dep_time IS NOT NULL
+        SELECT * FROM read_csv(?, header = true, types = {'carrier': 'VARCHAR', 'flight': 'INT', 'at': 'TIMESTAMPTZ'})
     ), version AS (SELECT carrier, flight, "at", max(origin) AS origin FROM flew GROUP BY ALL)
 """
 WANTED = {

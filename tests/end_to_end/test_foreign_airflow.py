@@ -1,6 +1,6 @@
 """The wheel in an Airflow that another team uses too: an environment without this repository, with packages `dags` and `jobs`.
 
-The lowest versions that `pyproject.toml` allows are installed; the highest, on which all other tests run, in `make soak`.
+The lowest versions that `pyproject.toml` allows are installed, then the highest, on which all other tests run.
 """
 
 import csv
@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from tests.checkout import REPOSITORY, SUBPACKAGES, build_wheel
-from tests.conftest import QUICK_TO_COMPILE
 from tests.end_to_end.conftest import wait_for
+from tests.servers import QUICK_TO_COMPILE
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
@@ -103,7 +103,7 @@ class Foreign:
         return [json.loads(file.read_text()) for file in sorted((self.folder / "seen").glob(f"{process}-*.json"))]
 
 
-@pytest.fixture(params=["requirements-lowest.txt", pytest.param("requirements.txt", marks=pytest.mark.soak)])
+@pytest.fixture(params=["requirements-lowest.txt", "requirements.txt"])
 def foreign(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Foreign]:
     """The wheel beside another team's packages, and a project whose stack is up."""
     foreign = Foreign(tmp_path)
@@ -135,6 +135,7 @@ def deliver(shop: Path) -> list[dict[str, Any]]:
     return [{"shop": name, "orders": orders[name], "cents": cents[name]} for name in sorted(orders)]
 
 
+@pytest.mark.soak
 def test_the_wheel_works_in_an_airflow_of_others(foreign: Foreign) -> None:
     """A pipeline of a project and a Dag of the other team, in one Airflow; no process knows this repository."""
     expected = deliver(foreign.shop)

@@ -1,4 +1,4 @@
-"""What a real run, one of whose tasks is killed, reports to the outside: traces, logs, lineage, and events for other Dags."""
+"""What a real run, one of whose tasks is killed, reports to the outside: traces, logs and lineage."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from openlineage.client.generated import base as generated
 
 from tests.collector import Collector, Span, collector, real_collector
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, running_project, wait_for
+from tests.examples import EXAMPLES
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.dags.lineage import TidegateBatchRunFacet
 
-DAGS = Path(__file__).resolve().parent / "observed_dags"
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/TidegateBatchRunFacet.json"
 TXIDS = range(1, 7)
 OURS = ("plan", "process", "stage", "seal", "wait", "commit")
-pytestmark = SEES_CONNECTIONS_OF_TASKS
+pytestmark = [SEES_CONNECTIONS_OF_TASKS, pytest.mark.soak]
 
 
 @dataclass
@@ -75,7 +75,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], i
             "AIRFLOW__OPENLINEAGE__NAMESPACE": "tests",
         }
         home, reservoir = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("reservoir")
-        project = stack.enter_context(running_project(home, reservoir, DAGS, **environment))
+        project = stack.enter_context(running_project(home, reservoir, EXAMPLES / "dags", **environment))
         project.add_files("flights", 60)
         first = project.json("trigger", "flights", "--wait")
         assert first["committed"] == [1, 2, 3, 4]
@@ -158,31 +158,6 @@ def test_log_lines_name_the_batch_as_fields(observed: Observed) -> None:
         if [str(line.get(name)) for name in ("txid", "attempt")][: len(named)] != named:
             wrong.append(line)
     assert wrong == []
-
-
-def test_other_dags_follow_the_state_once_per_run(observed: Observed) -> None:
-    """A run that commits nothing starts none; its own event says how far the state has come."""
-    airflow = observed.project.airflow()
-
-    def follower_runs() -> list[dict[str, Any]]:
-        return [run for run in airflow._call("GET", "/api/v2/dags/follower/dagRuns")["dag_runs"] if run["state"] == "success"]
-
-    runs = wait_for(lambda: len(found := follower_runs()) == 2 and found, "two runs of the other Dag")
-    nothing = observed.project.json("trigger", "flights", "--wait")
-    assert (nothing["state"], nothing["txids"]) == ("success", [])
-
-    said = [
-        airflow._call(
-            "GET",
-            f"/api/v2/dags/follower/dagRuns/{run['dag_run_id']}/taskInstances/look/xcomEntries/return_value",
-            params={"stringify": "false"},
-        )["value"]
-        for run in sorted(runs, key=lambda run: run["run_after"])
-    ]
-    assert said == [[{"first_txid": 1, "last_txid": 4}], [{"first_txid": 5, "last_txid": 6}]]
-    assert len(airflow._call("GET", "/api/v2/assets/events")["asset_events"]) == 2
-    tasks = airflow.task_instances("flights", nothing["run_id"])
-    assert {(task["task_id"], task["state"]) for task in tasks} >= {("plan", "skipped"), ("announce", "skipped")}
 
 
 def test_lineage_names_files_and_states_of_each_batch(observed: Observed) -> None:

@@ -1,15 +1,24 @@
-"""Debian's Chromium, driven by Playwright."""
+"""Debian's Chromium, driven by Playwright: users who log in to a whole stack, and what they see there."""
 
+import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.end_to_end.conftest import Project, wait_for
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; Debian: apt-get install chromium")
+PATIENCE_MS = 120_000
+expect.set_options(timeout=PATIENCE_MS)
+SIZES = {"narrow": {"width": 390, "height": 844}, "wide": {"width": 1440, "height": 900}}
 
 
 @contextmanager
@@ -21,3 +30,141 @@ def launched() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
         browser.close()
+
+
+class Visit:
+    """A user who is logged in, and the pages that they open."""
+
+    def __init__(self, browser: Browser, project: Project, name: str) -> None:
+        self._browser = browser
+        self.url = project.settings.airflow_url
+        passwords = json.loads((project.settings.stack_folder / "secrets/airflow_passwords.json").read_text())
+        with self._browser.new_context() as context:
+            page = context.new_page()
+            page.goto(f"{self.url}/tidegate/")  # leads to Airflow's login, and back
+            page.locator("input[name=username]").fill(name, timeout=PATIENCE_MS)
+            page.locator("input[name=password]").fill(passwords[name])
+            page.keyboard.press("Enter")
+            page.wait_for_url(f"{self.url}/tidegate/", timeout=PATIENCE_MS)
+            expect(page.get_by_role("heading", level=1)).to_have_text("Pipelines")
+            self.login = context.storage_state()
+
+    @contextmanager
+    def page(self, view: str | None = "", size: str = "wide", scheme: Any = "light", path: str = "") -> Iterator[Page]:
+        """Open a view of the page, or a path of Airflow; nothing may go wrong in the browser."""
+        errors: list[str] = []
+        context = self._browser.new_context(storage_state=self.login, viewport=SIZES[size], color_scheme=scheme)  # type: ignore[arg-type]
+        context.set_default_timeout(PATIENCE_MS)
+        with context:
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(f"{self.url}{path}" if path else f"{self.url}/tidegate/#/{view}")
+            yield page
+        assert errors == []
+
+
+class Trouble:
+    """A run that stands still: one batch commits, one waits for it, one has failed, as its file changed, and one waits."""
+
+    def __init__(self, project: Project, pipeline: str, txids: list[int]) -> None:
+        self._project, self._pipeline, self._txids = project, pipeline, txids
+        self.commits, self.waits, self.changed, self.stuck = txids
+        self._held = ExitStack()
+        self._airflow = project.airflow()
+        with project.held("attempt"):
+            self.run_id = self._airflow.trigger(pipeline, {})
+            wait_for(lambda: self._phases() == ["planned"] * 4, "the plan")
+            batch = project.json("inspect", pipeline, "--txid", str(self.changed))
+            self.file = project.home / "data" / pipeline / batch["source_metadata"]["files"][0]["name"]
+            self._content = self.file.read_bytes()
+            self.file.write_bytes(self._content + self._content.splitlines(keepends=True)[-1])
+            self._held.enter_context(project.held("commit"))
+        wait_for(lambda: self._phases() == ["processed", "processed", "halted", "processed"], "processing")
+
+    def _phases(self) -> list[str]:
+        return self._project.phases(self._pipeline, self._txids)
+
+    def tasks(self) -> dict[tuple[str, str], str]:
+        """Return the state of each task of the run, by its name and its batch's."""
+        found = self._airflow.task_instances(self._pipeline, self.run_id)
+        return {(t["task_id"].split(".")[-1], t["rendered_map_index"]): t["state"] for t in found if t["map_index"] >= 0}
+
+    def let_commit(self) -> None:
+        """Let what can commit do so, and the run end, failed."""
+        self._held.close()
+        wait_for(lambda: self._airflow.run_state(self._pipeline, self.run_id) == "failed", "the end of the run", every=0.5)
+
+    def put_back(self) -> None:
+        """Mend the source."""
+        self.file.write_bytes(self._content)
+
+    def views(self, state: str) -> dict[str, tuple[str, str]]:
+        """Return the views of the pipeline, by name: the address, and what is shown once the data is there."""
+        place = f"pipelines/{self._pipeline}"
+        return {
+            "overview": ("", "pipelines? needs? a person"),
+            "timeline": (place, "cursor is at txid"),
+            "timeline_as_table": (f"{place}/timeline?as=table", f"timeline of {self._pipeline} in figures"),
+            "batches": (f"{place}/batches", "waits for"),
+            "batch": (f"{place}/batches/{self.changed}", "Frozen when the batch was planned"),
+            "states": (f"{place}/states/{state}", "one row per "),
+            "history": (f"{place}/history?days=1", "source rows that committed"),
+            "quarantine": (f"{place}/quarantine", "Quarantine is empty"),
+            "actions": (f"{place}/actions", "About the pipeline"),
+            "unknown": ("nowhere", "names no view"),
+        }
+
+    def problems(
+        self, visit: Visit, state: str, size: str, scheme: str, keep: Callable[[Page, str], None] = lambda _page, _view: None
+    ) -> dict[str, list[str]]:
+        """Return what keeps people from using each view: serious finds of axe, and views that scroll sideways."""
+        found: dict[str, list[str]] = {}
+        for name, (view, shown) in self.views(state).items():
+            with visit.page(view, size, scheme) as page:
+                expect(page.get_by_text(re.compile(shown, re.IGNORECASE)).first).to_be_visible()
+                if name == "batch":
+                    dialog_of(page, f"Retry txid {self.changed}").get_by_role("textbox").wait_for()
+                    found[f"{name}: dialog"] = _serious(page)
+                    page.keyboard.press("Escape")
+                found[name] = _serious(page)
+                if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+                    found[name].append("it scrolls sideways")
+                keep(page, name)
+        return {name: problems for name, problems in found.items() if problems}
+
+
+def _serious(page: Page) -> list[str]:
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{violation['id']}: {node['target']} {node['failureSummary']}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
+    ]
+
+
+def dialog_of(page: Page, button: str) -> Locator:
+    """Press a button and return the dialog that it opens."""
+    page.get_by_role("button", name=button, exact=True).first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    return dialog
+
+
+def row_of(page: Page, pipeline: str) -> Locator:
+    """Return the row of a pipeline in the list of all."""
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=pipeline, exact=True))
+
+
+def tab_to(page: Page, text: str) -> None:
+    """Press Tab until this has the focus."""
+    for _ in range(60):
+        if focused(page) == text:
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"Tab does not lead to {text}")
+
+
+def focused(page: Page) -> str:
+    """Return the text of what has the focus."""
+    return str(page.evaluate("document.activeElement.textContent.trim()"))

@@ -1,23 +1,18 @@
-"""Actions in a real browser, on a real api-server without Dags: bad records are mended and replayed, a batch is given up."""
+"""Bad records in a real browser, on a real api-server without Dags: what a text field could spoil."""
 
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.browsers import launched, needs_chromium
+from tests.page.browsers import PATIENCE_MS, dialog_of, launched, needs_chromium
 from tests.page.conftest import Server, token_of
 from tests.page.ledgers import Batches, as_owner
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.soak]
 
-PATIENCE_MS = 120_000
-expect.set_options(timeout=PATIENCE_MS)
 LONG, SHORT, TWO_LINES, LAST = 1, 2, 3, 4  # numbers of bad records
 PARTIAL = 5  # the number of what a commit has set aside
 LENGTH = 50_000
@@ -26,10 +21,10 @@ WITH_RETURN = "a;1\r"
 
 @pytest.fixture(scope="module")
 def clicks(server: Server) -> Iterator[Batches]:
-    """Pipeline clicks with a committed batch, four bad records of it, and a batch that failed."""
+    """Pipeline clicks with a committed batch and four bad records of it."""
     with StateStore.connect(server.settings) as store:
         batches = Batches(store, CLICKS)
-        committed, failed = batches.plan("a run", 2)
+        (committed,) = batches.plan("a run", 1)
         batches.seal(committed)
         records = [(LONG, "x" * LENGTH), (SHORT, "a;2"), (TWO_LINES, WITH_RETURN), (LAST, "a;4")]
         for number, payload in records:
@@ -46,7 +41,6 @@ def clicks(server: Server) -> Iterator[Batches]:
             [committed, PARTIAL],
         )
         batches.commit(committed)
-        batches.fail(failed)
         yield batches
 
 
@@ -60,17 +54,10 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
     """An empty tab of the administrator, in which nothing may go wrong."""
-    with tab(browser, server, "admin") as opened:
-        yield opened
-
-
-@contextmanager
-def tab(browser: Browser, server: Server, name: str) -> Iterator[Page]:
-    """Open an empty tab of a user."""
     errors: list[str] = []
     with browser.new_context(base_url=server.url) as context:
         context.set_default_timeout(PATIENCE_MS)
-        context.add_cookies([{"name": "_token", "value": token_of(server, name), "url": server.url}])
+        context.add_cookies([{"name": "_token", "value": token_of(server, "admin"), "url": server.url}])
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
@@ -87,14 +74,6 @@ def stored(server: Server, number: int) -> tuple[str, str | None]:
     return row
 
 
-def dialog(page: Page, button: str) -> Any:
-    """Press a button and return the dialog that it opens."""
-    page.get_by_role("button", name=button, exact=True).first.click()
-    opened = page.get_by_role("dialog")
-    expect(opened).to_be_visible()
-    return opened
-
-
 def test_a_partial_that_was_set_aside_is_only_shown(page: Page) -> None:
     """It waits for no replay, so nothing is offered for it."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
@@ -107,7 +86,7 @@ def test_a_partial_that_was_set_aside_is_only_shown(page: Page) -> None:
 def test_a_record_is_mended_whole(page: Page, server: Server) -> None:
     """The list shows the beginning of a long record; the dialog has all of it, and what is saved is all of it."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
-    mend = dialog(page, f"Mend record {LONG} of txid 1")
+    mend = dialog_of(page, f"Mend record {LONG} of txid 1")
     field = mend.get_by_label("The record")
     expect(field).to_have_value("x" * LENGTH)
     field.press("End")
@@ -125,7 +104,7 @@ def test_mending_again_starts_from_the_mended_record(page: Page, server: Server)
     """And says that it replaces it."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
     for found, text in [("a;2", "a,2"), ("a,2", "b,2")]:
-        mend = dialog(page, f"Mend record {SHORT} of txid 1")
+        mend = dialog_of(page, f"Mend record {SHORT} of txid 1")
         expect(mend.get_by_label("The record")).to_have_value(found)
         expect(mend.get_by_text("It was mended before")).to_have_count(int(found != "a;2"))
         mend.get_by_label("The record").fill(text)
@@ -138,49 +117,8 @@ def test_mending_again_starts_from_the_mended_record(page: Page, server: Server)
 def test_a_record_that_a_browser_would_change_is_left_to_the_command_line(page: Page, server: Server) -> None:
     """A text field turns carriage returns into newlines, wherever the operator types."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
-    mend = dialog(page, f"Mend record {TWO_LINES} of txid 1")
+    mend = dialog_of(page, f"Mend record {TWO_LINES} of txid 1")
     expect(mend.get_by_role("alert")).to_contain_text(f"tidegate quarantine mend clicks 1 {TWO_LINES}")
     expect(mend.get_by_role("textbox")).to_have_count(0)
     mend.get_by_role("button", name="Cancel").click()
     assert stored(server, TWO_LINES) == (WITH_RETURN, None)
-
-
-def test_a_reader_mends_nothing(browser: Browser, server: Server, clicks: Batches) -> None:
-    """They see the records, and no button."""
-    with tab(browser, server, "viewer") as page:
-        page.goto("/tidegate/#/pipelines/clicks/quarantine")
-        expect(page.get_by_text("cents is no number").first).to_be_visible()
-        expect(page.get_by_role("button", name=re.compile("^(Mend|Replay)"))).to_have_count(0)
-
-
-def test_a_batch_is_given_up(page: Page, clicks: Batches) -> None:
-    """The dialog says what will happen, and wants a reason."""
-    page.goto("/tidegate/#/pipelines/clicks/batches/2")
-    skip = dialog(page, "Skip txid 2")
-    expect(skip.locator(".will")).to_contain_text("leaves all its rows out")
-    skip.get_by_role("button", name="Skip txid 2", exact=True).click()  # without a reason the browser refuses
-    assert clicks.store.committed("clicks") == 1
-    skip.get_by_role("textbox").fill("the day is lost")
-    skip.get_by_role("button", name="Skip txid 2", exact=True).click()
-    expect(skip.get_by_role("status").first).to_be_visible()
-    skip.get_by_role("button", name="Close").click()
-
-    expect(page.get_by_role("heading", level=1)).to_contain_text("skipped")
-    expect(page.get_by_role("table", name="What operators did with txid 2")).to_contain_text("the day is lost")
-    assert clicks.store.committed("clicks") == 2
-
-
-def test_bad_records_are_replayed(page: Page, clicks: Batches) -> None:
-    """They become a batch of their own; that Airflow has no Dag to run it is said, with the command that runs it."""
-    page.goto("/tidegate/#/pipelines/clicks/quarantine")
-    replay = dialog(page, "Replay quarantine")
-    expect(replay.locator(".will")).to_contain_text("4 records leave the quarantine")
-    replay.get_by_role("textbox").fill("mended")
-    replay.get_by_role("button", name="Replay quarantine", exact=True).click()
-    expect(replay.get_by_role("status").first).to_contain_text("tidegate trigger clicks")
-    replay.get_by_role("button", name="Close").click()
-
-    expect(page.get_by_text("wait to be replayed")).to_have_count(0)
-    expect(page.get_by_text("1 partial was set aside by a commit")).to_be_visible()
-    expect(page.get_by_role("button", name="Replay quarantine")).to_have_count(0)
-    assert clicks.store.last_opened("clicks").txid == 3

@@ -19,9 +19,10 @@ class Command:
     shown: list[str]
 
 
-def blocks(document: Path) -> list[tuple[str, str]]:
-    """Return a document's blocks with their languages."""
-    return BLOCK.findall(document.read_text(encoding="utf-8"))
+def blocks(document: Path, *, begin: str = "", end: str = "") -> list[tuple[str, str]]:
+    """Return the blocks of a document, or of a part of it, with their languages."""
+    text = document.read_text(encoding="utf-8")
+    return BLOCK.findall(text, text.index(begin), text.index(end) if end else len(text))
 
 
 def commands(block: str) -> list[Command]:

@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.readme.console import Shell, blocks
 from tidegate.state_store.base import project
 
@@ -11,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/projects.md"
 
 
+@pytest.mark.soak
 def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
     """From `init` to the author's test, which needs no server; images and other servers are not made here."""
     left_out = (project.HOME_VARIABLE, "SPARK_")  # a session of another test of this process marks the environment

@@ -1,4 +1,8 @@
-"""Real embedded stacks, each in a folder of its own, and the operating system's view of their processes."""
+"""Real embedded stacks, each in a folder of its own, and the operating system's view of their processes.
+
+Tests that a stack with Airflow can bear are in `tests/end_to_end/test_one_airflow.py`, on its one stack; those that need
+another one run in `make soak`.
+"""
 
 import json
 import os
@@ -26,6 +30,15 @@ from tidegate.stack.components.server_process import (
 )
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
+
+OF_ITS_OWN = {"small", "with_kafka"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make soak` what needs a stack of a module's own."""
+    for item in items:
+        if OF_ITS_OWN & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.soak)
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,16 @@ class Stack:
         """
         leaders = {session(process) for process in self.marked()} | {status.pid for status in self.statuses().values()}
         return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
+
+    def working_in(self, *folders: Path) -> list[psutil.Process]:
+        """Return the processes whose working folder is one of these or below."""
+
+        def works(process: psutil.Process) -> bool:
+            with suppress(psutil.Error, OSError):
+                return any(Path(process.cwd()).is_relative_to(folder) for folder in folders)
+            return False
+
+        return [process for process in psutil.process_iter() if works(process)]
 
     def sessions_of(self, component: str) -> set[int | None]:
         """Return the sessions of a component: one, unless it runs twice."""
@@ -183,11 +206,3 @@ def occupied() -> Iterator[set[int]]:
 
         assert wait_until(some_are_taken, 300), "other stacks held every usual port for 300 s: run this file alone"
         yield taken
-
-
-@pytest.fixture(scope="module")
-def full(new_stack: Callable[[str], Stack], occupied: set[int]) -> Stack:
-    """A stack with Airflow, in a folder with a difficult name, while usual ports are taken."""
-    stack = new_stack("Zürich à la carte")
-    embedded.up(stack.settings)
-    return stack

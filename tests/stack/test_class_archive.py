@@ -8,18 +8,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.stack.conftest import Stack
+from tidegate.stack import status as status_of
 from tidegate.stack.components import server_process as components
 from tidegate.stack.components import spark, spark_class_archive
+from tidegate.state_store import Settings
 
 
 @pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
-def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> None:
+def test_sparks_server_maps_the_archive_that_setup_has_made(stack: Settings) -> None:
     """The archive fits the Java and the Spark of this environment, so the server maps its classes."""
     archive = spark.class_archive()
     if archive is None:
         pytest.skip("There is no archive of Spark's classes. Make it: python -m tidegate.stack.components.spark_class_archive")
-    server = psutil.Process(running.statuses()["spark"].pid)
+    (server,) = [psutil.Process(status.pid) for status in status_of(stack) if status.name == "spark"]
     if not hasattr(server, "memory_maps"):
         pytest.skip("This system does not show the files that a process has mapped. Linux does.")
 
@@ -27,6 +28,7 @@ def test_sparks_server_maps_the_archive_that_setup_has_made(running: Stack) -> N
 
 
 @pytest.mark.promise("performance:java-classes-are-archived-at-set-up")
+@pytest.mark.soak
 def test_an_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> None:
     """After a change of Java, or with a broken file, the server starts all the same, without a line in its log."""
     archive = tmp_path / "not an archive.jsa"

@@ -63,6 +63,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.promise("error:MACHINE_REFUSES")
+@pytest.mark.soak
 def test_a_stack_recovers_from_a_full_disk(small_disk: Path) -> None:
     """The supervisor lives on, `up` names the file that it cannot write, and dead components return when there is room."""
     stack = Stack(small_disk / "home")
@@ -127,18 +128,6 @@ def test_logs_are_truncated_while_they_are_written(tmp_path: Path, monkeypatch: 
     kept = log.with_suffix(".log.1").read_bytes()
     assert len(kept) == 1000
     assert kept.endswith(b"line 299\n")
-
-
-def test_the_logs_of_a_running_stack_are_truncated(running: Stack) -> None:
-    """Its supervisor does that while the components keep running and writing."""
-    before, log = running.statuses(), log_file(running.folder, "spark")
-    with log.open("ab") as file:
-        file.write(b"a line that fills the disk\n" * (components.LOG_KEPT_BYTES // 27 + 1000))
-
-    assert wait_until(lambda: log.stat().st_size < components.LOG_KEPT_BYTES, 60)
-    assert log.with_suffix(".log.1").stat().st_size == components.LOG_KEPT_BYTES
-    assert running.statuses() == before
-    log.with_suffix(".log.1").unlink()
 
 
 # -- moved, copied and damaged folders ---------------------------------------------------------------------------------
@@ -223,6 +212,7 @@ def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:
     assert can_query(running)
 
 
+@pytest.mark.soak
 def test_a_deleted_stack_folder_ends_the_stack(new_stack: Callable[[str], Stack]) -> None:
     """Its processes could not be found by their records; `down` still finds those that have not ended."""
     stack = new_stack("deleted")

@@ -94,6 +94,7 @@ def end_spark(address: str) -> None:
 
 
 @pytest.mark.promise("security:another-account-that-takes-port-while-its", "decision:0019")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_listener_on_the_other_loopback_address_sees_nothing(
     host: str, stack: Settings, neighbour: int, tmp_path: Path
@@ -216,6 +217,7 @@ def refuses(answer: str) -> bool:
 
 
 @pytest.mark.promise("security:another-account-that-takes-port-while-its")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
 def test_an_impostor_of_postgres_does_not_get_the_password(
     verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path

@@ -77,6 +77,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         shop("down", "--delete-data", "--yes")
 
 
+@pytest.mark.soak
 def test_changed_code_reaches_running_workers(shop: Shop) -> None:
     """That of a module which the pipeline's module imports: a worker keeps what it has imported for as long as it lives."""
     shop("migrate", "--new", "orders")

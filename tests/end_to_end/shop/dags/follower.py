@@ -1,11 +1,11 @@
-"""A Dag of other people: it runs when the state of flights has advanced, and notes what its event says."""
+"""A Dag of other people: it runs when the states of kinds have advanced, and notes what its event says."""
 
 from airflow.sdk import Asset, dag, task
 
 
-@dag(schedule=[Asset("tidegate://pipelines/flights")])
+@dag(schedule=[Asset("tidegate://pipelines/kinds")])
 def follower() -> None:
-    """Follow flights."""
+    """Follow kinds."""
 
     @task
     def look(triggering_asset_events=None) -> list[dict]:
