@@ -48,6 +48,7 @@ DIGEST = "SELECT md5(string_agg(found, ' ' ORDER BY found COLLATE \"C\")) FROM (
             " WHERE datname = current_database()",
             "SELECT concat_ws(' ', setrole, setconfig) FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase"
             " WHERE datname = current_database()",
+            "SELECT version_num FROM tidegate.alembic_version",
             "SELECT concat_ws(' ', defaclrole, defaclnamespace, defaclobjtype, defaclacl) FROM pg_default_acl",
         ]
     )
