@@ -74,7 +74,7 @@ class Server:
 
     def create_database(self, template: str | None = None) -> str:
         """Create a database that the owner role owns; return its name."""
-        name = f"tidegate_test_{next(_numbers)}"
+        name = f"tidegate_test_{os.getpid()}_{next(_numbers)}"  # several runs may share a server
         statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
         self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return name
@@ -127,6 +127,9 @@ def free_port() -> Iterator[Callable[[], int]]:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a running embedded stack without Airflow: Postgres and Spark Connect."""
+    if home := os.environ.get("STACK_OF_TESTS"):  # one that runs already: tests/mutants has the same for many runs
+        yield Settings.load({**os.environ, "TIDEGATE_HOME": home})
+        return
     with running_stack(tmp_path_factory.mktemp("stack"), java_options=QUICK_TO_COMPILE) as settings:
         yield settings
 

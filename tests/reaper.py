@@ -106,8 +106,15 @@ def die_with_make() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """End the processes of dead test runs first, and those of this run at its end."""
+    with reaped(tmp_path_factory.getbasetemp()):
+        yield
+
+
+@contextlib.contextmanager
+def reaped(folder: Path) -> Iterator[None]:
+    """End the processes of dead test runs first, and at the end those that this process has started, which write below a folder."""
     reap_the_dead()
-    run = Run(Identity.of(os.getpid()), tmp_path_factory.getbasetemp())
+    run = Run(Identity.of(os.getpid()), folder)
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
