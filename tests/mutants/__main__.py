@@ -61,12 +61,21 @@ class Runner:
         before = (self._copy.folder / mutant.file).read_text()
         self._copy.write(mutant.file, planted)
         try:
-            found = self._run(mutant.noticed_by)
+            found = self._run_in_turn(mutant.noticed_by)
         finally:
             self._copy.write(mutant.file, before)
         if found.what == KILLED and not self._passes(found.by):
             return Outcome(INVALID, found.seconds, f"without the fault, it fails too: {found.by}")
         return found
+
+    def _run_in_turn(self, tests: Sequence[str]) -> Outcome:
+        """Run single tests before whole files, which may have the same ones."""
+        first, seconds = Outcome(SURVIVED), 0.0
+        for some in ([test for test in tests if "::" in test], [test for test in tests if "::" not in test]):
+            if some and first.what == SURVIVED:
+                first = self._run(some)
+                seconds += first.seconds
+        return first._replace(seconds=seconds)
 
     def _passes(self, test: str) -> bool:
         if test not in self._sound:
