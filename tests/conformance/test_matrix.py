@@ -157,6 +157,7 @@ def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: i
     f.commit(1)
     with pytest.raises(StagingLost, match="flow 2 continues another batch than the one that committed as 1"):
         f.commit(2)
+    assert f.store.commit_ready(f.spec, "test") == []
     f.check()
     for txid in (2, 3, 4):
         f.settle(txid, 3)

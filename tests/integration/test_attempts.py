@@ -255,6 +255,25 @@ def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally
     assert tally.commit(1).attempt == 2
 
 
+@pytest.mark.promise("I4")
+def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """A database that has lost commits hands out the numbers of attempts again: an attempt counts in its own history only."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
+    as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
+    assert migrations.accept_epoch(settings, "an operator")
+    steps: list[Callable[[], object]] = [
+        lambda: tally.store.seal(attempt, [staged], Tracked(1)),
+        lambda: tally.store.fail_attempt(attempt, "SPARK_UNAVAILABLE: gone"),
+    ]
+    for step in steps:
+        with pytest.raises(AttemptFenced, match="has begun another history"):
+            step()
+    assert tally.process(1, [("a", 2, 2, 2, 2)]).number == 2
+    assert tally.commit(1).attempt == 2
+
+
 @pytest.mark.promise("I4", "fault:airflow-loses-repeats-or-reorders-tasks:processing")
 def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settings) -> None:
     """Several executions of one task work separately; only the newest can seal (rows 13, 14)."""
@@ -392,6 +411,7 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
 
     with pytest.raises(StagingLost, match="tally 1:1 was computed by another declaration of the pipeline"):
         deployed.commit(1)
+    assert tally.store.commit_ready(newer, "test") == []
     attempt = deployed.start(1)  # although the newest is sealed
     tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
     assert deployed.commit(1).attempt == 2
@@ -411,7 +431,13 @@ def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, se
     _register(settings, replace(tally.spec, version=2))
     before = contents(settings)
 
-    for step in (lambda: tally.commit(1), lambda: tally.start(2), lambda: tally.start(1, mode="restage")):
+    steps: list[Callable[[], object]] = [
+        lambda: tally.commit(1),
+        lambda: tally.store.commit_ready(tally.spec, "test"),
+        lambda: tally.start(2),
+        lambda: tally.start(1, mode="restage"),
+    ]
+    for step in steps:
         with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
             step()
     assert contents(settings) == before
@@ -455,6 +481,13 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     assert dated.state() == state
     assert dated.commit(1).already_committed
     dated.commit(4)
+
+
+def test_the_staging_of_a_redo_is_kept_while_it_is_young(dated: Tally, as_role: Execute) -> None:
+    """Its batch has committed long ago; the attempt that is to take its place has just begun."""
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
+    assert dated.store.drop_old_staging(dated.spec) == 2
+    assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_2",), ("per_shop_3_1",), ("per_shop_4_1",)]
 
 
 def test_staging_with_a_reader_is_left_for_the_next_time(dated: Tally, settings: Settings, as_role: Execute) -> None:

@@ -493,6 +493,8 @@ def test_a_cursor_that_disagrees_with_the_commits_halts(
 
     with pytest.raises(HoleDetected, match=message):
         tally.commit(txid)
+    with pytest.raises(HoleDetected, match=r"tally: the cursor is at txid \d, but the ledger committed \d"):
+        tally.store.commit_ready(tally.spec, "test")
     assert contents(settings) == before
 
 

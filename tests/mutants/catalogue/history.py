@@ -228,12 +228,12 @@ MUTANTS = (
         ("tests/integration/test_database.py::test_a_forked_process_opens_its_own_connections",),
     ),
     Mutant(
-        "a-full-disk-is-a-permanent-error",
-        "fault:disk-is-full:commit",
+        "a-deadlock-is-a-permanent-error",
+        "fault:deadlock-statement-timeout:commit",
         "state_store/connections/postgres_errors.py",
         "translate",
         "if state in _RETRYABLE_STATES:",
-        'if state in _RETRYABLE_STATES.keys() - {"40001", "40P01", "53100"}:',
+        'if state in _RETRYABLE_STATES.keys() - {"40P01"}:',
         ("tests/integration/test_lock_holders.py::test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",),
     ),
 )

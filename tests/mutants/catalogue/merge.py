@@ -147,7 +147,7 @@ MUTANTS = (
         "move_bad_records",
         ").where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         ")",
-        (POLICIES,),
+        (f"{POLICIES}::test_bad_records_that_no_seal_names_are_not_set_aside",),
     ),
     Mutant(
         "a-merge-in-two-transactions",

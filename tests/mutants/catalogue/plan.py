@@ -189,7 +189,7 @@ MUTANTS = (
         "give_up",
         "b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None))",
         "b.skip_reason.is_(None))",
-        (DECISIONS, POLICIES, "tests/integration/test_ordered_commit.py::test_a_failed_batch_can_be_skipped_and_order_goes_on"),
+        (f"{POLICIES}::test_a_committed_batch_is_not_given_up",),
     ),
     Mutant(
         "the-metadata-of-a-replay-is-taken-for-a-position",
@@ -210,7 +210,7 @@ MUTANTS = (
         (f"{IDENTITY}::test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo",),
     ),
     Mutant(
-        "an-ack-is-owed-before-the-commit",
+        "the-last-commit-owes-no-ack",
         "I8",
         BATCHES,
         "awaiting_acks",

@@ -25,7 +25,7 @@ MUTANTS = (
         "_lock_owned",
         "if batch.history != attempt.history:",
         "if attempt.history is None:",
-        ("tests/integration/test_restores.py", ATTEMPTS),
+        (f"{ATTEMPTS}::test_an_attempt_from_before_an_accepted_loss_is_fenced",),
     ),
     Mutant(
         "an-attempt-that-failed-is-sealed",
@@ -71,15 +71,6 @@ MUTANTS = (
         '.where(p.pipeline == a.pipeline, p.source_kind == "transactional")',
         ".where(p.pipeline == a.pipeline)",
         (f"{POLICIES}::test_sums_are_not_compared_without_a_promise",),
-    ),
-    Mutant(
-        "attempts-at-other-metadata-are-compared",
-        "I11",
-        ATTEMPTS_PY,
-        "_check_replay",
-        "e.source_digest == a.source_digest, e.fingerprint == a.fingerprint,",
-        "e.fingerprint == a.fingerprint,",
-        (POLICIES, "tests/conformance/test_matrix.py"),
     ),
     Mutant(
         "a-sealed-attempt-is-recorded-as-failed",
@@ -178,7 +169,7 @@ MUTANTS = (
         "drop_old",
         "c.committed_at < oldest, a.started_at < oldest",
         "c.committed_at < oldest",
-        (f"{ATTEMPTS}::test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over", "tests/conformance/test_states.py"),
+        (f"{ATTEMPTS}::test_the_staging_of_a_redo_is_kept_while_it_is_young",),
     ),
     Mutant(
         "staging-is-dropped-before-its-batch-has-committed",
