@@ -1,7 +1,7 @@
 """Mutants: faults that are planted on purpose, one at a time, to see that a test of behaviour notices each.
 
     make mutants                                   all of them
-    python -m tests.mutants --room commit          those of one file of the catalogue
+    python -m tests.mutants --room commit          those of one file of the catalogue; `protocol`: of its first eleven
     python -m tests.mutants NAME ...               some of them
     python -m tests.mutants --budget 30            begins none after so many minutes
 

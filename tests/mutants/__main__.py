@@ -1,7 +1,7 @@
 """Plants each fault of the catalogue alone, and runs the tests that may notice it.
 
 Tests that need Postgres alone share one stack, so that a fault costs seconds. All others start what they need: Spark's tasks
-run the code that their server was started with.
+run the code that their server was started with. At the end, the tests that have noticed a fault run once without any.
 """
 
 import argparse
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.checkout import REPOSITORY
-from tests.mutants.catalogue import ROOMS
+from tests.mutants.catalogue import PROTOCOL, ROOMS
 from tests.mutants.copied_checkout import CopiedCheckout
-from tests.mutants.first_failure import FOLDER, REPORT
+from tests.mutants.failed_tests import FOLDER, REPORT
 from tests.mutants.planted_fault import DoesNotApply, Mutant
 
 # Tests of these folders need no more of a stack than its Postgres.
@@ -29,18 +30,29 @@ SECONDS = 300  # for the tests of one fault; what takes longer hangs
 KILLED, SURVIVED, HUNG, INVALID, NOT_RUN = "killed", "SURVIVED", "killed by timeout", "INVALID", "not run"
 
 
+class Failure(NamedTuple):
+    """A test that has failed, and why."""
+
+    test: str
+    why: str
+
+
+class Run(NamedTuple):
+    """A run of pytest: its exit code (None: it had to be ended), its failures, how long it took, the end of its output."""
+
+    code: int | None
+    failures: list[Failure]
+    seconds: float
+    output: str
+
+
 class Outcome(NamedTuple):
-    """What became of a fault, after how many seconds; the test that noticed it, and what it says, or what was wrong."""
+    """What became of a fault, after how many seconds; the test that noticed it and what it said, or what was wrong."""
 
     what: str
     seconds: float = 0.0
     by: str = ""
     why: str = ""
-
-    @property
-    def is_good(self) -> bool:
-        """Return whether a test of behaviour has noticed it."""
-        return self.what in (KILLED, HUNG)
 
 
 class Runner:
@@ -50,57 +62,62 @@ class Runner:
         self._copy = copy
         self._stack = stack
         self._seconds = seconds
-        self._sound: dict[str, bool] = {}  # tests that have noticed a fault: whether they pass without one
 
     def outcome(self, mutant: Mutant) -> Outcome:
         """Plant a fault, run the tests that may notice it, and take it out again."""
         try:
             planted = mutant.planted_in(self._copy.folder)
         except DoesNotApply as why:
-            return Outcome(INVALID, by=f"it does not apply: {why}")
+            return Outcome(INVALID, why=f"it does not apply: {why}")
         before = (self._copy.folder / mutant.file).read_text()
         self._copy.write(mutant.file, planted)
         try:
-            found = self._run_in_turn(mutant.noticed_by)
+            return self._outcome_of_tests(mutant.noticed_by)
         finally:
             self._copy.write(mutant.file, before)
-        if found.what == KILLED and not self._passes(found.by):
-            return Outcome(INVALID, found.seconds, f"without the fault, it fails too: {found.by}")
+
+    def _outcome_of_tests(self, tests: Sequence[str]) -> Outcome:
+        """Run single tests, then whole files, which may have the same ones."""
+        took = 0.0
+        for some in ([test for test in tests if "::" in test], [test for test in tests if "::" not in test]):
+            if not some:
+                continue
+            run = self.run(["-x", *some], some, self._seconds)
+            took += run.seconds
+            if run.failures:
+                return Outcome(KILLED, took, *run.failures[0])
+            if run.code is None:
+                return Outcome(HUNG, took, why=f"nothing had failed within {self._seconds} s")
+            if run.code != 0:
+                return Outcome(INVALID, took, why=f"pytest ended with {run.code}: {run.output}")
+        return Outcome(SURVIVED, took)
+
+    def failing(self, tests: Collection[str]) -> list[Failure]:
+        """Return those of these tests that fail without any fault."""
+        found: list[Failure] = []
+        for _, of_folder in groupby(sorted(tests), key=lambda test: test.split("/")[1]):
+            some = list(of_folder)
+            run = self.run(some, some, 600 + 60 * len(some))
+            found += run.failures
+            if run.code not in (0, 1):
+                found += [Failure(test, f"pytest ended with {run.code}: {run.output}") for test in some]
         return found
 
-    def _run_in_turn(self, tests: Sequence[str]) -> Outcome:
-        """Run single tests before whole files, which may have the same ones."""
-        first, seconds = Outcome(SURVIVED), 0.0
-        for some in ([test for test in tests if "::" in test], [test for test in tests if "::" not in test]):
-            if some and first.what == SURVIVED:
-                first = self._run(some)
-                seconds += first.seconds
-        return first._replace(seconds=seconds)
-
-    def _passes(self, test: str) -> bool:
-        if test not in self._sound:
-            self._sound[test] = self._run([test]).what == SURVIVED
-        return self._sound[test]
-
-    def _run(self, tests: Sequence[str]) -> Outcome:
+    def run(self, arguments: Sequence[str], tests: Sequence[str], seconds: int) -> Run:
+        """Run pytest in the copy, for so many seconds at most."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             environment = {**os.environ, REPORT: str(report), FOLDER: str(self._copy.folder)}
             if self._stack is not None and all(test.startswith(OF_POSTGRES) for test in tests):
                 environment["STACK_OF_TESTS"] = str(self._stack)
-            arguments = ["-x", "-q", "--no-header", "-p", "tests.mutants.first_failure", "-p", "no:cacheprovider"]
+            quiet = ["-q", "--no-header", "-p", "tests.mutants.failed_tests", "-p", "no:cacheprovider"]
             began = time.monotonic()
-            code, output = self._pytest([*arguments, "--timeout", str(self._seconds), *tests], environment)
-            seconds = time.monotonic() - began
-            if report.exists():
-                first = json.loads(report.read_text())
-                return Outcome(KILLED, seconds, first["test"], first["why"])
-            if code is None:
-                return Outcome(HUNG, seconds, f"nothing failed within {self._seconds} s")
-            return Outcome(SURVIVED, seconds) if code == 0 else Outcome(INVALID, seconds, f"pytest ended with {code}: {output}")
+            code, output = self._pytest([*quiet, "--timeout", str(self._seconds), *arguments], environment, seconds)
+            lines = report.read_text().splitlines() if report.exists() else []
+            failures = [Failure(**json.loads(line)) for line in lines]
+            return Run(code, failures, time.monotonic() - began, output)
 
-    def _pytest(self, arguments: Sequence[str], environment: dict[str, str]) -> tuple[int | None, str]:
-        """Run pytest in the copy; return its code, None if it had to be ended, and the end of its output."""
+    def _pytest(self, arguments: Sequence[str], environment: dict[str, str], seconds: int) -> tuple[int | None, str]:
         command = [str(self._copy.python), "-m", "pytest", *arguments]
         with subprocess.Popen(
             command,
@@ -113,11 +130,9 @@ class Runner:
             start_new_session=True,
         ) as process:
             try:
-                output, _ = process.communicate(timeout=self._seconds + 60)
+                output, _ = process.communicate(timeout=seconds + 60)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGTERM)  # pytest's reaper ends what it has started
-                time.sleep(1)
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)  # the reaper of its tests ends what they have started
                 process.communicate()
                 return None, ""
         return process.returncode, " / ".join(output.strip().splitlines()[-3:])[:500]
@@ -126,25 +141,27 @@ class Runner:
 @contextmanager
 def shared_stack(mutants: Sequence[Mutant]) -> Iterator[Path | None]:
     """Run a stack of this checkout's code for the faults whose tests need Postgres alone; none if there are none."""
-    if not any(all(test.startswith(OF_POSTGRES) for test in mutant.noticed_by) for mutant in mutants):
+    if not any(test.startswith(OF_POSTGRES) for mutant in mutants for test in mutant.noticed_by):
         yield None
         return
     from tests import reaper  # noqa: PLC0415 - loads Tidegate, which --list does without
     from tests.conftest import running_stack  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="mutants-stack-") as home:
+    with tempfile.TemporaryDirectory(prefix="mutants-stack-", ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o711)
         with reaper.reaped(Path(home)), running_stack(Path(home)) as settings:
             yield settings.home
 
 
-def chosen(names: Sequence[str], room: str | None) -> list[Mutant]:
-    """Return the faults of these names, or of a room, or all."""
+def chosen(names: Sequence[str], rooms: Sequence[str]) -> list[Mutant]:
+    """Return the faults of these names, or of these rooms, or all."""
     everything = [mutant for of_room in ROOMS.values() for mutant in of_room]
     if unknown := set(names) - {mutant.name for mutant in everything}:
         sys.exit(f"There is no mutant {min(unknown)}. See: python -m tests.mutants --list")
-    of_room = everything if room is None else list(ROOMS[room])
-    return [mutant for mutant in of_room if not names or mutant.name in names]
+    if names:
+        return [mutant for mutant in everything if mutant.name in names]
+    wanted = [room for name in rooms or ROOMS for room in (PROTOCOL if name == "protocol" else (name,))]
+    return [mutant for room in wanted for mutant in ROOMS[room]]
 
 
 def say(line: str) -> None:
@@ -157,7 +174,7 @@ def main() -> int:
     """Run the chosen faults; return 0 if a test of behaviour has noticed each."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--room", choices=ROOMS)
+    parser.add_argument("--room", action="append", default=[], choices=("protocol", *ROOMS), help="may be repeated")
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="MINUTES", help="begin none after so long")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for the tests of one fault")
     parser.add_argument("--list", action="store_true", help="only show which there are")
@@ -165,7 +182,7 @@ def main() -> int:
     mutants = chosen(asked.names, asked.room)
     if asked.list:
         for mutant in mutants:
-            say(f"{mutant.name:45} {mutant.breaks:12} {mutant.file}, {mutant.function}")
+            say(f"{mutant.name:60} {mutant.breaks:12} {mutant.file}, {mutant.function}")
         return 0
     ends_at, outcomes = time.monotonic() + 60 * asked.budget, {}
     with ExitStack() as held:
@@ -177,10 +194,20 @@ def main() -> int:
         for mutant in mutants:
             outcome = runner.outcome(mutant) if time.monotonic() < ends_at else Outcome(NOT_RUN)
             outcomes[mutant.name] = outcome
-            say(f"{mutant.name:45} {mutant.breaks:6} {outcome.what:10} {outcome.seconds:5.0f} s  {outcome.by}  {outcome.why}")
-    wrong = [name for name, outcome in outcomes.items() if not outcome.is_good and outcome.what != NOT_RUN]
+            say(f"{mutant.name:60} {mutant.breaks:6} {outcome.what:10} {outcome.seconds:4.0f} s  {outcome.by}  {outcome.why}")
+        unsound = runner.failing({outcome.by for outcome in outcomes.values() if outcome.what == KILLED})
+    return conclude(outcomes, unsound)
+
+
+def conclude(outcomes: dict[str, Outcome], unsound: Sequence[Failure]) -> int:
+    """Say what is wrong; return the exit code."""
+    wrong = {name: outcome.what for name, outcome in outcomes.items() if outcome.what in (SURVIVED, INVALID)}
+    for test, why in unsound:
+        wrong |= {name: f"without it, {test} fails too: {why}" for name, outcome in outcomes.items() if outcome.by == test}
     left = sum(outcome.what == NOT_RUN for outcome in outcomes.values())
-    say(f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} noticed; not run: {left}; wrong: {', '.join(wrong) or 'none'}")
+    say(f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} were not planted for lack of time.")
+    for name, what in wrong.items():
+        say(f"{name}: {what}")
     return 1 if wrong else 0
 
 

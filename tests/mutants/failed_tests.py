@@ -1,4 +1,4 @@
-"""A plugin of pytest for a run with a planted fault: checks whose code is tested, and writes down the first test that fails."""
+"""A plugin of pytest for a run with a planted fault: checks whose code is tested, and writes down which tests fail."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 
 import tidegate
 
-REPORT = "MUTANT_REPORT"  # the variable that names the file
+REPORT = "MUTANT_REPORT"  # the variable that names the file, which gets a line of JSON for each failure
 FOLDER = "MUTANT_FOLDER"  # the copy that has the fault
 
 
@@ -20,10 +20,10 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write down the first failure: its test, and the last line that says why."""
-    file = Path(os.environ[REPORT])
-    if not report.failed or file.exists():
+    """Write down a failure: its test, and the first line that says why."""
+    if not report.failed:
         return
     crash = getattr(report.longrepr, "reprcrash", None)
     why = (crash.message if crash else str(report.longrepr)).strip().splitlines() or [""]
-    file.write_text(json.dumps({"test": report.nodeid, "when": report.when, "why": why[0][:200]}))
+    with Path(os.environ[REPORT]).open("a") as file:
+        file.write(json.dumps({"test": report.nodeid, "why": f"{report.when}: {why[0][:200]}"}) + "\n")
