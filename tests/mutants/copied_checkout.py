@@ -48,7 +48,7 @@ class CopiedCheckout:
                 continue
             content = command.read_bytes()
             if content.startswith(b"#!"):
-                made.write_bytes(content.replace(os.fsencode(sys.executable), os.fsencode(self.python), 1))
+                made.write_bytes(content.replace(os.fsencode(command.parent), os.fsencode(self.python.parent), 1))
                 made.chmod(0o755)
 
     def check(self) -> None:
