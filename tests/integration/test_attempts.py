@@ -201,7 +201,8 @@ def test_altered_metadata_halts_every_step_of_its_batch(
 @pytest.mark.promise("I4", "error:ATTEMPT_FENCED")
 def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
     """The older attempt may finish staging; its seal names the owner of the batch, and changes nothing (I4, I5)."""
-    tally.plan(1)
+    tally.plan(2)
+    beside = tally.start(2)
     older = tally.start(1)
     newer = tally.start(1)
     staged = [tally.stage(older, "per_shop", [("zombie", 9, 9, 9, 9)])]
@@ -213,6 +214,7 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
     assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
     assert (older.number, newer.number) == (1, 2)
     assert contents(settings) == before
+    tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
 
 
 @pytest.mark.promise("I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002")

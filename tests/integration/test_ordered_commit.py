@@ -25,6 +25,7 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
+    DeclarationChanged,
     GuardMismatch,
     HoleDetected,
     Overflow,
@@ -259,6 +260,18 @@ def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Setting
 
     assert tally.state() == [("a", 6, 21, 1, 6, 6)]
     assert as_role("tidegate_owner", "SELECT array_agg(txid ORDER BY xmin::text::bigint) FROM tidegate.commit") == [(txids,)]
+
+
+@pytest.mark.promise("I15")
+def test_a_pipeline_that_has_lost_a_state_commits_nothing(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """Not even a batch that would not touch it."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_day'")
+    before = contents(settings)
+    with pytest.raises(DeclarationChanged, match="tally does not own the states it declares"):
+        tally.commit(1)
+    assert contents(settings) == before
 
 
 def test_an_empty_batch_advances_the_cursor(tally: Tally) -> None:

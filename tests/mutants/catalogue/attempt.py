@@ -17,7 +17,7 @@ MUTANTS = (
         "_take_fence",
         "a.txid == batch.txid, a.sealed_at.is_(None)",
         "a.sealed_at.is_(None)",
-        (f"{CLAIMS}::test_batches_that_no_task_has_begun_are_claimed_in_order", CLAIMS, ATTEMPTS),
+        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_at_its_seal",),
     ),
     Mutant(
         "a-new-attempt-lifts-no-halt",
@@ -35,7 +35,7 @@ MUTANTS = (
         "_take_fence",
         "previous_digest=chosen.continues",
         "previous_digest=facts.planned.continues",
-        (f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",),
+        (f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",),
     ),
     Mutant(
         "an-attempt-does-not-compare-the-declaration",
@@ -71,7 +71,7 @@ MUTANTS = (
         "_Facts.keeps_input",
         "or self.planned.continues == self.previous_digest",
         "or self.planned is not None",
-        (f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again", MATRIX),
+        (f"{MATRIX}::test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read",),
     ),
     Mutant(
         "a-sealed-batch-outlives-a-new-plan-of-its-predecessor",

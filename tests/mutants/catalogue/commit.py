@@ -44,7 +44,7 @@ MUTANTS = (
         "commit_batch",
         "check_continues(spec, batch_input, cursor)  # after its predecessor's input (I12)",
         "pass",
-        (MATRIX,),
+        (f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",),
     ),
     Mutant(
         "a-commit-does-not-compare-the-declaration",
@@ -242,10 +242,7 @@ MUTANTS = (
         "check_declaration",
         "if owned != set(spec.tables):",
         "if not owned and spec.tables:",
-        (
-            "tests/integration/test_schema.py::test_a_state_may_move_to_another_pipeline_until_the_first_commit",
-            "tests/integration/test_schema.py::test_an_update_may_move_to_another_pipeline_until_the_first_commit",
-        ),
+        (f"{ORDERED}::test_a_pipeline_that_has_lost_a_state_commits_nothing",),
     ),
     Mutant(
         "a-table-that-is-another-one-is-not-noticed",

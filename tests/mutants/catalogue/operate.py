@@ -182,7 +182,7 @@ MUTANTS = (
         "prune",
         "if up_to_txid > committed:",
         "if up_to_txid > committed + 1000:",
-        (RECORDED,),
+        (f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",),
     ),
     Mutant(
         "what-was-removed-is-not-noted",

@@ -180,7 +180,7 @@ MUTANTS = (
         "reopen",
         '"tries_after": b.attempt}',
         '"tries_after": b.tries_after}',
-        (f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries", POLICIES),
+        (f"{POLICIES}::test_a_retry_revokes_a_decision_to_skip",),
     ),
     Mutant(
         "a-committed-batch-is-given-up",

@@ -42,7 +42,7 @@ MUTANTS = (
         LOOKUP,
         "Reading._fetch",
         "imported = [] if self.snapshot is None else [",
-        "imported = [] if self.snapshot else [",
+        "imported = [] if self.snapshot is None or self.snapshot else [",
         (f"{QUERIES}::test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next",),
     ),
     Mutant(
