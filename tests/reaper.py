@@ -112,7 +112,7 @@ def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaped(folder: Path) -> Iterator[None]:
-    """End the processes of dead test runs first, and at the end those that this process has started, which write below a folder."""
+    """End the processes of dead test runs first, and at the end those that this process has started, below a folder."""
     reap_the_dead()
     run = Run(Identity.of(os.getpid()), folder)
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.

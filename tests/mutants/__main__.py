@@ -205,7 +205,9 @@ def conclude(outcomes: dict[str, Outcome], unsound: Sequence[Failure]) -> int:
     for test, why in unsound:
         wrong |= {name: f"without it, {test} fails too: {why}" for name, outcome in outcomes.items() if outcome.by == test}
     left = sum(outcome.what == NOT_RUN for outcome in outcomes.values())
-    say(f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} were not planted for lack of time.")
+    say(
+        f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} were not planted for lack of time."
+    )
     for name, what in wrong.items():
         say(f"{name}: {what}")
     return 1 if wrong else 0

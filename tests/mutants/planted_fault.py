@@ -45,7 +45,9 @@ class Mutant:
 
         Raises: DoesNotApply.
         """
-        start, end = _sql_statement(text, self.function) if self.file.endswith(".sql") else _python_function(text, self.function)
+        start, end = (
+            _sql_statement(text, self.function) if self.file.endswith(".sql") else _python_function(text, self.function)
+        )
         found = text.count(self.old, start, end)
         if found != 1:
             raise DoesNotApply(f"{self.name}: {self.file}, {self.function}, has {found} times: {self.old}")

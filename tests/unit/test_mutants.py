@@ -24,13 +24,19 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
     assert sum(len(of_room) for room, of_room in ROOMS.items() if room not in PROTOCOL) >= 30
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_a_fault_applies(mutant: Mutant) -> None:
+def test_each_applies() -> None:
     """What it changes stands once in its function, and the code with the fault can be compiled."""
-    planted = mutant.planted_in(ROOT)
-    assert planted != (ROOT / mutant.file).read_text()
-    if mutant.file.endswith(".py"):
-        compile(planted, mutant.file, "exec")
+    wrong = []
+    for mutant in ALL:
+        try:
+            planted = mutant.planted_in(ROOT)
+        except DoesNotApply as why:
+            wrong.append(str(why))
+            continue
+        assert planted != (ROOT / mutant.file).read_text(), mutant.name
+        if mutant.file.endswith(".py"):
+            compile(planted, mutant.name, "exec")
+    assert wrong == []
 
 
 def test_each_breaks_a_promise() -> None:
@@ -79,7 +85,8 @@ def test_a_fault_that_does_not_apply_says_so(code: str, why: str) -> None:
 
 def test_a_statement_of_sql_ends_with_its_quotes() -> None:
     """A function has semicolons within."""
-    code = "CREATE FUNCTION f() AS $$\nBEGIN\n  a := 1;\nEND $$;\n\nCREATE FUNCTION g() AS $$\nBEGIN\n  a := 1;\nEND $$;\nGRANT a TO b;\n"
+    function = "CREATE FUNCTION {}() AS $$\nBEGIN\n  a := 1;\nEND $$;\n\n"
+    code = function.format("f") + function.format("g") + "GRANT a TO b;\n"
     of_g = Mutant("g", "I1", "a.sql", "CREATE FUNCTION g", "a := 1", "a := 2")
     assert of_g.planted(code) == code.replace("a := 1", "a := 2").replace("a := 2", "a := 1", 1)
     assert Mutant("grant", "I1", "a.sql", "GRANT a", "b", "c").planted(code).endswith("GRANT a TO c;\n")

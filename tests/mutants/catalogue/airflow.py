@@ -114,7 +114,10 @@ MUTANTS = (
         "CommitSensor.poke",
         "if turn.halted:",
         "if turn.halted and turn.opens:",
-        (f"{OF_DAG}::test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there", f"{OF_DAG}::test_a_turn_that_will_not_come_fails_its_task_permanently"),
+        (
+            f"{OF_DAG}::test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there",
+            f"{OF_DAG}::test_a_turn_that_will_not_come_fails_its_task_permanently",
+        ),
     ),
     Mutant(
         "a-cleared-task-keeps-what-was-sealed",

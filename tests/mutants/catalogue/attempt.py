@@ -179,6 +179,9 @@ MUTANTS = (
         "StateStore.give_up",
         "attempts.poison_tries(connection, pipeline, txid) < tries:",
         "attempts.poison_tries(connection, pipeline, txid) < tries - 1:",
-        ("tests/integration/test_why.py::test_content_that_fails_is_given_up_after_its_tries", "tests/conformance/test_policies.py"),
+        (
+            "tests/integration/test_why.py::test_content_that_fails_is_given_up_after_its_tries",
+            "tests/conformance/test_policies.py",
+        ),
     ),
 )

@@ -234,7 +234,10 @@ MUTANTS = (
         "in_order",
         "[c.desc().nulls_last() if",
         "[c.desc() if",
-        (f"{READY}::test_any_batches_in_any_grouping", f"{READY}::test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key"),
+        (
+            f"{READY}::test_any_batches_in_any_grouping",
+            f"{READY}::test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key",
+        ),
     ),
     Mutant(
         "null-wins-over-the-kept-row",
@@ -243,7 +246,10 @@ MUTANTS = (
         "_place",
         "else (lambda c: c.is_not(None))",
         "else (lambda c: c.is_(None))",
-        (f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate", f"{STATES}::test_the_states_equal_the_model_after_every_step"),
+        (
+            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+            f"{STATES}::test_the_states_equal_the_model_after_every_step",
+        ),
     ),
     Mutant(
         "of-two-equal-in-the-first-column-the-later-batch-wins",
@@ -252,7 +258,10 @@ MUTANTS = (
         "_comparisons",
         "return new > mine, new < mine, sa.func.record_gt(theirs, ours)",
         "return new >= mine, new < mine, sa.func.record_gt(theirs, ours)",
-        (f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate", f"{STATES}::test_the_states_equal_the_model_after_every_step"),
+        (
+            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+            f"{STATES}::test_the_states_equal_the_model_after_every_step",
+        ),
     ),
     Mutant(
         "bits-are-lost-to-a-null",
@@ -261,7 +270,10 @@ MUTANTS = (
         "merged",
         "result = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)",
         "result = ours.bool_op(_BITS[merge])(theirs)",
-        (f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate", f"{STATES}::test_the_states_equal_the_model_after_every_step"),
+        (
+            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+            f"{STATES}::test_the_states_equal_the_model_after_every_step",
+        ),
     ),
     Mutant(
         "an-author-s-combiner-gets-nulls",

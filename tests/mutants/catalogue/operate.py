@@ -137,7 +137,10 @@ MUTANTS = (
         "skip",
         "is_its_turn = txid == cursor.txid + 1",
         "is_its_turn = txid >= cursor.txid + 1",
-        ("tests/integration/test_ordered_commit.py::test_a_failed_batch_can_be_skipped_and_order_goes_on", f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn"),
+        (
+            "tests/integration/test_ordered_commit.py::test_a_failed_batch_can_be_skipped_and_order_goes_on",
+            f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
+        ),
     ),
     Mutant(
         "of-a-lost-planner-the-replay-is-kept",
@@ -191,7 +194,10 @@ MUTANTS = (
         "prune",
         "_note(connection, state, up_to_txid)",
         "pass",
-        (f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces", f"{RECORDED}::test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused"),
+        (
+            f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
+            f"{RECORDED}::test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused",
+        ),
     ),
     Mutant(
         "a-partition-that-a-follower-needs-is-removed",

@@ -63,7 +63,10 @@ MUTANTS = (
         "insert_batches",
         "return len(connection.execute(statement).all()) == len(rows)",
         "return len(connection.execute(statement).all()) <= len(rows)",
-        (f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing", f"{ATTEMPTS}::test_concurrent_planners_share_no_batch"),
+        (
+            f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing",
+            f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
+        ),
     ),
     Mutant(
         "a-run-is-planned-twice",
@@ -88,9 +91,12 @@ MUTANTS = (
         "I6",
         STORE,
         "StateStore.open_batches",
-        "                and rebuilds.follow_decisions(connection, spec, after, new)\n            ):\n                connection.rollback()\n",
-        "                and rebuilds.follow_decisions(connection, spec, after, new)\n            ):\n",
-        (f"{ATTEMPTS}::test_concurrent_planners_share_no_batch", f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing"),
+        "after, new)\n            ):\n                connection.rollback()\n",
+        "after, new)\n            ):\n",
+        (
+            f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
+            f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing",
+        ),
     ),
     Mutant(
         "batches-of-another-declaration-are-planned",
@@ -162,7 +168,10 @@ MUTANTS = (
         "halt",
         "_lock(connection, pipeline, b.txid == txid)",
         "pass",
-        (f"{DECISIONS}::test_a_batch_that_is_being_committed_is_not_halted", f"{DECISIONS}::test_a_batch_that_was_given_up_meanwhile_is_not_halted"),
+        (
+            f"{DECISIONS}::test_a_batch_that_is_being_committed_is_not_halted",
+            f"{DECISIONS}::test_a_batch_that_was_given_up_meanwhile_is_not_halted",
+        ),
     ),
     Mutant(
         "a-committed-batch-is-reopened",
@@ -216,7 +225,10 @@ MUTANTS = (
         "awaiting_acks",
         "b.txid <= c.txid)",
         "b.txid < c.txid)",
-        ("tests/jobs/test_policies.py::test_missing_acks_are_given_by_the_next_run", f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it"),
+        (
+            "tests/jobs/test_policies.py::test_missing_acks_are_given_by_the_next_run",
+            f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
+        ),
     ),
     Mutant(
         "a-file-counts-twice",

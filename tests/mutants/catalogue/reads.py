@@ -70,7 +70,10 @@ MUTANTS = (
         "Database._snapshot",
         'isolation_level="REPEATABLE READ"',
         'isolation_level="READ COMMITTED"',
-        (f"{STATE_ROWS}::test_a_reader_never_sees_half_a_batch_nor_goes_back", "tests/integration/test_queries.py::test_an_answer_is_of_one_moment"),
+        (
+            f"{STATE_ROWS}::test_a_reader_never_sees_half_a_batch_nor_goes_back",
+            "tests/integration/test_queries.py::test_an_answer_is_of_one_moment",
+        ),
     ),
     Mutant(
         "a-reader-takes-its-snapshot-before-it-holds-the-table",

@@ -65,7 +65,9 @@ MUTANTS = (
         "_check_planned",
         "if later.continues != earlier.digest:",
         "if later.continues is None:",
-        ("tests/conformance/test_matrix.py::test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",),
+        (
+            "tests/conformance/test_matrix.py::test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",
+        ),
     ),
     Mutant(
         "states-may-change-once-batches-have-committed",
@@ -128,7 +130,10 @@ MUTANTS = (
         "reinstate",
         "if names := list(dropped):",
         "if names := list(dropped)[100:]:",
-        (f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts", f"{RETIREMENT}::test_states_of_a_retired_pipeline_can_be_dropped_later"),
+        (
+            f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts",
+            f"{RETIREMENT}::test_states_of_a_retired_pipeline_can_be_dropped_later",
+        ),
     ),
     Mutant(
         "others-may-write-beside-commits",
@@ -173,7 +178,10 @@ MUTANTS = (
         "_why_not_ready",
         "if txids[spec.name] != txids[rebuild.name]:",
         "if txids[spec.name] < txids[rebuild.name]:",
-        (f"{REBUILDS}::test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again", f"{REBUILDS}::test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so"),
+        (
+            f"{REBUILDS}::test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",
+            f"{REBUILDS}::test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so",
+        ),
     ),
     Mutant(
         "a-rebuild-processes-what-was-skipped",

@@ -45,7 +45,10 @@ MUTANTS = (
         "CREATE AGGREGATE tidegate.latest",
         "pg_catalog.int8larger",
         "pg_catalog.int8smaller",
-        (f"{READY}::test_batches_committed_together_give_the_same_result_as_one_by_one", f"{READY}::test_any_batches_in_any_grouping"),
+        (
+            f"{READY}::test_batches_committed_together_give_the_same_result_as_one_by_one",
+            f"{READY}::test_any_batches_in_any_grouping",
+        ),
     ),
     Mutant(
         "values-are-kept-twice",
@@ -54,7 +57,10 @@ MUTANTS = (
         "CREATE FUNCTION tidegate.union_of_two",
         "SELECT DISTINCT value",
         "SELECT value",
-        (f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate", f"{STATES}::test_greater_txids_add_up_and_leave_other_keys_alone"),
+        (
+            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+            f"{STATES}::test_greater_txids_add_up_and_leave_other_keys_alone",
+        ),
     ),
     Mutant(
         "counts-of-the-first-batch-are-lost",
@@ -192,7 +198,10 @@ MUTANTS = (
         "CREATE VIEW tidegate.batches",
         "b.txid - k.txid > (",
         "b.txid - k.txid >= (",
-        (f"{WHY}::test_a_full_window_and_a_thousand_waiting_txids", f"{WHY}::test_causes_agree_with_the_view_whatever_was_done"),
+        (
+            f"{WHY}::test_a_full_window_and_a_thousand_waiting_txids",
+            f"{WHY}::test_causes_agree_with_the_view_whatever_was_done",
+        ),
     ),
     Mutant(
         "a-halted-batch-is-shown-as-failed",

@@ -97,7 +97,10 @@ MUTANTS = (
         "poison_tries",
         "a.attempt > b.tries_after",
         "a.attempt >= b.tries_after",
-        (f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries", f"{POLICIES}::test_a_retry_revokes_a_decision_to_skip"),
+        (
+            f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries",
+            f"{POLICIES}::test_a_retry_revokes_a_decision_to_skip",
+        ),
     ),
     Mutant(
         "failures-of-servers-count-as-tries",
@@ -176,8 +179,8 @@ MUTANTS = (
         "I18",
         STAGING,
         "drop_old",
-        ".join(tables.commit, tables.same_batch(tables.attempt, tables.commit))\n        .where(c.committed_at < oldest, a.started_at",
-        ".where(a.started_at",
+        ".join(tables.commit, tables.same_batch(tables.attempt, tables.commit))\n        .where(c.committed_at < oldest, ",
+        ".where(",
         (f"{ATTEMPTS}::test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over",),
     ),
 )

@@ -15,7 +15,10 @@ MUTANTS = (
         "Settings.conninfo",
         '"require_auth": self.pg_require_auth,\n',
         "",
-        (f"{SETTINGS}::test_the_connection_uses_the_names_that_libpq_knows", "tests/stack/test_neighbours.py::test_an_impostor_of_postgres_does_not_get_the_password"),
+        (
+            f"{SETTINGS}::test_the_connection_uses_the_names_that_libpq_knows",
+            "tests/stack/test_neighbours.py::test_an_impostor_of_postgres_does_not_get_the_password",
+        ),
     ),
     Mutant(
         "settings-that-all-may-write-are-taken",
