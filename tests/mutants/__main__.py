@@ -138,10 +138,15 @@ class Runner:
         return process.returncode, " / ".join(output.strip().splitlines()[-3:])[:500]
 
 
+def needs_more_than_postgres(mutant: Mutant) -> bool:
+    """Return whether a test of a fault starts a stack of its own."""
+    return not all(test.startswith(OF_POSTGRES) for test in mutant.noticed_by)
+
+
 @contextmanager
 def shared_stack(mutants: Sequence[Mutant]) -> Iterator[Path | None]:
     """Run a stack of this checkout's code for the faults whose tests need Postgres alone; none if there are none."""
-    if not any(test.startswith(OF_POSTGRES) for mutant in mutants for test in mutant.noticed_by):
+    if all(map(needs_more_than_postgres, mutants)):
         yield None
         return
     from tests import reaper  # noqa: PLC0415 - loads Tidegate, which --list does without
@@ -191,7 +196,7 @@ def main() -> int:
         copy = CopiedCheckout(folder.resolve() / REPOSITORY.name)
         copy.check()
         runner = Runner(copy, held.enter_context(shared_stack(mutants)), asked.seconds)
-        for mutant in mutants:
+        for mutant in sorted(mutants, key=needs_more_than_postgres):  # cheap ones first
             outcome = runner.outcome(mutant) if time.monotonic() < ends_at else Outcome(NOT_RUN)
             outcomes[mutant.name] = outcome
             say(f"{mutant.name:60} {mutant.breaks:6} {outcome.what:10} {outcome.seconds:4.0f} s  {outcome.by}  {outcome.why}")
