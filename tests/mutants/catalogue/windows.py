@@ -7,6 +7,9 @@ from tests.mutants.planted_fault import Mutant
 EVENT, SESSION = "state_store/commit/event_windows.py", "state_store/commit/session_windows.py"
 TESTS = "tests/conformance/test_windows.py"
 MODEL = f"{TESTS}::test_windows_after_each_batch_are_those_of_plain_python"
+BOUNDS = f"{TESTS}::test_a_moment_at_a_bound_is_on_the_side_that_is_documented"
+SESSIONS = f"{TESTS}::test_sessions_a_whole_gap_apart_are_two"
+SLIDING = f"{TESTS}::test_sliding_windows_have_each_event_as_often_as_they_overlap"
 REDO = f"{TESTS}::test_a_redo_takes_back_windows_watermark_and_what_became_final"
 of_windows = partial(Mutant, breaks="I22")
 
@@ -17,7 +20,10 @@ MUTANTS = (
         function="EventTime._set_aside",
         old="on_time = sa.select(w).where(w.c[WINDOW_END] > final_until)",
         new="on_time = sa.select(w).where(w.c[WINDOW_END] >= final_until)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-row-at-the-bound-is-neither-late-nor-on-time",
@@ -25,7 +31,10 @@ MUTANTS = (
         function="EventTime._set_aside",
         old="late = sa.select(w).where(w.c[WINDOW_END] <= final_until)",
         new="late = sa.select(w).where(w.c[WINDOW_END] < final_until)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-watermark-goes-back",
@@ -33,7 +42,10 @@ MUTANTS = (
         function="EventTime.take",
         old="self._watermark = max((time for time in (self._watermark, newest) if time is not None), default=None)",
         new="self._watermark = self._watermark if newest is None else newest",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-watermark-of-the-same-txid-is-moved-again",
@@ -57,7 +69,10 @@ MUTANTS = (
         function="EventTime._final_until",
         old="return watermark - self._window.final_after",
         new="return watermark",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "windows-are-removed-by-the-batch-itself",
@@ -65,7 +80,10 @@ MUTANTS = (
         function="EventTime.finish",
         old="until = self._before - self._window.keep",
         new="until = self._watermark - self._window.keep",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "the-watermark-before-a-batch-is-forgotten",
@@ -81,7 +99,10 @@ MUTANTS = (
         function="EventTime.finish",
         old="self._emit(self._final_until(self._before), until)",
         new="self._emit(None, until)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-window-at-the-bound-is-recorded-twice",
@@ -89,7 +110,10 @@ MUTANTS = (
         function="EventTime._emit",
         old="windows.where(ended > _at(after, self._window))",
         new="windows.where(ended >= _at(after, self._window))",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "corrections-are-counted-one-moment-late",
@@ -97,7 +121,10 @@ MUTANTS = (
         function="EventTime._partials_of",
         old="w[WINDOW_END] <= passed",
         new="w[WINDOW_END] < passed",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            BOUNDS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-piece-counts-in-one-window-too-many",
@@ -105,7 +132,10 @@ MUTANTS = (
         function="_in_each_window",
         old="first = start - _interval(window.size - window.every)",
         new="first = start - _interval(window.size)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SLIDING,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-redo-leaves-the-watermark",
@@ -129,7 +159,10 @@ MUTANTS = (
         function="_touched",
         old="last.c[WINDOW_END] > start",
         new="last.c[WINDOW_END] >= start",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SESSIONS,
+            MODEL,
+        ),
     ),
     of_windows(
         "sessions-a-whole-gap-apart-are-joined-to-the-one-after",
@@ -137,7 +170,10 @@ MUTANTS = (
         function="_touched",
         old="kept.c[WINDOW_START] < end",
         new="kept.c[WINDOW_START] <= end",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SESSIONS,
+            MODEL,
+        ),
     ),
     of_windows(
         "pieces-a-whole-gap-apart-are-one-session",
@@ -145,7 +181,10 @@ MUTANTS = (
         function="_numbered",
         old="members.c[WINDOW_START] < until, 0",
         new="members.c[WINDOW_START] <= until, 0",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SESSIONS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-session-of-a-later-txid-is-taken-out",
@@ -171,7 +210,10 @@ MUTANTS = (
         function="divide",
         old=".where(~joins_final, ~is_too_old)",
         new=".where(~is_too_old)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SESSIONS,
+            MODEL,
+        ),
     ),
     of_windows(
         "a-piece-may-join-what-was-removed",
@@ -187,6 +229,9 @@ MUTANTS = (
         function="_united",
         old="sa.cast(before + sa.case((is_corrected, 1), else_=0), sa.BigInteger)",
         new="sa.cast(before, sa.BigInteger)",
-        noticed_by=(MODEL,),
+        noticed_by=(
+            SESSIONS,
+            MODEL,
+        ),
     ),
 )
