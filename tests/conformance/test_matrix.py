@@ -116,7 +116,7 @@ def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) 
     """An opaque batch may change until it commits, and never afterwards."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3)
-    assert f.start(1).source_metadata == {"start": 0, "end": 3}
+    assert f.start(1, 1).source_metadata == {"start": 0, "end": 3}
     assert f.start(1, 2).source_metadata == {"start": 0, "end": 2}
     assert f.start(1, 5).source_metadata == {"start": 0, "end": 5}
     f.process(1, 4)

@@ -297,8 +297,9 @@ DAMAGE = {
     "value altered": "UPDATE staging.per_shop_1_1 SET cents = cents + 1 WHERE shop = 'b'",
     "values swapped": "UPDATE staging.per_shop_1_1 SET least = most, most = least WHERE shop = 'b'",
     "key altered": "UPDATE staging.per_shop_1_1 SET shop = 'A' WHERE shop = 'a'",
-    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold",
+    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold WHERE shop <> 'c'",
     "value set to NULL": "UPDATE staging.per_shop_1_1 SET least = NULL WHERE shop = 'b'",
+    "value moved beside its NULL": "UPDATE staging.per_shop_1_1 SET least = most, most = NULL WHERE shop = 'c'",
     "task attempt altered": "UPDATE staging.per_shop_1_1 SET task_attempt = task_attempt + 1 WHERE shop = 'a'",
 }
 
@@ -314,7 +315,7 @@ def test_staging_that_differs_from_its_seal_never_counts(
     tally: Tally, settings: Settings, as_role: Execute, damage: str
 ) -> None:
     """The commit recounts under the lock: damaged staging leaves the state unchanged, and a new attempt repairs it."""
-    shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9)]
+    shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9), ("c", 1, 0, None, 5)]
     tally.plan(1)
     tally.process(1, shops, [("2013-01-01", 5)])
     as_role("tidegate", damage)
