@@ -179,9 +179,6 @@ MUTANTS = (
         "StateStore.give_up",
         "attempts.poison_tries(connection, pipeline, txid) < tries:",
         "attempts.poison_tries(connection, pipeline, txid) < tries - 1:",
-        (
-            "tests/integration/test_why.py::test_content_that_fails_is_given_up_after_its_tries",
-            "tests/conformance/test_policies.py",
-        ),
+        ("tests/integration/test_decisions.py::test_a_batch_has_all_its_tries",),
     ),
 )
