@@ -92,14 +92,14 @@ def test_concurrent_planners_share_no_batch(tally: Tally, settings: Settings) ->
 
 def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
     """The slower execution finds the plan of the faster; neither fails (row 13)."""
-    tally.plan(1, run_id="before")
+    tally.plan(2, run_id="before")
     with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
-        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], seen_batch(1), [])
+        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1, 2], seen_batch(2), [])
         until(waiting)
         twin.commit()
-        assert slower.result() in (None, [1])
-    assert tally.store.open_batches(tally.spec, "run", [1], seen_batch(1), []) == [1]
+        assert slower.result() is None, "it had seen one more batch"
+    assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
 
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
@@ -164,6 +164,7 @@ CORRUPTIONS = {
     "not JSON": (b'{"version":1', None),
     "nothing at all": (b"", None),
     "not UTF-8": (b'{"version":1,"metadata":{"a":"\xff"}}', None),
+    "what no attempt has read": (frozen(2)[0], None),
 }
 
 
@@ -193,6 +194,17 @@ def test_altered_metadata_halts_every_step_of_its_batch(
         ):
             step()
     assert contents(settings) == before
+
+
+@pytest.mark.promise("I19")
+@pytest.mark.parametrize("content", [b'{"metadata":{},"version":2}', b'{"metadata":{}}'])
+def test_metadata_of_another_version_is_never_guessed_at(tally: Tally, as_role: Execute, content: bytes) -> None:
+    """Its digest is right, and no attempt has read anything else (I19)."""
+    tally.plan(1)
+    digest = hashlib.sha256(content).digest()
+    as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
+    with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
+        tally.start(1)
 
 
 # attempts and fences

@@ -27,7 +27,7 @@ MUTANTS = (
         "decode_metadata",
         "if version == METADATA_VERSION and isinstance(metadata, dict):",
         "if isinstance(metadata, dict):",
-        (f"{ATTEMPTS}::test_altered_metadata_halts_every_step_of_its_batch",),
+        (f"{ATTEMPTS}::test_metadata_of_another_version_is_never_guessed_at",),
     ),
     Mutant(
         "the-attempt-s-own-digest-is-not-compared",
