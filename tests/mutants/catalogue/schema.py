@@ -69,7 +69,10 @@ MUTANTS = (
         "CREATE FUNCTION tidegate.counts_of_two",
         "coalesce(a, 0) + coalesce(b, 0)",
         "coalesce(b, a)",
-        (f"{STATES}::test_greater_txids_add_up_and_leave_other_keys_alone",),
+        (
+            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+            f"{STATES}::test_the_states_equal_the_model_after_every_step",
+        ),
     ),
     Mutant(
         "a-key-may-not-keep-as-many-values-as-it-may",
