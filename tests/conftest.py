@@ -65,6 +65,8 @@ def free_port() -> Iterator[Callable[[], int]]:
 @pytest.fixture(scope="session")
 def whole_stack(request: pytest.FixtureRequest) -> Settings:
     """Settings of the run's stack: Postgres, Spark Connect, and Kafka if any test of the run needs it and it can be fetched."""
+    if home := os.environ.get("STACK_OF_TESTS"):  # one that runs already: tests/mutants has the same for many runs
+        return Settings.load({**os.environ, "TIDEGATE_HOME": home})
     uses_kafka = any("kafka_stack" in getattr(item, "fixturenames", ()) for item in request.session.items)
     extras = ("kafka",) if uses_kafka else ()
     if extras:
@@ -114,9 +116,13 @@ def template(server: Server) -> str:
 
 
 @pytest.fixture(scope="session")
-def pools() -> dict[tuple[Path, int, str], Pool]:
+def pools() -> Iterator[dict[tuple[Path, int, str], Pool]]:
     """The databases of this process, by server and template; they go with their servers."""
-    return {}
+    made: dict[tuple[Path, int, str], Pool] = {}
+    yield made
+    if "STACK_OF_TESTS" in os.environ:
+        for pool in made.values():
+            pool.drop_all()
 
 
 @pytest.fixture

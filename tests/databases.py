@@ -106,6 +106,11 @@ class Pool:
         else:
             self._server.drop_database(name)
 
+    def drop_all(self) -> None:
+        """Drop what is free, where the server outlives the run."""
+        while self._free:
+            self._server.drop_database(self._free.pop())
+
     def _ask(self, name: str, statement: str) -> str | None:
         with closing(psycopg2.connect(**{**self._server.settings.conninfo(user="postgres"), "dbname": name})) as connection:
             connection.autocommit = True

@@ -28,7 +28,7 @@ from tidegate.stack.components.server_process import Identity
 VARIABLE = "TESTS_OF_TIDEGATE"
 PATIENCE_SECONDS = 15
 SET_DEATH_SIGNAL = 1  # of prctl(2)
-_WAITING = pytest.StashKey[subprocess.Popen[bytes]]()
+_HELD = pytest.StashKey[contextlib.ExitStack]()
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,36 @@ def die_with_make() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """End the processes of dead test runs, and start this run's reaper, in the process that starts the others."""
-    if hasattr(config, "workerinput"):
-        return
+@contextlib.contextmanager
+def reaped(folder: Path) -> Iterator[None]:
+    """End the processes of dead test runs first, and at the end those that this process has started, below a folder."""
     reap_the_dead()
-    run = Run(Identity.of(os.getpid()), config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    run = Run(Identity.of(os.getpid()), folder)
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
-    config.stash[_WAITING] = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
+    waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
     os.environ[VARIABLE] = run.mark
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        waiting.communicate()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the run, in the process that starts the others."""
+    if not hasattr(config, "workerinput"):
+        folder: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        config.stash[_HELD] = contextlib.ExitStack()
+        config.stash[_HELD].enter_context(reaped(folder))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the reaper end the processes of this run, and wait until it has."""
-    if waiting := config.stash.get(_WAITING, None):
-        del os.environ[VARIABLE]
-        waiting.communicate()
+    """End the run, and what it has started."""
+    if held := config.stash.get(_HELD, None):
+        held.close()
 
 
 def main(mark: str) -> None:

@@ -29,9 +29,7 @@ from tidegate.state_store.base.project import STACK_FOLDER
 
 # Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
 QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"
-TEMPLATE = "tidegate_template"
 # Names of databases are used again, so that a process's tests find the Spark session that earlier ones left on the server.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 _used: set[str] = set()
 
 
@@ -54,7 +52,7 @@ class Server:
 
     def create_database(self, template: str | None = None) -> str:
         """Create a database that the owner role owns; return its name."""
-        name = next(name for number in count(1) if (name := f"tidegate_test_{_WORKER}_{number}") not in _used)
+        name = next(name for number in count(1) if (name := f"tidegate_test_{os.getpid()}_{number}") not in _used)
         _used.add(name)
         statement = sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE {}")
         self.execute(statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
@@ -68,16 +66,17 @@ class Server:
 
 def shared_template(server: Server) -> str:
     """Return the name of a migrated database without pipelines on one of the run's servers, of which tests get copies."""
+    name = f"tidegate_template_{Run.of(os.environ[VARIABLE]).owner.pid}"
 
-    def make(home: Path) -> None:
-        name = f"{TEMPLATE}_in_work"
-        server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
-        server.execute(sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE template0").format(sql.Identifier(name)))
-        migrations.upgrade(replace(server.settings, pg_database=name), [])
-        server.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(*map(sql.Identifier, (name, TEMPLATE))))
+    def make(_home: Path) -> None:
+        in_work = f"{name}_in_work"
+        server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(in_work)))
+        server.execute(sql.SQL("CREATE DATABASE {} OWNER tidegate_owner TEMPLATE template0").format(sql.Identifier(in_work)))
+        migrations.upgrade(replace(server.settings, pg_database=in_work), [])
+        server.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(*map(sql.Identifier, (in_work, name))))
 
     _joined(f"template_{server.settings.pg_port}", make)
-    return TEMPLATE
+    return name
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) 
     """An opaque batch may change until it commits, and never afterwards."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3)
-    assert f.start(1).source_metadata == {"start": 0, "end": 3}
+    assert f.start(1, 1).source_metadata == {"start": 0, "end": 3}
     assert f.start(1, 2).source_metadata == {"start": 0, "end": 2}
     assert f.start(1, 5).source_metadata == {"start": 0, "end": 5}
     f.process(1, 4)
@@ -156,6 +156,7 @@ def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: i
     f.commit(1)
     with pytest.raises(StagingLost, match="flow 2 continues another batch than the one that committed as 1"):
         f.commit(2)
+    assert f.store.commit_ready(f.spec, "test") == []
     f.check()
     for txid in (2, 3, 4):
         f.settle(txid, 3)

@@ -23,7 +23,7 @@ from tidegate.state_store.base.errors import (
 from tidegate.state_store.declarations.pipeline_spec import QuarantineSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.seal.attempts import Tracked
+from tidegate.state_store.seal.attempts import Attempt, Tracked
 from tidegate.state_store.states import state_tables
 
 pytestmark = BOTH_POSTGRES
@@ -84,6 +84,17 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
         mixed.commit(1)
     assert contents(settings) == before
     mixed.settle(1)
+    assert mixed.quarantined() == BAD
+    mixed.check()
+
+
+@pytest.mark.promise("I7")
+def test_bad_records_that_no_seal_names_are_not_set_aside(mixed: Flow) -> None:
+    """A Spark task that ran twice has staged them twice."""
+    attempt = mixed.process(1)
+    assert isinstance(attempt, Attempt)
+    mixed.stage(attempt, QuarantineSpec("flow"), [("it is negative", None, "b:-2", True)])
+    mixed.commit(1)
     assert mixed.quarantined() == BAD
     mixed.check()
 
@@ -248,6 +259,18 @@ def test_a_batch_that_has_not_failed_is_not_given_up_by_hand(flow: Begin, settin
         with pytest.raises(RangeRefused, match="has not failed, so it is not skipped"):
             f.store.skip_batch(f.spec, txid, "an operator", "x")
     assert contents(settings) == before
+
+
+def test_a_committed_batch_is_not_given_up(flow: Begin) -> None:
+    """A redo may fail by the content of its batch: what has committed stays."""
+    f = flow("opaque", "opaque", [("a", 1)])
+    f.plan(1)
+    f.process(1)
+    f.commit(1)
+    f.store.fail_attempt(f.start(1, mode="redo"), "BROKEN: it broke.", is_poison=True)
+    assert not f.store.give_up("flow", 1, "the pipeline's policy", "it broke")
+    assert f.commit(1).skipped_reason is None
+    f.check()
 
 
 def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:

@@ -416,6 +416,60 @@ def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
         f.close()
 
 
+@pytest.mark.promise("I22")
+def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(settings: Settings, register: Callable[..., None]) -> None:
+    """A window that ended at the watermark has passed; `final_after` later it is final, and is recorded once; then it goes."""
+    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="2 hours")
+    pipeline = declare(window)
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    first, second, third = (("a", hour * HOUR, (hour + 1) * HOUR) for hour in (0, 1, 2))
+    f.count([("a", 0, 1), ("a", HOUR, 1)])
+    f.count([("a", 1, 1)])
+    assert f.found() == [(*first, 1, 2, 2, 1), (*second, HOUR, 1, 1, 0)], "it had ended, and is corrected"
+    f.count([("a", 2 * HOUR, 1)])
+    assert f.emitted() == {3: [(*first, 1, 2, 2)]}
+    txid = f.count([("a", 2, 7), ("a", HOUR + 1, 1), ("a", 2 * HOUR + 1, 1)])
+    assert f.late(txid) == [(*first, 2, 1, 7)]
+    assert f.found() == [(*first, 1, 2, 2, 1), (*second, HOUR + 1, 2, 2, 1), (*third, 2 * HOUR + 1, 2, 2, 0)]
+    f.count([("a", 3 * HOUR, 1)])
+    assert len(f.found()) == 4, "the watermark before it was 2 hours and a moment"
+    f.count([("a", 2 * HOUR + 2, 1)])
+    assert sorted(row[1] for row in f.found()) == [HOUR, 2 * HOUR, 3 * HOUR], "the watermark before it was 3 hours"
+    assert f.emitted() == {3: [(*first, 1, 2, 2)], 5: [(*second, HOUR + 1, 2, 2)]}
+    f.close()
+
+
+@pytest.mark.promise("I22")
+@pytest.mark.parametrize("order", [[0, 30], [30, 0], None], ids=["forward", "back", "at once"])
+def test_sessions_a_whole_gap_apart_are_two(settings: Settings, register: Callable[..., None], order: list[int] | None) -> None:
+    """What comes between them makes them one, and is a correction, as both had ended before."""
+    pipeline = declare(WINDOWS["session"]())
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    for batch in [[0, 30]] if order is None else [[minutes] for minutes in order]:
+        f.count([("a", minutes * MINUTE, 1) for minutes in batch])
+    ends = [(row[1] // MINUTE, row[2] // MINUTE) for row in f.found()]
+    assert ends == [(0, 30), (30, 60)]
+    f.count([("b", 60 * MINUTE, 1)])
+    f.count([("a", 15 * MINUTE, 1)])
+    assert [row for row in f.found() if row[0] == "a"] == [
+        ("a", 0, 60 * MINUTE, 30 * MINUTE, 3, 3, 2 if order == [30, 0] else 1)
+    ]
+    f.close()
+
+
+@pytest.mark.promise("I22")
+def test_sliding_windows_have_each_event_as_often_as_they_overlap(settings: Settings, register: Callable[..., None]) -> None:
+    """An hour that begins every 15 minutes: each event is in four of them."""
+    pipeline = declare(Sliding("at", "1 hour", "15 minutes"))
+    register(pipeline)
+    f = Windows(settings, pipeline.spec)
+    f.count([("a", 60 * MINUTE, 1)])
+    assert sorted(row[1] // MINUTE for row in f.found()) == [15, 30, 45, 60]
+    f.close()
+
+
 @pytest.mark.promise("limit:REMOVED_AT_ONCE", "decision:0041")
 def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch

@@ -92,14 +92,14 @@ def test_concurrent_planners_share_no_batch(tally: Tally, settings: Settings) ->
 
 def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
     """The slower execution finds the plan of the faster; neither fails (row 13)."""
-    tally.plan(1, run_id="before")
+    tally.plan(2, run_id="before")
     with closing(psycopg2.connect(**settings.conninfo())) as twin, twin.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         cursor.execute("INSERT INTO tidegate.run_batch (pipeline, run_id, position, txid) VALUES ('tally', 'run', 0, 1)")
-        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1], seen_batch(1), [])
+        slower = thread.submit(tally.store.open_batches, tally.spec, "run", [1, 2], seen_batch(2), [])
         until(waiting)
         twin.commit()
-        assert slower.result() in (None, [1])
-    assert tally.store.open_batches(tally.spec, "run", [1], seen_batch(1), []) == [1]
+        assert slower.result() is None, "it had seen one more batch"
+    assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
 
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
@@ -164,6 +164,7 @@ CORRUPTIONS = {
     "not JSON": (b'{"version":1', None),
     "nothing at all": (b"", None),
     "not UTF-8": (b'{"version":1,"metadata":{"a":"\xff"}}', None),
+    "what no attempt has read": (frozen(2)[0], None),
 }
 
 
@@ -195,13 +196,25 @@ def test_altered_metadata_halts_every_step_of_its_batch(
     assert contents(settings) == before
 
 
+@pytest.mark.promise("I19")
+@pytest.mark.parametrize("content", [b'{"metadata":{},"version":2}', b'{"metadata":{}}'])
+def test_metadata_of_another_version_is_never_guessed_at(tally: Tally, as_role: Execute, content: bytes) -> None:
+    """Its digest is right, and no attempt has read anything else (I19)."""
+    tally.plan(1)
+    digest = hashlib.sha256(content).digest()
+    as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
+    with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
+        tally.start(1)
+
+
 # attempts and fences
 
 
 @pytest.mark.promise("I4", "error:ATTEMPT_FENCED")
 def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
     """The older attempt may finish staging; its seal names the owner of the batch, and changes nothing (I4, I5)."""
-    tally.plan(1)
+    tally.plan(2)
+    beside = tally.start(2)
     older = tally.start(1)
     newer = tally.start(1)
     staged = [tally.stage(older, "per_shop", [("zombie", 9, 9, 9, 9)])]
@@ -213,6 +226,7 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
     assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
     assert (older.number, newer.number) == (1, 2)
     assert contents(settings) == before
+    tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
 
 
 @pytest.mark.promise("I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002")
@@ -252,6 +266,25 @@ def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally
 
     errors = [row["error"] for row in tally.store.batch_history("tally", 1).attempts]
     assert errors == ["ATTEMPT_FENCED: attempt 2 took over.", None]
+    assert tally.commit(1).attempt == 2
+
+
+@pytest.mark.promise("I4")
+def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """A database that has lost commits hands out the numbers of attempts again: an attempt counts in its own history only."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
+    as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
+    assert migrations.accept_epoch(settings, "an operator")
+    steps: list[Callable[[], object]] = [
+        lambda: tally.store.seal(attempt, [staged], Tracked(1)),
+        lambda: tally.store.fail_attempt(attempt, "SPARK_UNAVAILABLE: gone"),
+    ]
+    for step in steps:
+        with pytest.raises(AttemptFenced, match="has begun another history"):
+            step()
+    assert tally.process(1, [("a", 2, 2, 2, 2)]).number == 2
     assert tally.commit(1).attempt == 2
 
 
@@ -392,6 +425,7 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
 
     with pytest.raises(StagingLost, match="tally 1:1 was computed by another declaration of the pipeline"):
         deployed.commit(1)
+    assert tally.store.commit_ready(newer, "test") == []
     attempt = deployed.start(1)  # although the newest is sealed
     tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
     assert deployed.commit(1).attempt == 2
@@ -411,7 +445,13 @@ def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, se
     _register(settings, replace(tally.spec, version=2))
     before = contents(settings)
 
-    for step in (lambda: tally.commit(1), lambda: tally.start(2), lambda: tally.start(1, mode="restage")):
+    steps: list[Callable[[], object]] = [
+        lambda: tally.commit(1),
+        lambda: tally.store.commit_ready(tally.spec, "test"),
+        lambda: tally.start(2),
+        lambda: tally.start(1, mode="restage"),
+    ]
+    for step in steps:
         with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
             step()
     assert contents(settings) == before
@@ -455,6 +495,13 @@ def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     assert dated.state() == state
     assert dated.commit(1).already_committed
     dated.commit(4)
+
+
+def test_the_staging_of_a_redo_is_kept_while_it_is_young(dated: Tally, as_role: Execute) -> None:
+    """Its batch has committed long ago; the attempt that is to take its place has just begun."""
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
+    assert dated.store.drop_old_staging(dated.spec) == 2
+    assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_2",), ("per_shop_3_1",), ("per_shop_4_1",)]
 
 
 def test_staging_with_a_reader_is_left_for_the_next_time(dated: Tally, settings: Settings, as_role: Execute) -> None:

@@ -626,6 +626,19 @@ def test_a_batch_that_was_given_up_is_skipped_by_itself(tally: Tally) -> None:
     assert tally.commit(4).key_count == 1
 
 
+def test_a_sealed_batch_that_was_given_up_is_not_merged(tally: Tally) -> None:
+    """Somebody has looked at it, and has decided that it does not count."""
+    tally.plan(2)
+    for txid in (1, 2):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    tally.store.halt_batch("tally", 2, "a person has to look")
+    assert tally.store.skip_batch(tally.spec, 2, "an operator", "no use") is None
+    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1]
+    assert tally.store.commit_ready(tally.spec, "test") == []
+    assert tally.commit(2).skipped_reason == "no use"
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
+
+
 @pytest.mark.promise("I14")
 def test_a_foreign_row_stops_all_batches_and_is_found_one_by_one(tally: Tally, as_role: Execute) -> None:
     """A row that carries a later txid is never overwritten, nor is its update dropped (I14)."""

@@ -88,6 +88,15 @@ def test_a_batch_with_a_running_attempt_is_not_given_up(poisoned: Tally) -> None
     assert poisoned.commit(1).skipped_reason is None
 
 
+@pytest.mark.promise("limit:Pipeline.tries")
+def test_a_batch_has_all_its_tries(poisoned: Tally) -> None:
+    """It is given up after the last of them, and not before."""
+    given_up = ("tally", 1, "the pipeline's policy", "2 tries failed")
+    assert not poisoned.store.give_up(*given_up, tries=2)
+    assert poisoned.store.fail_attempt(poisoned.start(1), "MALFORMED_RECORD: line 1", is_poison=True) == 2
+    assert poisoned.store.give_up(*given_up, tries=2)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
     poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute, *, named: bool

@@ -25,6 +25,7 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
+    DeclarationChanged,
     GuardMismatch,
     HoleDetected,
     Overflow,
@@ -261,6 +262,18 @@ def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Setting
     assert as_role("tidegate_owner", "SELECT array_agg(txid ORDER BY xmin::text::bigint) FROM tidegate.commit") == [(txids,)]
 
 
+@pytest.mark.promise("I15")
+def test_a_pipeline_that_has_lost_a_state_commits_nothing(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """Not even a batch that would not touch it."""
+    tally.plan(1)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_day'")
+    before = contents(settings)
+    with pytest.raises(DeclarationChanged, match="tally does not own the states it declares"):
+        tally.commit(1)
+    assert contents(settings) == before
+
+
 def test_an_empty_batch_advances_the_cursor(tally: Tally) -> None:
     """A batch without rows commits, touches no state row and lets the next one pass."""
     tally.plan(3)
@@ -284,8 +297,9 @@ DAMAGE = {
     "value altered": "UPDATE staging.per_shop_1_1 SET cents = cents + 1 WHERE shop = 'b'",
     "values swapped": "UPDATE staging.per_shop_1_1 SET least = most, most = least WHERE shop = 'b'",
     "key altered": "UPDATE staging.per_shop_1_1 SET shop = 'A' WHERE shop = 'a'",
-    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold",
+    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold WHERE shop <> 'c'",
     "value set to NULL": "UPDATE staging.per_shop_1_1 SET least = NULL WHERE shop = 'b'",
+    "value moved beside its NULL": "UPDATE staging.per_shop_1_1 SET least = most, most = NULL WHERE shop = 'c'",
     "task attempt altered": "UPDATE staging.per_shop_1_1 SET task_attempt = task_attempt + 1 WHERE shop = 'a'",
 }
 
@@ -301,7 +315,7 @@ def test_staging_that_differs_from_its_seal_never_counts(
     tally: Tally, settings: Settings, as_role: Execute, damage: str
 ) -> None:
     """The commit recounts under the lock: damaged staging leaves the state unchanged, and a new attempt repairs it."""
-    shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9)]
+    shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9), ("c", 1, 0, None, 5)]
     tally.plan(1)
     tally.process(1, shops, [("2013-01-01", 5)])
     as_role("tidegate", damage)
@@ -493,6 +507,8 @@ def test_a_cursor_that_disagrees_with_the_commits_halts(
 
     with pytest.raises(HoleDetected, match=message):
         tally.commit(txid)
+    with pytest.raises(HoleDetected, match=r"tally: the cursor is at txid \d, but the ledger committed \d"):
+        tally.store.commit_ready(tally.spec, "test")
     assert contents(settings) == before
 
 

@@ -1,0 +1,222 @@
+"""Plants each fault of the catalogue alone, and runs the tests that may notice it.
+
+Tests that need Postgres alone share one stack, so that a fault costs seconds. All others start what they need: Spark's tasks
+run the code that their server was started with. At the end, the tests that have noticed a fault run once without any.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.checkout import REPOSITORY
+from tests.mutants.catalogue import PROTOCOL, ROOMS
+from tests.mutants.copied_checkout import CopiedCheckout
+from tests.mutants.failed_tests import FOLDER, REPORT
+from tests.mutants.planted_fault import DoesNotApply, Mutant
+
+# Tests of these folders need no more of a stack than its Postgres.
+OF_POSTGRES = ("tests/unit/", "tests/integration/", "tests/conformance/")
+SECONDS = 300  # for the tests of one fault; what takes longer hangs
+KILLED, SURVIVED, HUNG, INVALID, NOT_RUN = "killed", "SURVIVED", "killed by timeout", "INVALID", "not run"
+
+
+class Failure(NamedTuple):
+    """A test that has failed, and why."""
+
+    test: str
+    why: str
+
+
+class Run(NamedTuple):
+    """A run of pytest: its exit code (None: it had to be ended), its failures, how long it took, the end of its output."""
+
+    code: int | None
+    failures: list[Failure]
+    seconds: float
+    output: str
+
+
+class Outcome(NamedTuple):
+    """What became of a fault, after how many seconds; the test that noticed it and what it said, or what was wrong."""
+
+    what: str
+    seconds: float = 0.0
+    by: str = ""
+    why: str = ""
+
+
+class Runner:
+    """Runs tests in a copy of the checkout."""
+
+    def __init__(self, copy: CopiedCheckout, stack: Path | None, seconds: int) -> None:
+        self._copy = copy
+        self._stack = stack
+        self._seconds = seconds
+
+    def outcome(self, mutant: Mutant) -> Outcome:
+        """Plant a fault, run the tests that may notice it, and take it out again."""
+        try:
+            planted = mutant.planted_in(self._copy.folder)
+        except DoesNotApply as why:
+            return Outcome(INVALID, why=f"it does not apply: {why}")
+        before = (self._copy.folder / mutant.file).read_text()
+        self._copy.write(mutant.file, planted)
+        try:
+            return self._outcome_of_tests(mutant.noticed_by)
+        finally:
+            self._copy.write(mutant.file, before)
+
+    def _outcome_of_tests(self, tests: Sequence[str]) -> Outcome:
+        """Run single tests, then whole files, which may have the same ones."""
+        took = 0.0
+        for some in ([test for test in tests if "::" in test], [test for test in tests if "::" not in test]):
+            if not some:
+                continue
+            run = self.run(["-x", *some], some, self._seconds)
+            took += run.seconds
+            if run.failures:
+                return Outcome(KILLED, took, *run.failures[0])
+            if run.code is None:
+                return Outcome(HUNG, took, why=f"nothing had failed within {self._seconds} s")
+            if run.code != 0:
+                return Outcome(INVALID, took, why=f"pytest ended with {run.code}: {run.output}")
+        return Outcome(SURVIVED, took)
+
+    def failing(self, tests: Collection[str]) -> list[Failure]:
+        """Return those of these tests that fail without any fault."""
+        found: list[Failure] = []
+        for _, of_folder in groupby(sorted(tests), key=lambda test: test.split("/")[1]):
+            some = list(of_folder)
+            run = self.run(some, some, 600 + 60 * len(some))
+            found += run.failures
+            if run.code not in (0, 1):
+                found += [Failure(test, f"pytest ended with {run.code}: {run.output}") for test in some]
+        return found
+
+    def run(self, arguments: Sequence[str], tests: Sequence[str], seconds: int) -> Run:
+        """Run pytest in the copy, for so many seconds at most."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            environment = {**os.environ, REPORT: str(report), FOLDER: str(self._copy.folder)}
+            if self._stack is not None and all(test.startswith(OF_POSTGRES) for test in tests):
+                environment["STACK_OF_TESTS"] = str(self._stack)
+            quiet = ["-q", "--no-header", "-p", "tests.mutants.failed_tests", "-p", "no:cacheprovider"]
+            began = time.monotonic()
+            code, output = self._pytest([*quiet, "--timeout", str(self._seconds), *arguments], environment, seconds)
+            lines = report.read_text().splitlines() if report.exists() else []
+            failures = [Failure(**json.loads(line)) for line in lines]
+            return Run(code, failures, time.monotonic() - began, output)
+
+    def _pytest(self, arguments: Sequence[str], environment: dict[str, str], seconds: int) -> tuple[int | None, str]:
+        command = [str(self._copy.python), "-m", "pytest", *arguments]
+        with subprocess.Popen(
+            command,
+            cwd=self._copy.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=seconds + 60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # the reaper of its tests ends what they have started
+                process.communicate()
+                return None, ""
+        return process.returncode, " / ".join(output.strip().splitlines()[-3:])[:500]
+
+
+def needs_more_than_postgres(mutant: Mutant) -> bool:
+    """Return whether a test of a fault starts a stack of its own."""
+    return not all(test.startswith(OF_POSTGRES) for test in mutant.noticed_by)
+
+
+@contextmanager
+def shared_stack(mutants: Sequence[Mutant]) -> Iterator[Path | None]:
+    """Run a stack of this checkout's code for the faults whose tests need Postgres alone; none if there are none."""
+    if all(map(needs_more_than_postgres, mutants)):
+        yield None
+        return
+    from tests import reaper  # noqa: PLC0415 - loads Tidegate, which --list does without
+    from tests.servers import running_stack  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="mutants-stack-", ignore_cleanup_errors=True) as home:
+        Path(home).chmod(0o711)
+        with reaper.reaped(Path(home)), running_stack(Path(home)) as settings:
+            yield settings.home
+
+
+def chosen(names: Sequence[str], rooms: Sequence[str]) -> list[Mutant]:
+    """Return the faults of these names, or of these rooms, or all."""
+    everything = [mutant for of_room in ROOMS.values() for mutant in of_room]
+    if unknown := set(names) - {mutant.name for mutant in everything}:
+        sys.exit(f"There is no mutant {min(unknown)}. See: python -m tests.mutants --list")
+    if names:
+        return [mutant for mutant in everything if mutant.name in names]
+    wanted = [room for name in rooms or ROOMS for room in (PROTOCOL if name == "protocol" else (name,))]
+    return [mutant for room in wanted for mutant in ROOMS[room]]
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the chosen faults; return 0 if a test of behaviour has noticed each."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--room", action="append", default=[], choices=("protocol", *ROOMS), help="may be repeated")
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="MINUTES", help="begin none after so long")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="for the tests of one fault")
+    parser.add_argument("--list", action="store_true", help="only show which there are")
+    asked = parser.parse_args()
+    mutants = chosen(asked.names, asked.room)
+    if asked.list:
+        for mutant in mutants:
+            say(f"{mutant.name:60} {mutant.breaks:12} {mutant.file}, {mutant.function}")
+        return 0
+    ends_at, outcomes = time.monotonic() + 60 * asked.budget, {}
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True)))
+        folder.chmod(0o755)  # other accounts run what the tests start
+        copy = CopiedCheckout(folder.resolve() / REPOSITORY.name)
+        copy.check()
+        runner = Runner(copy, held.enter_context(shared_stack(mutants)), asked.seconds)
+        for mutant in sorted(mutants, key=needs_more_than_postgres):  # cheap ones first
+            outcome = runner.outcome(mutant) if time.monotonic() < ends_at else Outcome(NOT_RUN)
+            outcomes[mutant.name] = outcome
+            say(f"{mutant.name:60} {mutant.breaks:6} {outcome.what:10} {outcome.seconds:4.0f} s  {outcome.by}  {outcome.why}")
+        unsound = runner.failing({outcome.by for outcome in outcomes.values() if outcome.what == KILLED})
+    return conclude(outcomes, unsound)
+
+
+def conclude(outcomes: dict[str, Outcome], unsound: Sequence[Failure]) -> int:
+    """Say what is wrong; return the exit code."""
+    wrong = {name: outcome.what for name, outcome in outcomes.items() if outcome.what in (SURVIVED, INVALID)}
+    for test, why in unsound:
+        wrong |= {name: f"without it, {test} fails too: {why}" for name, outcome in outcomes.items() if outcome.by == test}
+    left = sum(outcome.what == NOT_RUN for outcome in outcomes.values())
+    say(
+        f"{len(outcomes) - len(wrong) - left} of {len(outcomes)} faults were noticed, {left} were not planted for lack of time."
+    )
+    for name, what in wrong.items():
+        say(f"{name}: {what}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Faults of the sensor, the trigger and the dispatch: turns, halts, and which tasks get workers."""
+
+from tests.mutants.planted_fault import Mutant
+
+TRIGGER, DISPATCH = "dags/batch_trigger.py", "dags/dispatch.py"
+TURNS = "state_store/attempt/turns.py"
+OF_TRIGGER, OF_DISPATCH = "tests/dags/test_turn_trigger.py", "tests/dags/test_dispatch.py"
+OF_DAG = "tests/dags/test_batch_dag.py"
+
+MUTANTS = (
+    Mutant(
+        "a-halted-batch-ends-no-wait",
+        "I20",
+        TRIGGER,
+        "_opened",
+        "if turn.opens or turn.halted or (",
+        "if turn.opens or (",
+        (f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",),
+    ),
+    Mutant(
+        "a-wait-for-the-window-does-not-end",
+        "I20",
+        TRIGGER,
+        "_opened",
+        '(place.awaited == "begin" and turn.begins)',
+        '(place.awaited == "begin" and turn.done)',
+        (f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room",),
+    ),
+    Mutant(
+        "a-task-that-has-just-failed-ends-waits-at-once",
+        "limit:POLL_SECONDS",
+        TRIGGER,
+        "TurnPoller._after_failed_tasks",
+        "failed, self._seen_failed = seen & self._seen_failed, seen",
+        "failed, self._seen_failed = seen, seen",
+        (f"{OF_TRIGGER}::test_a_task_that_has_just_failed_may_still_report_to_the_ledger",),
+    ),
+    Mutant(
+        "a-batch-that-was-given-up-ends-later-waits",
+        "I20",
+        TRIGGER,
+        "TurnPoller._after_failed_tasks",
+        "is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1",
+        "is_skipped_in_turn = not txid",
+        (f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",),
+    ),
+    Mutant(
+        "a-batch-that-nobody-processes-waits-for-ever",
+        "limit:SECONDS_UNTIL_ABANDONED",
+        TRIGGER,
+        "TurnPoller._abandoned",
+        "if now - since >= SECONDS_UNTIL_ABANDONED]",
+        "if now - since >= 10**9]",
+        (f"{OF_TRIGGER}::test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",),
+    ),
+    Mutant(
+        "a-turn-opens-one-txid-too-early",
+        "I3",
+        TURNS,
+        "_turns",
+        "sa.and_(c.txid == requested.c.txid - 1, sa.or_(ended, given_up))",
+        "sa.and_(c.txid >= requested.c.txid - 2, sa.or_(ended, given_up))",
+        (f"{OF_TRIGGER}::test_turns_open_in_txid_order",),
+    ),
+    Mutant(
+        "a-halted-batch-halts-the-ones-before-it",
+        "I20",
+        TURNS,
+        "_turns",
+        "b.txid > c.txid, b.txid <= requested.c.txid, b.halted_at",
+        "b.txid > c.txid, b.halted_at",
+        (f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",),
+    ),
+    Mutant(
+        "tasks-that-wait-do-not-learn-of-a-retirement",
+        "I23",
+        TURNS,
+        "_turns",
+        "is_retired = sa.and_(p.retired_at.is_not(None), c.txid < requested.c.txid)",
+        "is_retired = sa.and_(p.retired_at.is_not(None), c.txid > requested.c.txid)",
+        ("tests/integration/test_retirement.py::test_tasks_that_wait_learn_that_it_is_retired",),
+    ),
+    Mutant(
+        "a-batch-sealed-under-another-declaration-gets-no-worker",
+        "I16",
+        TURNS,
+        "processing",
+        "is_sealed = sa.and_(a.sealed_at.is_not(None), a.fingerprint == p.fingerprint)",
+        "is_sealed = a.sealed_at.is_not(None)",
+        (f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",),
+    ),
+    Mutant(
+        "more-tasks-get-workers-than-the-run-may-have",
+        "performance:so-do-process-tasks-except-first-ones",
+        DISPATCH,
+        "Dispatcher._sent_to_workers",
+        "max(left[0].concurrency - len(busy), 0)",
+        "max(left[0].concurrency, 0)",
+        (f"{OF_DISPATCH}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",),
+    ),
+    Mutant(
+        "a-task-on-its-way-is-not-counted",
+        "performance:so-do-process-tasks-except-first-ones",
+        DISPATCH,
+        "Dispatcher._sent_to_workers",
+        "if state in WITH_WORKER} | sent.keys()",
+        "if state in WITH_WORKER}",
+        (f"{OF_DISPATCH}::test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it",),
+    ),
+    Mutant(
+        "a-sensor-does-not-fail-for-a-halt",
+        "I20",
+        "dags/batch_tasks.py",
+        "CommitSensor.poke",
+        "if turn.halted:",
+        "if turn.halted and turn.opens:",
+        (
+            f"{OF_DAG}::test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there",
+            f"{OF_DAG}::test_a_turn_that_will_not_come_fails_its_task_permanently",
+        ),
+    ),
+    Mutant(
+        "a-cleared-task-keeps-what-was-sealed",
+        "name:batch_dag",
+        "dags/batch_tasks.py",
+        "_is_first_since_clearing",
+        "ti.try_number == ti.max_tries - retries + 1",
+        "ti.try_number == ti.max_tries - retries + 2",
+        (f"{OF_DAG}::test_a_cleared_task_processes_its_batch_again",),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Faults of the parsers: values that are guessed, rounded or dropped, and records that are cut wrongly."""
+
+from tests.mutants.planted_fault import Mutant
+
+CSV = "jobs/sources/files/formats/records/csv_records.py"
+JSON = "jobs/sources/files/formats/records/json_records.py"
+TEXT = "jobs/sources/files/formats/records/text_records.py"
+TYPED = "jobs/sources/files/formats/records/typed_values.py"
+CONTENT = "jobs/sources/files/content.py"
+TESTS = "tests/sources/test_files.py"
+PATHS = "tests/fuzz/test_csv_paths.py"
+
+MUTANTS = (
+    Mutant(
+        "an-empty-value-is-an-empty-text",
+        "decision:0018",
+        CSV,
+        "CsvParser._values",
+        "values.append(plain or None)",
+        "values.append(plain)",
+        (PATHS,),
+    ),
+    Mutant(
+        "an-empty-text-in-quotes-is-null",
+        "decision:0018",
+        CSV,
+        "CsvParser._read",
+        "quoted_strings_can_be_null=False",
+        "quoted_strings_can_be_null=True",
+        (PATHS,),
+    ),
+    Mutant(
+        "values-beyond-the-columns-are-dropped",
+        "name:Files",
+        CSV,
+        "CsvParser._texts_one_by_one",
+        "elif len(values) != len(names):",
+        "elif len(values) < len(names):",
+        (f"{TESTS}::test_a_bad_csv_record_is_refused_with_file_and_line",),
+    ),
+    Mutant(
+        "a-mark-at-the-start-of-a-value-is-dropped",
+        "decision:0018",
+        CSV,
+        "CsvParser._is_read_alike",
+        "if data.startswith(codecs.BOM_UTF8, first):",
+        "if data.startswith(codecs.BOM_UTF8 * 2, first):",
+        (PATHS,),
+    ),
+    Mutant(
+        "a-carriage-return-ends-a-line-that-it-does-not-end",
+        "decision:0018",
+        CSV,
+        "CsvParser._is_read_alike",
+        'return self.grammar.line_end == b"\\n" and data.find(b"\\r", first, last) < 0',
+        'return self.grammar.line_end == b"\\n"',
+        (PATHS,),
+    ),
+    Mutant(
+        "a-line-feed-of-the-next-block-is-a-line",
+        "decision:0018",
+        TEXT,
+        "_Splitter._line_ends",
+        "alone = alone[alone < len(text) - 1]  # a line feed may follow",
+        "pass",
+        (PATHS,),
+    ),
+    Mutant(
+        "a-quote-within-a-value-is-taken-for-regular",
+        "decision:0018",
+        TEXT,
+        "_Splitter._regular_quotes",
+        "return quotes if opens.all() and closes.all() else None",
+        "return quotes if opens.all() else None",
+        (PATHS,),
+    ),
+    Mutant(
+        "what-follows-a-json-record-is-dropped",
+        "name:Files",
+        JSON,
+        "object_of",
+        "if end != len(text):",
+        "if end > len(text):",
+        (f"{TESTS}::test_a_json_line_with_hidden_defects_is_refused",),
+    ),
+    Mutant(
+        "minus-zero-loses-its-sign",
+        "name:Files",
+        JSON,
+        "JsonParser._make_texts",
+        "elif type(value) is int and value:",
+        "elif type(value) is int:",
+        (f"{TESTS}::test_a_json_value_that_is_no_text_is_read_as_written", f"{TESTS}::test_numbers_in_json_keep_their_digits"),
+    ),
+    Mutant(
+        "a-long-decimal-becomes-another-number",
+        "name:Files",
+        TYPED,
+        "_short_decimals",
+        r"[eE]|(?:\d\.?){39}",
+        r"[eE]|(?:\d\.?){3900}",
+        (f"{TESTS}::test_a_decimal_of_too_many_digits_does_not_become_another_number",),
+    ),
+    Mutant(
+        "a-time-that-the-clock-shows-twice-is-guessed",
+        "name:Files",
+        TYPED,
+        "_to_instants",
+        'ambiguous="raise", nonexistent="raise"',
+        'ambiguous="earliest", nonexistent="earliest"',
+        (TESTS,),
+    ),
+    Mutant(
+        "a-time-beyond-a-zone-s-tables-is-an-hour-off",
+        "name:Files",
+        TYPED,
+        "_to_instants",
+        "is_late = pc.fill_null(pc.greater_equal(pc.year(times), FIRST_YEAR_BY_RULE), pa.scalar(False))",
+        "is_late = pc.fill_null(pc.greater_equal(pc.year(times), 10_000), pa.scalar(False))",
+        (f"{TESTS}::test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",),
+    ),
+    Mutant(
+        "a-byte-order-mark-is-data",
+        "name:Files",
+        CONTENT,
+        "text_of",
+        "text = text.removeprefix(mark)",
+        "text = text.removeprefix(mark * 2)",
+        (f"{TESTS}::test_a_byte_order_mark_is_no_data",),
+    ),
+    Mutant(
+        "a-damaged-stream-is-the-end-of-a-file",
+        "name:Files",
+        CONTENT,
+        "_unpacked_bz2",
+        "if is_started:",
+        "if not is_started:",
+        (f"{TESTS}::test_a_damaged_compressed_file_is_refused", f"{TESTS}::test_a_damaged_second_stream_of_bzip2_is_refused"),
+    ),
+)
