@@ -34,8 +34,16 @@ class Attempt:
     is_staged: bool = False
     is_silent: bool = False
     is_poison: bool = False
+    good: tuple[int, ...] = ()  # the staged records that count, and those that are set aside
+    bad: tuple[int, ...] = ()
     damage: Literal["", "rows", "table"] = ""
-    read_other_rows: bool | None = None  # of a sealed one: whether the source gave it other rows than the planned ones
+    is_dropped: bool = False  # its staging, because its batch has committed long ago
+    read_other_rows: bool = False  # whether the source gave it other ones than the planned ones
+
+    @property
+    def rows_read(self) -> tuple[list[int], bool]:
+        """The rows that the source gave it, as their sum of hashes shows them (I11)."""
+        return sorted((*self.good, *self.bad)), self.read_other_rows
 
 
 @dataclass(frozen=True)
@@ -130,14 +138,14 @@ def input_before(world: World, txid: int) -> Input | None:
     return current(world, txid - 1).input if txid > 1 else None
 
 
-def records(world: World, txid: int, source: Input) -> tuple[list[int], list[int]]:
+def records(world: World, txid: int, source: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the positions that count for a batch with this input, and the bad ones that are set aside."""
     if source.replayed:
         taken = [record for record in world.aside if record.replayed_by == txid]
-        return [r.position for r in taken if r.is_mended], [r.position for r in taken if not r.is_mended]
+        return tuple(r.position for r in taken if r.is_mended), tuple(r.position for r in taken if not r.is_mended)
     positions = range(source.start, source.end)
-    bad = [position for position in positions if world.quarantines and is_bad(position)]
-    return [position for position in positions if position not in bad], bad
+    bad = tuple(position for position in positions if world.quarantines and is_bad(position))
+    return tuple(position for position in positions if position not in bad), bad
 
 
 # Plan and process
@@ -204,7 +212,8 @@ def stage(world: World, txid: int, number: int) -> Step:
     if own.damage == "table":
         return world, "STAGING_LOST"
     if own.phase == "open":
-        own = replace(own, is_staged=True, damage="")
+        good, bad = records(world, txid, own.input)
+        own = replace(own, is_staged=True, good=good, bad=bad, damage="")
     return with_attempt(world, txid, number, own), "staged"
 
 
@@ -215,9 +224,9 @@ def seal(world: World, txid: int, number: int, *, other_rows: bool = False) -> S
         return world, "ATTEMPT_FENCED"
     if own.phase == "sealed":
         return world, "sealed"
-    same = [a.read_other_rows for a in batch.attempts[:-1] if (a.input, a.version) == (own.input, own.version)]
-    known = next((other for other in same if other is not None), other_rows)
-    if world.source == "transactional" and known != other_rows:
+    same = [a for a in batch.attempts[:-1] if (a.input, a.version, a.phase) == (own.input, own.version, "sealed")]
+    read = replace(own, read_other_rows=other_rows).rows_read
+    if world.source == "transactional" and same and same[0].rows_read != read:
         return world, "SOURCE_CHANGED"
     return with_attempt(world, txid, number, replace(own, phase="sealed", read_other_rows=other_rows)), "sealed"
 
@@ -282,14 +291,13 @@ def merged(world: World, txid: int) -> World:
     """Count the records of a batch's newest attempt: each in its key's row and in the log; bad ones go into quarantine."""
     newest = world.batches[txid - 1].newest
     assert newest, "it is sealed"
-    good, bad = records(world, txid, newest.input)
     rows = dict(world.keyed)
-    for key in sorted({key_of(position) for position in good}):
-        new, old = [position for position in good if key_of(position) == key], rows.get(key)
+    for key in sorted({key_of(position) for position in newest.good}):
+        new, old = [position for position in newest.good if key_of(position) == key], rows.get(key)
         kept = (old.counted, old.txid) if old and world.states == "opaque" else (None, None)
         rows[key] = Row((*(old.counted if old else ()), *new), txid, *kept)
-    aside = tuple(Aside(txid, number, position) for number, position in enumerate(sorted(bad), 1))
-    log = world.log | {(txid, position) for position in good}
+    aside = tuple(Aside(txid, number, position) for number, position in enumerate(sorted(newest.bad), 1))
+    log = world.log | {(txid, position) for position in newest.good}
     return replace(world, keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside))
 
 
@@ -395,8 +403,7 @@ def taken_back(world: World, txid: int) -> World:
 def lose_staging(world: World, txid: int, number: int, what: Literal["rows", "table"] = "table") -> Step:
     """Lose an attempt's staging: the whole table of rows per key, or one of its rows, if it has any."""
     own = attempt(world, txid, number)
-    has_rows = own.is_staged and own.damage == "" and bool(records(world, txid, own.input)[0])
-    if what == "table" or has_rows:
+    if what == "table" or (own.good and not own.damage):
         own = replace(own, damage=what)
     return with_attempt(world, txid, number, own), "lost"
 

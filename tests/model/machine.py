@@ -1,0 +1,298 @@
+"""The state machine: Hypothesis chooses steps and faults, the model predicts, the real store does, and both are compared.
+
+Two actors at once are a step, too: the first is held before one of its statements, while the second runs until it ends or waits
+for a lock. What the store then answers and holds has to be what one of the two orders gives. So examples have no races of their
+own, and shrink.
+"""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.model import invariants, operations
+from tests.model.actors import ALL_KINDS, VERSIONS, Actors, Call, Did, Fault, Handle, Kinds, expected
+from tests.model.operations import Operated
+
+MOST_RECORDS = 50  # the sum of their bits has to fit into a bigint
+STATEMENTS = 40  # a commit has some thirty
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A step before it is known which batch or attempt it is about: `at` is counted from the cursor, or from the newest attempt."""
+
+    step: str
+    at: int = 0
+    more: tuple[tuple[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Aim({self.step!r}, {self.at}{''.join(f', {name}={value!r}' for name, value in self.more)})"
+
+
+def aim(step: str, at: st.SearchStrategy[int] = st.just(0), **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Aim]:
+    """Return the strategy of a step's aims."""
+    return st.builds(lambda at, values: Aim(step, at, tuple(values.items())), at, st.fixed_dictionaries(more))
+
+
+SIZES = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
+NEXT = st.sampled_from([1, 1, 1, 2, 0, 3])  # the batch after the cursor, mostly
+LAST = st.sampled_from([0, 0, 0, 1])
+PICK = st.sampled_from([0, 0, 0, 1, 2])  # of the attempts, mostly the newest
+FAULTS = st.one_of(
+    st.none(),
+    st.none(),
+    st.sampled_from([Fault("cut before COMMIT"), Fault("cut after COMMIT")]),
+    st.builds(Fault, st.just("dies"), st.integers(1, STATEMENTS)),
+)
+BATCH_STEPS = {"start", "commit", "skip", "redo", "give_up", "halt", "retry"}
+ATTEMPT_STEPS = {"stage", "seal", "fail", "beat", "lose_staging", "fall_silent"}
+CORE = [
+    aim("plan", sizes=SIZES, takes_up=st.booleans()),
+    aim("start", NEXT, mode=st.sampled_from(["resume", "restage", "first"]), size=st.integers(0, 3)),
+    aim("start", LAST, mode=st.just("redo"), size=st.integers(0, 3)),
+    aim("stage", PICK),
+    aim("seal", PICK, other_rows=st.sampled_from([False, False, False, True])),
+    aim("fail", PICK, is_poison=st.booleans()),
+    aim("beat", PICK),
+    aim("commit", NEXT),
+    aim("commit_ready"),
+    aim("skip", NEXT),
+    aim("redo", LAST),
+]
+OUTSIDE = [aim("lose_staging", PICK, what=st.sampled_from(["table", "rows"])), aim("fall_silent", PICK)]
+# A history has some of these alone, so that they do not keep each other, and the core, from going on.
+OPERATIONS = {
+    "decisions": [aim("give_up", NEXT, tries=st.integers(1, 2)), aim("halt", NEXT), aim("retry", NEXT), aim("retry_all")],
+    "pauses": [aim("pause"), aim("resume")],
+    "retirement": [aim("retire"), aim("reinstate")],
+    "declarations": [aim("deploy", version=st.sampled_from(VERSIONS)), aim("migrate")],
+    "quarantine": [aim("mend", PICK), aim("replay", PICK), aim("replay_all")],
+    "garbage": [aim("drop_old_staging")],
+    "copies": [aim("back_up"), aim("restore"), aim("accept")],
+}
+NOT_AT_ONCE = {"stage", "deploy", "back_up", "restore"}  # no statements of the store's own
+
+
+class Disagreement(AssertionError):
+    """The store does not do what the model says, or the model breaks an invariant; with the history that shows it."""
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The real store beside the model. `actors` is set by who runs it; `fired` counts what has really happened."""
+
+    actors: ClassVar[Actors]
+    fired: ClassVar[Counter[str]] = Counter()
+    failed_at: ClassVar[float | None] = None  # when the first history showed a disagreement
+
+    @initialize(
+        kinds=st.sampled_from(ALL_KINDS),
+        allowed=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=3, unique=True),
+    )
+    def begin(self, kinds: Kinds, allowed: list[str]) -> None:
+        """Begin with an empty ledger, and with these operations."""
+        source, states, quarantines = kinds
+        self.world: Operated = operations.first_world(source, states, quarantines)  # type: ignore[arg-type]
+        self.known: list[Handle] = []  # attempts, in the order in which they began
+        self.history: list[str] = [f"{source} source, {states} states{', bad records set aside' if quarantines else ''}"]
+        self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
+        self.actors.begin(kinds)
+        self.fired["histories"] += 1
+
+    # One actor
+
+    @rule(aim=st.one_of(*CORE), fault=FAULTS)
+    def act(self, aim: Aim, fault: Fault | None) -> None:
+        """Let a process run a step, whose connection may be cut around its COMMIT, or which may die before a statement."""
+        self.try_to(aim, fault)
+
+    @rule(aim=st.one_of(*OUTSIDE))
+    def strike(self, aim: Aim) -> None:
+        """Let a fault strike that is no process' own."""
+        self.try_to(aim)
+
+    @rule(data=st.data(), fault=FAULTS)
+    @precondition(lambda self: self.operations)
+    def operate(self, data: st.DataObject, fault: Fault | None) -> None:
+        """Let an operator do something."""
+        self.try_to(data.draw(st.one_of(*self.operations)), fault)
+
+    @rule(sizes=SIZES)
+    @precondition(lambda self: self.world.cursor == len(self.world.batches))
+    def plan_more(self, sizes: tuple[int, ...]) -> None:
+        """Plan, where nothing is left to do."""
+        self.try_to(Aim("plan", 0, (("sizes", sizes),)))
+
+    @rule(at=NEXT, mode=st.sampled_from(["resume", "restage"]), size=st.integers(0, 3))
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def process(self, at: int, mode: str, size: int) -> None:
+        """Begin an attempt, stage and seal it, if one begins."""
+        self._process(Aim("start", at, (("mode", mode), ("size", size))))
+
+    @rule(size=st.integers(0, 3))
+    @precondition(lambda self: self.world.cursor and self.world.states == "opaque")
+    def process_again(self, size: int) -> None:
+        """Compute the last committed batch again, for a redo."""
+        self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
+
+    @rule(at=st.sampled_from([1, 1, 2]), size=st.integers(0, 3))
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def settle(self, at: int, size: int) -> None:
+        """Process a batch, and commit the next."""
+        self._process(Aim("start", at, (("mode", "resume"), ("size", size))))
+        self.try_to(Aim("commit", 1))
+
+    def _process(self, begins: Aim) -> None:
+        began = self.try_to(begins)
+        if began is not None and began.answer.startswith("attempt"):
+            self.try_to(Aim("stage"))
+            self.try_to(Aim("seal"))
+
+    # Two actors
+
+    @rule(data=st.data(), statement=st.integers(1, STATEMENTS))
+    def at_once(self, data: st.DataObject, statement: int) -> None:
+        """Hold one process before a statement until another one has ended its step, or waits for a lock."""
+        aims = st.one_of(*CORE, *self.operations)
+        held, other = (self.call(data.draw(aims)) for _ in range(2))
+        if held and other and not {held.step, other.step} & NOT_AT_ONCE:
+            self._run_both(held, statement, other)
+
+    def _run_both(self, held: Call, statement: int, other: Call) -> None:
+        """Run two steps, and go on in the world of the order that explains what they have answered and left."""
+        one, two = self.actors.interleave(held, statement, other)
+        self.history.append(f"{held}, held before its statement {statement}: {one.answer}; meanwhile {other}: {two.answer}")
+        self.fired["held before a statement"] += one.has_fired
+        self.fired["waited for a lock"] += two.has_fired
+        seen = self.actors.observe()
+        explained = []
+        for first, second, answers in ((held, other, (one, two)), (other, held, (two, one))):
+            between, first_answer = apply(self.world, first)
+            after, second_answer = apply(between, second)
+            found = differences(after, seen)
+            explained.append(f"{first}: {first_answer}, then {second}: {second_answer}\n{found}")
+            if [first_answer, second_answer] == [did.answer for did in answers] and not found:
+                self._note(held, one)
+                self._note(other, two)
+                self._go_on(after, {first.step, second.step})
+                return
+        raise self._disagreement("No order of the two explains it:\n" + "\n".join(explained))
+
+    # What all rules do
+
+    def call(self, aim: Aim) -> Call | None:
+        """Return the step that an aim means in this world; None if it has none here."""
+        more = dict(aim.more)
+        if aim.step in BATCH_STEPS:
+            txid = self.world.cursor + aim.at
+            return Call(aim.step, {"txid": txid, **more}) if txid > 0 else None
+        if aim.step in ATTEMPT_STEPS:
+            return self._of_attempt(aim, more)
+        if aim.step in ("mend", "replay"):
+            return self._of_record(aim)
+        if aim.step == "restore":
+            return Call("restore", {"marked": self.actors.marked()}) if self.world.copy else None
+        if aim.step == "plan" and sum(more["sizes"]) + self._end() > MOST_RECORDS:
+            return None
+        return Call(aim.step.removesuffix("_all"), more)
+
+    def _of_attempt(self, aim: Aim, more: dict[str, Any]) -> Call | None:
+        """An attempt that the ledger lacks, or that is of another history, can only try to end."""
+        known = self.known
+        if aim.step not in ("seal", "fail"):
+            known = [at for at in known if at[2] == self.world.history and self._is_there(at)]
+        elif aim.step == "seal":
+            known = [at for at in known if not self._is_there(at) or operations.attempt(self.world, *at[:2]).is_staged]
+        if aim.at >= len(known):
+            return None
+        txid, number, history = known[-1 - aim.at]
+        return Call(aim.step, {"txid": txid, "number": number, **({"history": history} if history else {}), **more})
+
+    def _is_there(self, at: Handle) -> bool:
+        return at[0] <= len(self.world.batches) and at[1] <= len(self.world.batches[at[0] - 1].attempts)
+
+    def _of_record(self, aim: Aim) -> Call | None:
+        if aim.at >= len(self.world.aside):
+            return None
+        record = self.world.aside[-1 - aim.at]
+        return Call(aim.step, {"txid": record.txid} | ({"number": record.number} if aim.step == "mend" else {}))
+
+    def _end(self) -> int:
+        return max((a.input.end for b in self.world.batches for a in (b, *b.attempts)), default=0)
+
+    def try_to(self, aim: Aim, fault: Fault | None = None) -> Did | None:
+        """Run the step that an aim means, if any; compare its answer, and all that is there afterwards, with the model's."""
+        call = self.call(aim)
+        if call is None:
+            return None
+        after, answer = apply(self.world, call)
+        did = self.actors.do(call, fault)
+        how = ""
+        if did.has_fired and fault is not None:
+            after, answer = struck(self.world, after, answer, call, fault)
+            self.fired[fault.kind] += 1
+            how = f", {fault.kind}{f' before its statement {fault.statement}' if fault.statement else ''}"
+        self.history.append(f"{call}{how}: {did.answer}")
+        if did.answer != answer:
+            raise self._disagreement(f"The model says: {answer}")
+        if found := differences(after, self.actors.observe()):
+            raise self._disagreement(found)
+        self._note(call, did)
+        self._go_on(after, {call.step})
+        return did
+
+    def _note(self, call: Call, did: Did) -> None:
+        self.fired[f"{call.step}: {''.join(c for c in did.answer if c.isalpha() or c in ' _').strip()}"] += 1
+
+    def _go_on(self, after: Operated, steps: set[str]) -> None:
+        before, self.world = self.world, after
+        try:
+            if not steps & operations.LOSES_COMMITS:
+                invariants.i2_atomicity(before, after)
+                invariants.i6_metadata_once(before, after)
+                invariants.i8_idempotence(before, after, "redo" if "redo" in steps else min(steps))
+            for holds in invariants.OF_WORLDS:
+                holds(after)
+        except AssertionError as broken:
+            raise self._disagreement(str(broken)) from None
+        if "restore" in steps:  # where nothing is lost, numbers go on in the same history: the processes have ended
+            self.known = [at for at in self.known if after.is_lost or self._is_there(at)]
+        began = {(txid, n, after.history) for txid, b in enumerate(after.batches, 1) for n in range(1, len(b.attempts) + 1)}
+        before_that = {(txid, n) for txid, b in enumerate(before.batches, 1) for n in range(1, len(b.attempts) + 1)}
+        self.known += sorted(at for at in began if at[:2] not in before_that and "restore" not in steps)
+
+    def _disagreement(self, what: str) -> Disagreement:
+        if StoreMachine.failed_at is None:
+            StoreMachine.failed_at = time.monotonic()
+        steps = "\n".join(f"{number:3} {step}" for number, step in enumerate(self.history))
+        return Disagreement(f"after {len(self.history) - 1} steps:\n{steps}\n{what}")
+
+
+def apply(world: Operated, call: Call) -> tuple[Operated, str]:
+    """Return what the model says of a step."""
+    return getattr(operations, call.step)(world, **call.arguments)  # type: ignore[no-any-return]
+
+
+def struck(before: Operated, after: Operated, answer: str, call: Call, fault: Fault) -> tuple[Operated, str]:
+    """Return what the model says of a step that a fault has struck: all or nothing (I2); what became of a commit is found out (I10)."""
+    if fault.kind == "dies":
+        return before, "died"
+    if fault.kind == "cut before COMMIT":
+        return before, "STORE_UNAVAILABLE"
+    if call.step == "commit":
+        return after, f"already {answer}"
+    return after, "STORE_UNAVAILABLE"
+
+
+def differences(world: Operated, seen: dict[str, Any]) -> str:
+    """Return in which parts the store differs from a world; nothing if it is the same."""
+    said = json.loads(json.dumps(expected(world)))
+    return "\n".join(
+        f"{part}: the store has {seen.get(part)}\n{' ' * len(part)}  the model has {said[part]}"
+        for part in said
+        if said[part] != seen.get(part)
+    )
