@@ -37,6 +37,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Quaran
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
 from tidegate.state_store.operate.mended_records import Mend
+from tidegate.state_store.operate.pruning import Pruned
 from tidegate.state_store.operate.recorded_actions import Redo
 from tidegate.state_store.pipeline_changes import registration, retirement
 from tidegate.state_store.seal.attempts import Attempt, Tracked
@@ -45,13 +46,24 @@ from tidegate.state_store.states import state_tables
 
 VERSIONS = (1, 2)
 PATIENCE_SECONDS = 30
-KEPT = [str(table) for table in tables.ledger.tables]  # what a reset puts back
+# What a reset puts back; partitions stay as they are, and so do the notes of them.
+KEPT = [table for table in tables.ledger.tables if table != "tidegate.state_range"]
 Handle = tuple[int, int, int]  # of an attempt: txid, number, and the history in which it began
-Kinds = tuple[str, str, bool]  # of source and states, and whether bad records are set aside
-ALL_KINDS: tuple[Kinds, ...] = (
-    ("transactional", "transactional", False),
-    ("opaque", "opaque", True),
-    ("transactional", "opaque", False),
+
+
+class Kinds(NamedTuple):
+    """The kinds of a pipeline's source and states, whether it sets bad records aside, and whether a state records changes."""
+
+    source: Literal["transactional", "opaque"]
+    states: Literal["transactional", "opaque"]
+    quarantines: bool = False
+    records_changes: bool = False
+
+
+ALL_KINDS = (
+    Kinds("transactional", "transactional"),
+    Kinds("opaque", "opaque", quarantines=True),
+    Kinds("transactional", "opaque", records_changes=True),
 )
 
 
@@ -170,16 +182,16 @@ class Positions(Source):
 
 def declared(kinds: Kinds, version: int) -> PipelineSpec:
     """Declare a pipeline of these kinds, with a keyed state and one of appended rows."""
-    source, states, quarantines = kinds
-    name = f"{source[:2]}_{states[:2]}{'_q' if quarantines else ''}"
-    keyed = State(key={"key": "text"}, aggregates={"records": Count(), "total": Sum("bit")}, kind=states)  # type: ignore[arg-type]
+    name = f"{kinds.source[:2]}_{kinds.states[:2]}"
+    aggregates = {"records": Count(), "total": Sum("bit")}
+    keyed = State(key={"key": "text"}, aggregates=aggregates, kind=kinds.states, changes=kinds.records_changes)
     return Pipeline(
         name=name,
-        source=Positions(source),  # type: ignore[arg-type]
+        source=Positions(kinds.source),
         states={f"{name}_keyed": keyed, f"{name}_log": Rows({"record": "bigint"})},
         window=WINDOW,
         version=version,
-        on_poison="quarantine" if quarantines else "block",
+        on_poison="quarantine" if kinds.quarantines else "block",
     ).spec
 
 
@@ -235,7 +247,7 @@ class Actors:
             state_tables.metadata_of(tuple(first)).create_all(connection)
             for spec in first:
                 registration.register(connection, spec)
-        states = [f"state.{state.name}" for spec in first for state in spec.states]
+        states = [f"state.{name}" for spec in first for name in spec.tables]
         self._execute(
             f"CREATE SCHEMA empty; CREATE SCHEMA copy; {''.join(f'CREATE TABLE empty.{_bare(t)} AS TABLE {t};' for t in KEPT)}"
             f"{''.join(f'CREATE TABLE copy.{_bare(t)} AS TABLE {t} WITH NO DATA;' for t in [*KEPT, *states])}"
@@ -246,14 +258,15 @@ class Actors:
         self.kinds, self.code = kinds, VERSIONS[0]
         self._attempts: dict[Handle, Attempt] = {}
         self._staged: dict[Handle, _StagedRows] = {}
-        self.history = self.histories = self.history_of_copy = 0
+        self._histories: dict[str, int] = {}
         put_back = "".join(f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE empty.{_bare(t)};" for t in KEPT)
-        emptied = "".join(f"DELETE FROM state.{state.name};" for state in self.spec.states)
+        emptied = "".join(f"DELETE FROM state.{name};" for name in self.spec.tables)
         self._execute("TRUNCATE copy.cursor")
         self._execute(
             f"SET session_replication_role = replica; {self._drop_staging()} {put_back} {emptied}"
             "UPDATE tidegate.cursor SET history = gen_random_uuid(); SET session_replication_role = origin"
         )
+        self._note_history()
 
     def _drop_staging(self) -> str:
         """Return the statement that drops all staging tables."""
@@ -265,7 +278,7 @@ class Actors:
     @property
     def _copied(self) -> list[str]:
         """The tables that a copy of the database has here: the ledger, and the states of the pipeline."""
-        return [*KEPT, *(f"state.{state.name}" for state in self.spec.states)]
+        return [*KEPT, *(f"state.{name}" for name in self.spec.tables)]
 
     @property
     def spec(self) -> PipelineSpec:
@@ -294,6 +307,10 @@ class Actors:
             other.has_fired = True
         script.may_go_on.set()
         return held.result(PATIENCE_SECONDS), running.result(PATIENCE_SECONDS)
+
+    def knows(self, attempt: Handle) -> bool:
+        """Return whether a process has learned that it has begun this attempt."""
+        return attempt in self._attempts
 
     def _waits(self, backend: int | None) -> bool:
         return backend is not None and self._execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [backend])[0][0]
@@ -333,7 +350,8 @@ class Actors:
                 new_input = NewInput(encode_metadata(_planned_again(begun, size)), begun.continues)
                 continue
             if isinstance(begun, Attempt):
-                self._attempts[begun.txid, begun.number, self.history] = begun
+                history = self._histories.setdefault(str(begun.history), len(self._histories))
+                self._attempts[begun.txid, begun.number, history] = begun
                 return f"attempt {begun.number}"
             return begun.name if isinstance(begun, NotStarted) else _done(begun)
 
@@ -359,7 +377,7 @@ class Actors:
         return "staged"
 
     def _seal(self, txid: int, number: int, history: int = 0, *, other_rows: bool = False) -> str:
-        staged = self._staged[txid, number, history]
+        staged = self._staged.get((txid, number, history), _StagedRows([], Tracked(0)))
         tracked = replace(staged.tracked, source_hash_sum=-1) if other_rows else staged.tracked
         self.store.seal(self._attempts[txid, number, history], staged.partitions, tracked)
         staged.are_sealed = True
@@ -430,11 +448,16 @@ class Actors:
     def _drop_old_staging(self) -> str:
         return str(self.store.drop_old_staging(self.spec))
 
+    def _prune(self, txid: int) -> str:
+        keyed, so_far = self.spec.states[0], Pruned(txid)
+        while so_far.are_more:
+            so_far = self.owner.prune_changes(self.spec, keyed, so_far, "an operator", "a test")
+        return "pruned"
+
     # An older copy
 
     def _back_up(self) -> str:
         self._execute("".join(f"TRUNCATE copy.{_bare(t)}; INSERT INTO copy.{_bare(t)} TABLE {t};" for t in self._copied))
-        self.history_of_copy = self.history
         return "copied"
 
     def marked(self) -> tuple[int, int] | None:
@@ -448,15 +471,18 @@ class Actors:
             f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE copy.{_bare(t)};" for t in self._copied
         )
         self._execute(f"SET session_replication_role = replica; {self._drop_staging()} {put_back} SET session_replication_role = origin")
-        self.history = self.history_of_copy
         return "restored"
 
     def _accept(self) -> str:
-        if not migrations.accept_epoch(self.settings, "an operator"):
-            return "nothing to accept"
-        self.histories += 1
-        self.history = self.histories
-        return "accepted"
+        try:
+            return "accepted" if migrations.accept_epoch(self.settings, "an operator") else "nothing to accept"
+        finally:
+            self._note_history()
+
+    def _note_history(self) -> None:
+        """Number the history of commits that the pipeline is in, in the order in which they begin."""
+        ((history,),) = self._execute("SELECT history::text FROM tidegate.cursor WHERE pipeline = %s", [self.spec.name])
+        self._histories.setdefault(history, len(self._histories))
 
     # Faults that strike from outside
 
@@ -485,8 +511,9 @@ class Actors:
     def observe(self) -> dict[str, Any]:
         """Return what the ledger and the states hold, from one snapshot."""
         keyed, log = (state.name for state in self.spec.states)
-        before = "previous_records, previous_total, previous_txid" if self.kinds[1] == "opaque" else "NULL, NULL, NULL"
-        statement = _OBSERVED.format(keyed=keyed, log=log, before=before)
+        before = "previous_records, previous_total, previous_txid" if self.kinds.states == "opaque" else "NULL, NULL, NULL"
+        changes = f"state.{keyed}_changes" if self.kinds.records_changes else f"(SELECT * FROM state.{keyed} LIMIT 0)"
+        statement = _OBSERVED.format(keyed=keyed, log=log, before=before, changes=changes)
         (seen,) = self._execute(statement, {"pipeline": self.spec.name})[0]
         return {name: value or [] for name, value in seen.items()}
 
@@ -520,7 +547,8 @@ SELECT json_build_object(
      FROM tidegate.attempt a JOIN tidegate.batch b USING (pipeline, txid) WHERE pipeline = %(pipeline)s),
   'commits', (SELECT json_agg(json_build_array(txid, attempt, skipped_reason IS NOT NULL) ORDER BY txid)
      FROM tidegate.commit WHERE pipeline = %(pipeline)s),
-  'keyed', (SELECT json_agg(json_build_array(key, records, total, txid, {{before}}) ORDER BY key) FROM state.{{keyed}}),
+  'keyed', (SELECT json_agg(json_build_array(txid, key, records, total, {{before}}) ORDER BY key) FROM state.{{keyed}}),
+  'changes', (SELECT json_agg(json_build_array(txid, key, records, total, {{before}}) ORDER BY txid, key) FROM {{changes}} c),
   'log', (SELECT json_agg(json_build_array(txid, record) ORDER BY txid, record) FROM state.{{log}}),
   'quarantine', (SELECT json_agg(json_build_array(txid, number, payload, replayed_txid, mended_payload IS NOT NULL)
      ORDER BY txid, number) FROM tidegate.quarantine WHERE pipeline = %(pipeline)s),
@@ -543,7 +571,7 @@ def expected(world: Operated) -> dict[str, Any]:
 
     def row(key: str, r: Any) -> list[Any]:
         before = [None, None] if r.before is None else [len(r.before), _total(r.before)]
-        return [key, len(r.counted), _total(r.counted), r.txid, *before, r.txid_before]
+        return [key, len(r.counted), _total(r.counted), *before, r.txid_before]
 
     return {
         "cursor": [world.cursor, world.commits[-1].attempt if world.commits else None],
@@ -554,7 +582,8 @@ def expected(world: Operated) -> dict[str, Any]:
             [txid, number, read(txid, a.input), a.phase, a.is_poison, sealed(a)] for txid, number, a in attempts
         ],
         "commits": [[txid, done.attempt, done.is_skipped] for txid, done in enumerate(world.commits, 1)],
-        "keyed": [row(key, r) for key, r in sorted(world.keyed)],
+        "keyed": [[r.txid, *row(key, r)] for key, r in sorted(world.keyed)],
+        "changes": [[txid, *row(key, r)] for txid, key, r in sorted(world.changes, key=lambda change: change[:2])],
         "log": [list(entry) for entry in sorted(world.log)],
         "quarantine": [[r.txid, r.number, str(r.position), r.replayed_by, r.is_mended] for r in sorted(world.aside)],
         "pipeline": [world.is_paused, world.is_retired, world.version],

@@ -96,11 +96,13 @@ class World:
     source: Literal["transactional", "opaque"]
     states: Literal["transactional", "opaque"]
     quarantines: bool = False
+    records_changes: bool = False
     batches: tuple[Batch, ...] = ()
     commits: tuple[Commit, ...] = ()
     keyed: tuple[tuple[str, Row], ...] = ()
     log: frozenset[tuple[int, int]] = frozenset()  # of appended rows: txid and position
     aside: tuple[Aside, ...] = ()
+    changes: frozenset[tuple[int, str, Row]] = frozenset()  # of the keyed state, if it records them: as each txid left a row
     version: int = 1  # of the declaration that is registered
     code: int = 1  # of the one that processes run
 
@@ -298,7 +300,8 @@ def merged(world: World, txid: int) -> World:
         rows[key] = Row((*(old.counted if old else ()), *new), txid, *kept)
     aside = tuple(Aside(txid, number, position) for number, position in enumerate(sorted(newest.bad), 1))
     log = world.log | {(txid, position) for position in newest.good}
-    return replace(world, keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside))
+    changes = world.changes | {(txid, key, row) for key, row in rows.items() if row.txid == txid and world.records_changes}
+    return replace(world, keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside), changes=changes)
 
 
 def recorded(world: World, txid: int, *, is_skipped: bool) -> World:
@@ -394,7 +397,8 @@ def taken_back(world: World, txid: int) -> World:
             rows[key] = Row(row.before, row.txid_before)
     log = frozenset(entry for entry in world.log if entry[0] != txid)
     aside = tuple(record for record in world.aside if record.txid != txid)
-    return replace(world, keyed=tuple(rows.items()), log=log, aside=aside)
+    changes = frozenset(change for change in world.changes if change[0] != txid)
+    return replace(world, keyed=tuple(rows.items()), log=log, aside=aside, changes=changes)
 
 
 # Faults that strike from outside

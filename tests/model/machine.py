@@ -49,7 +49,7 @@ FAULTS = st.one_of(
     st.sampled_from([Fault("cut before COMMIT"), Fault("cut after COMMIT")]),
     st.builds(Fault, st.just("dies"), st.integers(1, STATEMENTS)),
 )
-BATCH_STEPS = {"start", "commit", "skip", "redo", "give_up", "halt", "retry"}
+BATCH_STEPS = {"start", "commit", "skip", "redo", "give_up", "halt", "retry", "prune"}
 ATTEMPT_STEPS = {"stage", "seal", "fail", "beat", "lose_staging", "fall_silent"}
 CORE = [
     aim("plan", sizes=SIZES, takes_up=st.booleans()),
@@ -72,10 +72,10 @@ OPERATIONS = {
     "retirement": [aim("retire"), aim("reinstate")],
     "declarations": [aim("deploy", version=st.sampled_from(VERSIONS)), aim("migrate")],
     "quarantine": [aim("mend", PICK), aim("replay", PICK), aim("replay_all")],
-    "garbage": [aim("drop_old_staging")],
+    "garbage": [aim("drop_old_staging"), aim("prune", LAST)],
     "copies": [aim("back_up"), aim("restore"), aim("accept")],
 }
-NOT_AT_ONCE = {"stage", "deploy", "back_up", "restore"}  # no statements of the store's own
+NOT_AT_ONCE = {"stage", "deploy", "back_up", "restore", "prune"}  # no statements of the store's own, or many transactions
 
 
 class Disagreement(AssertionError):
@@ -95,10 +95,11 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def begin(self, kinds: Kinds, allowed: list[str]) -> None:
         """Begin with an empty ledger, and with these operations."""
-        source, states, quarantines = kinds
-        self.world: Operated = operations.first_world(source, states, quarantines)  # type: ignore[arg-type]
+        self.world: Operated = operations.first_world(*kinds)
         self.known: list[Handle] = []  # attempts, in the order in which they began
-        self.history: list[str] = [f"{source} source, {states} states{', bad records set aside' if quarantines else ''}"]
+        self.history: list[str] = [f"{kinds}"]
+        if "copies" in allowed:
+            allowed = [name for name in allowed if name != "garbage"]  # partitions that are dropped do not come back with a copy
         self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
         self.actors.begin(kinds)
         self.fired["histories"] += 1
@@ -158,7 +159,7 @@ class StoreMachine(RuleBasedStateMachine):
     def at_once(self, data: st.DataObject, statement: int) -> None:
         """Hold one process before a statement until another one has ended its step, or waits for a lock."""
         aims = st.one_of(*CORE, *self.operations)
-        held, other = (self.call(data.draw(aims)) for _ in range(2))
+        held, other = self.call(first := data.draw(aims)), self.call(data.draw(st.one_of(st.just(first), aims)))
         if held and other and not {held.step, other.step} & NOT_AT_ONCE:
             self._run_both(held, statement, other)
 
@@ -229,6 +230,10 @@ class StoreMachine(RuleBasedStateMachine):
         call = self.call(aim)
         if call is None:
             return None
+        if call.step == "prune":
+            if not self.world.records_changes:
+                return None
+            fault = None  # it is several transactions
         after, answer = apply(self.world, call)
         did = self.actors.do(call, fault)
         how = ""
@@ -263,7 +268,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.known = [at for at in self.known if after.is_lost or self._is_there(at)]
         began = {(txid, n, after.history) for txid, b in enumerate(after.batches, 1) for n in range(1, len(b.attempts) + 1)}
         before_that = {(txid, n) for txid, b in enumerate(before.batches, 1) for n in range(1, len(b.attempts) + 1)}
-        self.known += sorted(at for at in began if at[:2] not in before_that and "restore" not in steps)
+        if "restore" not in steps:
+            self.known += sorted(at for at in began if at[:2] not in before_that and self.actors.knows(at))
 
     def _disagreement(self, what: str) -> Disagreement:
         if StoreMachine.failed_at is None:

@@ -41,9 +41,14 @@ class Operated(World):
 Step = tuple[Operated, str]
 
 
-def first_world(source: Literal["transactional", "opaque"], states: Literal["transactional", "opaque"], quarantines: bool) -> Operated:
+def first_world(
+    source: Literal["transactional", "opaque"],
+    states: Literal["transactional", "opaque"],
+    quarantines: bool,
+    records_changes: bool,
+) -> Operated:
     """Return the world of a pipeline that was just registered."""
-    return Operated(source, states, quarantines)
+    return Operated(source, states, quarantines, records_changes)
 
 
 # The steps of the core, where an operation forbids them (I9, I23)
@@ -259,6 +264,13 @@ def drop_old_staging(world: Operated) -> Step:
     for at in old:
         world = core.with_attempt(world, *at, replace(attempt(world, *at), is_dropped=True, damage="table"))
     return world, str(len(old))
+
+
+def prune(world: Operated, txid: int) -> Step:
+    """Remove the recorded changes of txids up to one that has committed."""
+    if (why := out_of_service(world)) or txid > world.cursor:
+        return world, why or "RANGE_REFUSED"
+    return replace(world, changes=frozenset(change for change in world.changes if change[0] > txid)), "pruned"
 
 
 def back_up(world: Operated) -> Step:
