@@ -71,7 +71,9 @@ def i5_inertness(before: World, after: World, txid: int, number: int) -> None:
     if number < len(before.batches[txid - 1].attempts):
         own = core.attempt(after, txid, number)
         was = core.attempt(before, txid, number)
-        assert core.with_attempt(after, txid, number, was) == before, f"I5: the fenced attempt {txid}:{number} changed something"
+        assert core.with_attempt(after, txid, number, was) == before, (
+            f"I5: the fenced attempt {txid}:{number} changed something"
+        )
         assert own.phase == was.phase, f"I5: the fenced attempt {txid}:{number} has ended again"
 
 

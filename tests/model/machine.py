@@ -99,7 +99,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.known: list[Handle] = []  # attempts, in the order in which they began
         self.history: list[str] = [f"{kinds}"]
         if "copies" in allowed:
-            allowed = [name for name in allowed if name != "garbage"]  # partitions that are dropped do not come back with a copy
+            allowed = [
+                name for name in allowed if name != "garbage"
+            ]  # partitions that are dropped do not come back with a copy
         self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
         self.actors.begin(kinds)
         self.fired["histories"] += 1

@@ -259,7 +259,9 @@ def _with_records(world: Operated, changed: list[Aside], **values: object) -> Op
 
 def drop_old_staging(world: Operated) -> Step:
     """Drop the staging of committed batches, some attempts at a time (I18); of a redo that has begun, too, as it is old here."""
-    old = [(txid, number) for txid in range(1, world.cursor + 1) for number in range(1, len(world.batches[txid - 1].attempts) + 1)]
+    old = [
+        (txid, number) for txid in range(1, world.cursor + 1) for number in range(1, len(world.batches[txid - 1].attempts) + 1)
+    ]
     old = [at for at in old if not attempt(world, *at).is_dropped][:DROPS_AT_ONCE]
     for at in old:
         world = core.with_attempt(world, *at, replace(attempt(world, *at), is_dropped=True, damage="table"))
