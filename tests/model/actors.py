@@ -10,9 +10,9 @@ import io
 import re
 import threading
 import time
-from collections from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, NamedTuple
@@ -23,8 +23,7 @@ import sqlalchemy as sa
 from psycopg2.errors import UndefinedTable
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
-from tests.model.core import WINDOW, is_bad, key_of
-from tests.model.operations import Operated
+from tests.model.core import WINDOW, World, is_bad, key_of
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Rows, State, Sum
 from tidegate.jobs.sources import Coordinator, Emitter, Source
@@ -470,7 +469,9 @@ class Actors:
         put_back = "".join(
             f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE copy.{_bare(t)};" for t in self._copied
         )
-        self._execute(f"SET session_replication_role = replica; {self._drop_staging()} {put_back} SET session_replication_role = origin")
+        self._execute(
+            f"SET session_replication_role = replica; {self._drop_staging()} {put_back} SET session_replication_role = origin"
+        )
         return "restored"
 
     def _accept(self) -> str:
@@ -502,7 +503,8 @@ class Actors:
     def _fall_silent(self, txid: int, number: int, history: int = 0) -> str:
         own = [self.spec.name, txid, number]
         self._execute(
-            "UPDATE tidegate.attempt SET seen_at = seen_at - interval '90 s' WHERE (pipeline, txid, attempt) = (%s, %s, %s)", own
+            "UPDATE tidegate.attempt SET seen_at = seen_at - interval '90 s' WHERE (pipeline, txid, attempt) = (%s, %s, %s)",
+            own,
         )
         return "silent"
 
@@ -557,7 +559,7 @@ SELECT json_build_object(
 """
 
 
-def expected(world: Operated) -> dict[str, Any]:
+def expected(world: World) -> dict[str, Any]:
     """Return what `observe` returns if the store holds this world."""
     batches = list(enumerate(world.batches, 1))
     attempts = [(txid, number, a) for txid, batch in batches for number, a in enumerate(batch.attempts, 1)]
@@ -578,9 +580,7 @@ def expected(world: Operated) -> dict[str, Any]:
         "batches": [
             [txid, read(txid, b.input), len(b.attempts), b.is_halted, b.is_given_up, b.tries_after] for txid, b in batches
         ],
-        "attempts": [
-            [txid, number, read(txid, a.input), a.phase, a.is_poison, sealed(a)] for txid, number, a in attempts
-        ],
+        "attempts": [[txid, number, read(txid, a.input), a.phase, a.is_poison, sealed(a)] for txid, number, a in attempts],
         "commits": [[txid, done.attempt, done.is_skipped] for txid, done in enumerate(world.commits, 1)],
         "keyed": [[r.txid, *row(key, r)] for key, r in sorted(world.keyed)],
         "changes": [[txid, *row(key, r)] for txid, key, r in sorted(world.changes, key=lambda change: change[:2])],

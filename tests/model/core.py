@@ -8,7 +8,6 @@ The source is a list of records, known by their positions; a batch reads the pos
 state keeps the positions that have counted in it, so that one that is lost, or counts twice, shows.
 """
 
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 WINDOW = 2  # the batches that may be begun and not committed
@@ -23,8 +22,7 @@ class Input(NamedTuple):
     replayed: int = 0
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """A try at a batch: what it reads, by which version of the code, how far it is; and what has happened to it."""
 
     input: Input
@@ -46,8 +44,7 @@ class Attempt:
         return sorted((*self.good, *self.bad)), self.read_other_rows
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A planned batch: its frozen input, the one that it continues, its attempts, whether it waits for a person or for a skip."""
 
     input: Input
@@ -89,8 +86,7 @@ class Aside(NamedTuple):
     is_mended: bool = False
 
 
-@dataclass(frozen=True)
-class World:
+class World(NamedTuple):
     """The ledger and the states of a pipeline with a source and states of these kinds; `version` is the registered one."""
 
     source: Literal["transactional", "opaque"]
@@ -105,6 +101,13 @@ class World:
     changes: frozenset[tuple[int, str, Row]] = frozenset()  # of the keyed state, if it records them: as each txid left a row
     version: int = 1  # of the declaration that is registered
     code: int = 1  # of the one that processes run
+    # The rest is that of `tests.model.operations`, and stays in every step of the core.
+    is_paused: bool = False
+    is_retired: bool = False
+    is_lost: bool = False  # whether the database lacks commits that its witness knows
+    history: int = 0  # of commits: another one when a person accepts that some are lost; an attempt counts in its own alone
+    histories: int = 0
+    copy: "World | None" = None  # the older copy of the database that may be put back
 
     @property
     def cursor(self) -> int:
@@ -159,14 +162,14 @@ def plan(world: World, sizes: tuple[int, ...], *, takes_up: bool = False) -> Ste
         return world, "DECLARATION_CHANGED"
     batches = world.batches
     pending = range(world.cursor + 1, len(batches) + 1) if takes_up else range(0)
-    batches = tuple(replace(b, is_halted=b.is_halted and txid not in pending) for txid, b in enumerate(batches, 1))
+    batches = tuple(b._replace(is_halted=b.is_halted and txid not in pending) for txid, b in enumerate(batches, 1))
     last = input_before(world, len(batches) + 1)
     for size in sizes:
         start = last.end if last else 0
         new = Input(start, start + size)
         batches, last = (*batches, Batch(new, last)), new
     covered = [*pending, *range(len(world.batches) + 1, len(batches) + 1)]
-    return replace(world, batches=batches), f"opened {covered}"
+    return world._replace(batches=batches), f"opened {covered}"
 
 
 def start(world: World, txid: int, mode: str = "resume", size: int = 1) -> Step:
@@ -188,9 +191,9 @@ def start(world: World, txid: int, mode: str = "resume", size: int = 1) -> Step:
     if world.source == "opaque" and (batch.attempts or not keeps_input):
         end = before.end if before else 0
         read = Input(before.start, before.end, read.replayed) if read.replayed and before else Input(end, end + size)
-    older = tuple(replace(a, phase="failed") if a.phase == "open" else a for a in batch.attempts)
+    older = tuple(a._replace(phase="failed") if a.phase == "open" else a for a in batch.attempts)
     new = Attempt(read, before, world.code)
-    started = replace(batch, attempts=(*older, new), is_halted=False, is_given_up=False)
+    started = batch._replace(attempts=(*older, new), is_halted=False, is_given_up=False)
     return with_batch(world, txid, started), f"attempt {len(started.attempts)}"
 
 
@@ -215,7 +218,7 @@ def stage(world: World, txid: int, number: int) -> Step:
         return world, "STAGING_LOST"
     if own.phase == "open":
         good, bad = records(world, txid, own.input)
-        own = replace(own, is_staged=True, good=good, bad=bad, damage="")
+        own = own._replace(is_staged=True, good=good, bad=bad, damage="")
     return with_attempt(world, txid, number, own), "staged"
 
 
@@ -227,10 +230,10 @@ def seal(world: World, txid: int, number: int, *, other_rows: bool = False) -> S
     if own.phase == "sealed":
         return world, "sealed"
     same = [a for a in batch.attempts[:-1] if (a.input, a.version, a.phase) == (own.input, own.version, "sealed")]
-    read = replace(own, read_other_rows=other_rows).rows_read
+    read = own._replace(read_other_rows=other_rows).rows_read
     if world.source == "transactional" and same and same[0].rows_read != read:
         return world, "SOURCE_CHANGED"
-    return with_attempt(world, txid, number, replace(own, phase="sealed", read_other_rows=other_rows)), "sealed"
+    return with_attempt(world, txid, number, own._replace(phase="sealed", read_other_rows=other_rows)), "sealed"
 
 
 def fail(world: World, txid: int, number: int, *, is_poison: bool = False) -> Step:
@@ -239,7 +242,7 @@ def fail(world: World, txid: int, number: int, *, is_poison: bool = False) -> St
     if number != len(world.batches[txid - 1].attempts):
         return world, "ATTEMPT_FENCED"
     if own.phase == "open":
-        world = with_attempt(world, txid, number, replace(own, phase="failed", is_poison=is_poison))
+        world = with_attempt(world, txid, number, own._replace(phase="failed", is_poison=is_poison))
     return world, f"{poison_tries(world, txid)} tries"
 
 
@@ -301,12 +304,12 @@ def merged(world: World, txid: int) -> World:
     aside = tuple(Aside(txid, number, position) for number, position in enumerate(sorted(newest.bad), 1))
     log = world.log | {(txid, position) for position in newest.good}
     changes = world.changes | {(txid, key, row) for key, row in rows.items() if row.txid == txid and world.records_changes}
-    return replace(world, keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside), changes=changes)
+    return world._replace(keyed=tuple(sorted(rows.items())), log=log, aside=(*world.aside, *aside), changes=changes)
 
 
 def recorded(world: World, txid: int, *, is_skipped: bool) -> World:
     """Advance the cursor, in the same transaction (I2)."""
-    return replace(world, commits=(*world.commits, Commit(len(world.batches[txid - 1].attempts), is_skipped)))
+    return world._replace(commits=(*world.commits, Commit(len(world.batches[txid - 1].attempts), is_skipped)))
 
 
 def commit_ready(world: World) -> Step:
@@ -346,7 +349,7 @@ def skip(world: World, txid: int) -> Step:
     batch = world.batches[txid - 1]
     if batch.newest is None or not (batch.newest.phase == "failed" or batch.is_halted or batch.is_given_up):
         return world, "RANGE_REFUSED"
-    given_up = with_batch(world, txid, replace(batch, is_given_up=True, is_halted=batch.is_halted and batch.is_given_up))
+    given_up = with_batch(world, txid, batch._replace(is_given_up=True, is_halted=batch.is_halted and batch.is_given_up))
     if txid != world.cursor + 1:
         return given_up, "skipped in its turn"
     next_world, answer = skipped(given_up, txid)
@@ -358,7 +361,7 @@ def skipped(world: World, txid: int) -> Step:
     if current(world, txid).continues != input_before(world, txid):
         return world, "STAGING_LOST"
     back = tuple(record._replace(replayed_by=None) if record.replayed_by == txid else record for record in world.aside)
-    world = recorded(replace(world, aside=back), txid, is_skipped=True)
+    world = recorded(world._replace(aside=back), txid, is_skipped=True)
     return world, f"skipped {txid}:{world.commits[-1].attempt}"
 
 
@@ -384,7 +387,7 @@ def redo(world: World, txid: int) -> Step:
         return world, "STAGING_LOST"
     world = merged(taken_back(world, txid), txid)
     again = Commit(len(batch.attempts), is_skipped=False)
-    return replace(world, commits=(*world.commits[:-1], again)), f"redone {txid}:{again.attempt}"
+    return world._replace(commits=(*world.commits[:-1], again)), f"redone {txid}:{again.attempt}"
 
 
 def taken_back(world: World, txid: int) -> World:
@@ -398,7 +401,7 @@ def taken_back(world: World, txid: int) -> World:
     log = frozenset(entry for entry in world.log if entry[0] != txid)
     aside = tuple(record for record in world.aside if record.txid != txid)
     changes = frozenset(change for change in world.changes if change[0] != txid)
-    return replace(world, keyed=tuple(rows.items()), log=log, aside=aside, changes=changes)
+    return world._replace(keyed=tuple(rows.items()), log=log, aside=aside, changes=changes)
 
 
 # Faults that strike from outside
@@ -408,13 +411,13 @@ def lose_staging(world: World, txid: int, number: int, what: Literal["rows", "ta
     """Lose an attempt's staging: the whole table of rows per key, or one of its rows, if it has any."""
     own = attempt(world, txid, number)
     if what == "table" or (own.good and not own.damage):
-        own = replace(own, damage=what)
+        own = own._replace(damage=what)
     return with_attempt(world, txid, number, own), "lost"
 
 
 def fall_silent(world: World, txid: int, number: int) -> Step:
     """Lose an attempt's heartbeat for more than a minute: it is taken for dead, but may go on later."""
-    return with_attempt(world, txid, number, replace(attempt(world, txid, number), is_silent=True)), "silent"
+    return with_attempt(world, txid, number, attempt(world, txid, number)._replace(is_silent=True)), "silent"
 
 
 def beat(world: World, txid: int, number: int) -> Step:
@@ -422,7 +425,7 @@ def beat(world: World, txid: int, number: int) -> Step:
     own = attempt(world, txid, number)
     if own.phase != "open":
         return world, "False"
-    return with_attempt(world, txid, number, replace(own, is_silent=False)), "True"
+    return with_attempt(world, txid, number, own._replace(is_silent=False)), "True"
 
 
 # Parts of worlds
@@ -435,11 +438,11 @@ def attempt(world: World, txid: int, number: int) -> Attempt:
 
 def with_batch(world: World, txid: int, batch: Batch) -> World:
     """Return a world with another batch in the place of one."""
-    return replace(world, batches=(*world.batches[: txid - 1], batch, *world.batches[txid:]))
+    return world._replace(batches=(*world.batches[: txid - 1], batch, *world.batches[txid:]))
 
 
 def with_attempt(world: World, txid: int, number: int, own: Attempt) -> World:
     """Return a world with another attempt in the place of one."""
     batch = world.batches[txid - 1]
     attempts = (*batch.attempts[: number - 1], own, *batch.attempts[number:])
-    return with_batch(world, txid, replace(batch, attempts=attempts))
+    return with_batch(world, txid, batch._replace(attempts=attempts))

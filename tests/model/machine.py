@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tests.model import invariants, operations
 from tests.model.actors import ALL_KINDS, VERSIONS, Actors, Call, Did, Fault, Handle, Kinds, expected
-from tests.model.operations import Operated
+from tests.model.core import World
 
 MOST_RECORDS = 50  # the sum of their bits has to fit into a bigint
-STATEMENTS = 40  # a commit has some thirty
+STATEMENTS = 25  # few steps have more
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ class Aim:
         return f"Aim({self.step!r}, {self.at}{''.join(f', {name}={value!r}' for name, value in self.more)})"
 
 
-def aim(step: str, at: st.SearchStrategy[int] = st.just(0), **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Aim]:
+NEWEST = st.just(0)
+
+
+def aim(step: str, at: st.SearchStrategy[int] = NEWEST, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Aim]:
     """Return the strategy of a step's aims."""
     return st.builds(lambda at, values: Aim(step, at, tuple(values.items())), at, st.fixed_dictionaries(more))
 
@@ -64,7 +67,10 @@ CORE = [
     aim("skip", NEXT),
     aim("redo", LAST),
 ]
-OUTSIDE = [aim("lose_staging", PICK, what=st.sampled_from(["table", "rows"])), aim("fall_silent", PICK)]
+OUTSIDE = [
+    aim("lose_staging", PICK, what=st.sampled_from(["table", "rows"])),
+    aim("fall_silent", PICK),
+]  # faults that are no process' own
 # A history has some of these alone, so that they do not keep each other, and the core, from going on.
 OPERATIONS = {
     "decisions": [aim("give_up", NEXT, tries=st.integers(1, 2)), aim("halt", NEXT), aim("retry", NEXT), aim("retry_all")],
@@ -92,10 +98,11 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(
         kinds=st.sampled_from(ALL_KINDS),
         allowed=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=3, unique=True),
+        sizes=SIZES,
     )
-    def begin(self, kinds: Kinds, allowed: list[str]) -> None:
-        """Begin with an empty ledger, and with these operations."""
-        self.world: Operated = operations.first_world(*kinds)
+    def begin(self, kinds: Kinds, allowed: list[str], sizes: tuple[int, ...]) -> None:
+        """Begin with the plan of some batches in an empty ledger; operators will do only what is `allowed`."""
+        self.world: World = operations.first_world(*kinds)
         self.known: list[Handle] = []  # attempts, in the order in which they began
         self.history: list[str] = [f"{kinds}"]
         if "copies" in allowed:
@@ -105,18 +112,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
         self.actors.begin(kinds)
         self.fired["histories"] += 1
+        self.try_to(Aim("plan", 0, (("sizes", sizes),)))
 
     # One actor
 
-    @rule(aim=st.one_of(*CORE), fault=FAULTS)
+    @rule(aim=st.one_of(*CORE, *OUTSIDE), fault=FAULTS)
     def act(self, aim: Aim, fault: Fault | None) -> None:
         """Let a process run a step, whose connection may be cut around its COMMIT, or which may die before a statement."""
         self.try_to(aim, fault)
-
-    @rule(aim=st.one_of(*OUTSIDE))
-    def strike(self, aim: Aim) -> None:
-        """Let a fault strike that is no process' own."""
-        self.try_to(aim)
 
     @rule(data=st.data(), fault=FAULTS)
     @precondition(lambda self: self.operations)
@@ -161,13 +164,24 @@ class StoreMachine(RuleBasedStateMachine):
     def at_once(self, data: st.DataObject, statement: int) -> None:
         """Hold one process before a statement until another one has ended its step, or waits for a lock."""
         aims = st.one_of(*CORE, *self.operations)
-        held, other = self.call(first := data.draw(aims)), self.call(data.draw(st.one_of(st.just(first), aims)))
-        if held and other and not {held.step, other.step} & NOT_AT_ONCE:
+        held = self._drawn(data, aims)
+        other = held and self._drawn(data, st.one_of(st.just(held), aims))
+        if held and other:
             self._run_both(held, statement, other)
+
+    def _drawn(self, data: st.DataObject, steps: st.SearchStrategy[Aim | Call]) -> Call | None:
+        """Draw a step that has something to do here; None if none was found soon."""
+        for _ in range(3):
+            drawn = data.draw(steps)
+            call = drawn if isinstance(drawn, Call) else self.call(drawn)
+            if call and call.step not in NOT_AT_ONCE:
+                return call
+        return None
 
     def _run_both(self, held: Call, statement: int, other: Call) -> None:
         """Run two steps, and go on in the world of the order that explains what they have answered and left."""
         one, two = self.actors.interleave(held, statement, other)
+        self.fired["steps"] += 2
         self.history.append(f"{held}, held before its statement {statement}: {one.answer}; meanwhile {other}: {two.answer}")
         self.fired["held before a statement"] += one.has_fired
         self.fired["waited for a lock"] += two.has_fired
@@ -190,18 +204,39 @@ class StoreMachine(RuleBasedStateMachine):
     def call(self, aim: Aim) -> Call | None:
         """Return the step that an aim means in this world; None if it has none here."""
         more = dict(aim.more)
+        if self._is_idle(aim.step):
+            return None
         if aim.step in BATCH_STEPS:
             txid = self.world.cursor + aim.at
-            return Call(aim.step, {"txid": txid, **more}) if txid > 0 else None
+            return Call(aim.step, {"txid": txid, **more}) if 0 < txid <= len(self.world.batches) else None
         if aim.step in ATTEMPT_STEPS:
             return self._of_attempt(aim, more)
         if aim.step in ("mend", "replay"):
             return self._of_record(aim)
         if aim.step == "restore":
-            return Call("restore", {"marked": self.actors.marked()}) if self.world.copy else None
+            return Call("restore", {"marked": self.actors.marked()})
         if aim.step == "plan" and sum(more["sizes"]) + self._end() > MOST_RECORDS:
             return None
         return Call(aim.step.removesuffix("_all"), more)
+
+    def _is_idle(self, step: str) -> bool:
+        """Return whether a step would find nothing to do, so that histories are not filled with such."""
+        world = self.world
+        has_a_use = {
+            "pause": not world.is_paused,
+            "resume": world.is_paused,
+            "retire": not world.is_retired,
+            "reinstate": world.is_retired,
+            "migrate": world.code != world.version,
+            "back_up": world.copy is None,
+            "restore": world.copy is not None,
+            "accept": world.is_lost,
+            "replay_all": bool(world.aside),
+            "drop_old_staging": world.cursor > 0,
+            "redo": world.states == "opaque",
+            "prune": world.records_changes,
+        }
+        return not has_a_use.get(step, True)
 
     def _of_attempt(self, aim: Aim, more: dict[str, Any]) -> Call | None:
         """An attempt that the ledger lacks, or that is of another history, can only try to end."""
@@ -233,8 +268,6 @@ class StoreMachine(RuleBasedStateMachine):
         if call is None:
             return None
         if call.step == "prune":
-            if not self.world.records_changes:
-                return None
             fault = None  # it is several transactions
         after, answer = apply(self.world, call)
         did = self.actors.do(call, fault)
@@ -243,6 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
             after, answer = struck(self.world, after, answer, call, fault)
             self.fired[fault.kind] += 1
             how = f", {fault.kind}{f' before its statement {fault.statement}' if fault.statement else ''}"
+        self.fired["steps"] += 1
         self.history.append(f"{call}{how}: {did.answer}")
         if did.answer != answer:
             raise self._disagreement(f"The model says: {answer}")
@@ -255,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _note(self, call: Call, did: Did) -> None:
         self.fired[f"{call.step}: {''.join(c for c in did.answer if c.isalpha() or c in ' _').strip()}"] += 1
 
-    def _go_on(self, after: Operated, steps: set[str]) -> None:
+    def _go_on(self, after: World, steps: set[str]) -> None:
         before, self.world = self.world, after
         try:
             if not steps & operations.LOSES_COMMITS:
@@ -280,12 +314,12 @@ class StoreMachine(RuleBasedStateMachine):
         return Disagreement(f"after {len(self.history) - 1} steps:\n{steps}\n{what}")
 
 
-def apply(world: Operated, call: Call) -> tuple[Operated, str]:
+def apply(world: World, call: Call) -> tuple[World, str]:
     """Return what the model says of a step."""
     return getattr(operations, call.step)(world, **call.arguments)  # type: ignore[no-any-return]
 
 
-def struck(before: Operated, after: Operated, answer: str, call: Call, fault: Fault) -> tuple[Operated, str]:
+def struck(before: World, after: World, answer: str, call: Call, fault: Fault) -> tuple[World, str]:
     """Return what the model says of a step that a fault has struck: all or nothing (I2); what became of a commit is found out (I10)."""
     if fault.kind == "dies":
         return before, "died"
@@ -296,7 +330,7 @@ def struck(before: Operated, after: Operated, answer: str, call: Call, fault: Fa
     return after, "STORE_UNAVAILABLE"
 
 
-def differences(world: Operated, seen: dict[str, Any]) -> str:
+def differences(world: World, seen: dict[str, Any]) -> str:
     """Return in which parts the store differs from a world; nothing if it is the same."""
     said = json.loads(json.dumps(expected(world)))
     return "\n".join(

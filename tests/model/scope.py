@@ -6,7 +6,7 @@ heartbeats that are, and actors that die. Worlds that differ only in attempts of
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tests.model import core, invariants
@@ -185,15 +185,15 @@ def canonical(scene: Scene) -> Scene:
             if is_newest or number == committed or (txid, number) in scene.actors:
                 kept.append(_canonical(own, is_over=txid < world.cursor or not (is_newest or number == committed)))
                 places[txid, number] = (txid, len(kept))
-        batches.append(replace(batch, attempts=tuple(kept)))
+        batches.append(batch._replace(attempts=tuple(kept)))
         if committed:
             commits[txid - 1] = world.commits[txid - 1]._replace(attempt=places[txid, committed][1])
     actors = tuple(sorted((places[at] if at else None for at in scene.actors), key=lambda at: at or (0, 0)))
-    return Scene(replace(world, batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
+    return Scene(world._replace(batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
 
 
 def _canonical(own: core.Attempt, *, is_over: bool) -> core.Attempt:
     """Return an attempt without what no step asks for any more."""
     if own.phase != "open":
-        own = replace(own, is_silent=False)
-    return replace(own, damage="", is_silent=False) if is_over else own
+        own = own._replace(is_silent=False)
+    return own._replace(damage="", is_silent=False) if is_over else own
