@@ -42,7 +42,8 @@ def aim(step: str, at: st.SearchStrategy[int] = NEWEST, **more: st.SearchStrateg
     return st.builds(lambda at, values: Aim(step, at, tuple(values.items())), at, st.fixed_dictionaries(more))
 
 
-SIZES = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
+SIZE = st.integers(0, 3)
+SIZES = st.lists(SIZE, min_size=1, max_size=2).map(tuple)
 NEXT = st.sampled_from([1, 1, 1, 2, 0, 3])  # the batch after the cursor, mostly
 LAST = st.sampled_from([0, 0, 0, 1])
 PICK = st.sampled_from([0, 0, 0, 1, 2])  # of the attempts, mostly the newest
@@ -56,13 +57,14 @@ BATCH_STEPS = {"start", "commit", "skip", "redo", "give_up", "halt", "retry", "p
 ATTEMPT_STEPS = {"stage", "seal", "fail", "beat", "lose_staging", "fall_silent"}
 CORE = [
     aim("plan", sizes=SIZES, takes_up=st.booleans()),
-    aim("start", NEXT, mode=st.sampled_from(["resume", "restage", "first"]), size=st.integers(0, 3)),
-    aim("start", LAST, mode=st.just("redo"), size=st.integers(0, 3)),
+    aim("start", NEXT, mode=st.sampled_from(["resume", "restage", "first"]), size=SIZE),
+    aim("start", LAST, mode=st.just("redo"), size=SIZE),
     aim("stage", PICK),
     aim("seal", PICK, other_rows=st.sampled_from([False, False, False, True])),
     aim("fail", PICK, is_poison=st.booleans()),
     aim("beat", PICK),
     aim("commit", NEXT),
+    aim("commit", st.just(1)),
     aim("commit_ready"),
     aim("skip", NEXT),
     aim("redo", LAST),
@@ -88,12 +90,17 @@ class Disagreement(AssertionError):
     """The store does not do what the model says, or the model breaks an invariant; with the history that shows it."""
 
 
+class TimeIsUp(KeyboardInterrupt):
+    """No further history begins. Hypothesis passes such an interrupt on."""
+
+
 class StoreMachine(RuleBasedStateMachine):
     """The real store beside the model. `actors` is set by who runs it; `fired` counts what has really happened."""
 
     actors: ClassVar[Actors]
     fired: ClassVar[Counter[str]] = Counter()
     failed_at: ClassVar[float | None] = None  # when the first history showed a disagreement
+    ends_at: ClassVar[float] = float("inf")
 
     @initialize(
         kinds=st.sampled_from(ALL_KINDS),
@@ -102,6 +109,8 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def begin(self, kinds: Kinds, allowed: list[str], sizes: tuple[int, ...]) -> None:
         """Begin with the plan of some batches in an empty ledger; operators will do only what is `allowed`."""
+        if self.failed_at is None and time.monotonic() > self.ends_at:
+            raise TimeIsUp
         self.world: World = operations.first_world(*kinds)
         self.known: list[Handle] = []  # attempts, in the order in which they began
         self.history: list[str] = [f"{kinds}"]
@@ -133,19 +142,40 @@ class StoreMachine(RuleBasedStateMachine):
         """Plan, where nothing is left to do."""
         self.try_to(Aim("plan", 0, (("sizes", sizes),)))
 
-    @rule(at=NEXT, mode=st.sampled_from(["resume", "restage"]), size=st.integers(0, 3))
+    @rule(at=NEXT, mode=st.sampled_from(["resume", "restage"]), size=SIZE)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
     def process(self, at: int, mode: str, size: int) -> None:
         """Begin an attempt, stage and seal it, if one begins."""
         self._process(Aim("start", at, (("mode", mode), ("size", size))))
 
-    @rule(size=st.integers(0, 3))
-    @precondition(lambda self: self.world.cursor and self.world.states == "opaque")
-    def process_again(self, size: int) -> None:
-        """Compute the last committed batch again, for a redo."""
-        self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
+    @rule(at=NEXT, mode=st.sampled_from(["restage", "resume", "first"]), size=SIZE, fault=FAULTS)
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def begin_attempt(self, at: int, mode: str, size: int, fault: Fault | None) -> None:
+        """Begin an attempt, and leave it at that."""
+        self.try_to(Aim("start", at, (("mode", mode), ("size", size))), fault)
 
-    @rule(at=st.sampled_from([1, 1, 2]), size=st.integers(0, 3))
+    @rule(at=PICK)
+    @precondition(lambda self: self.known)
+    def go_on(self, at: int) -> None:
+        """Let the process of an attempt, which may be fenced by now, stage and seal."""
+        self.try_to(Aim("stage", at))
+        self.try_to(Aim("seal", at))
+
+    @rule(at=NEXT, fault=FAULTS)
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def commit(self, at: int, fault: Fault | None) -> None:
+        """Commit a batch, or find that it may not be."""
+        self.try_to(Aim("commit", at), fault)
+
+    @rule(size=SIZE, again=st.booleans())
+    @precondition(lambda self: self.world.cursor and self.world.states == "opaque")
+    def redo(self, size: int, again: bool) -> None:
+        """Compute the last committed batch again, or rely on what was computed, and redo it."""
+        if again:
+            self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
+        self.try_to(Aim("redo", 0))
+
+    @rule(at=st.sampled_from([1, 1, 2]), size=SIZE)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
     def settle(self, at: int, size: int) -> None:
         """Process a batch, and commit the next."""
@@ -163,17 +193,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), statement=st.integers(1, STATEMENTS))
     def at_once(self, data: st.DataObject, statement: int) -> None:
         """Hold one process before a statement until another one has ended its step, or waits for a lock."""
-        aims = st.one_of(*CORE, *self.operations)
-        held = self._drawn(data, aims)
-        other = held and self._drawn(data, st.one_of(st.just(held), aims))
+        held = self._drawn(data)
+        other = held if held and data.draw(st.booleans()) else self._drawn(data)
         if held and other:
             self._run_both(held, statement, other)
 
-    def _drawn(self, data: st.DataObject, steps: st.SearchStrategy[Aim | Call]) -> Call | None:
+    def _drawn(self, data: st.DataObject) -> Call | None:
         """Draw a step that has something to do here; None if none was found soon."""
         for _ in range(3):
-            drawn = data.draw(steps)
-            call = drawn if isinstance(drawn, Call) else self.call(drawn)
+            call = self.call(data.draw(st.one_of(*CORE, *self.operations)))
             if call and call.step not in NOT_AT_ONCE:
                 return call
         return None
