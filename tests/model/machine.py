@@ -125,10 +125,16 @@ class StoreMachine(RuleBasedStateMachine):
 
     # One actor
 
-    @rule(aim=st.one_of(*CORE, *OUTSIDE), fault=FAULTS)
+    @rule(aim=st.one_of(*CORE), fault=FAULTS)
     def act(self, aim: Aim, fault: Fault | None) -> None:
         """Let a process run a step, whose connection may be cut around its COMMIT, or which may die before a statement."""
         self.try_to(aim, fault)
+
+    @rule(aim=st.one_of(*OUTSIDE))
+    @precondition(lambda self: self.known)
+    def strike(self, aim: Aim) -> None:
+        """Let a fault strike that is no process' own."""
+        self.try_to(aim)
 
     @rule(data=st.data(), fault=FAULTS)
     @precondition(lambda self: self.operations)

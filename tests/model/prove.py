@@ -22,7 +22,7 @@ STEPS = 30
 
 def prove(minutes: float, first_seed: int) -> int:
     """Run histories for so long, or until one disagrees; return the exit code."""
-    print(f"seed {first_seed}", flush=True)
+    print(f"seed {first_seed}", flush=True)  # noqa: T201
     logging.getLogger("tidegate").setLevel(logging.ERROR)  # what the store warns of, the model expects
     with running_actors() as StoreMachine.actors:
         began = time.monotonic()
@@ -36,7 +36,7 @@ def prove(minutes: float, first_seed: int) -> int:
                 break
             except Disagreement as found:
                 seconds = (StoreMachine.failed_at or 0) - began
-                print(f"\nA history disagrees, found after {seconds:.0f} s with seed {number}, shrunk:\n{found}")
+                print(f"\nA history disagrees, found after {seconds:.0f} s with seed {number}, shrunk:\n{found}")  # noqa: T201
                 _report(StoreMachine.fired, time.monotonic() - began)
                 return 1
             number += 1
@@ -58,9 +58,9 @@ _SETTINGS = settings(
 
 def _report(fired: Counter[str], seconds: float) -> None:
     histories = max(fired["histories"], 1)
-    print(f"\n{histories} histories in {seconds:.0f} s, {histories / seconds:.2f} per second; what happened in them:")
+    print(f"\n{histories} histories in {seconds:.0f} s, {histories / seconds:.2f} per second; what happened in them:")  # noqa: T201
     for what, times in sorted(fired.items()):
-        print(f"{times:8} {what}")
+        print(f"{times:8} {what}")  # noqa: T201
 
 
 if __name__ == "__main__":

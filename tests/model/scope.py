@@ -1,6 +1,6 @@
 """A walk over every world that the core of the model can reach in a small scope; so the law itself is checked.
 
-Two actors, who may be anywhere in their work when the other one goes on; three batches; two faults, of staging that is lost,
+Two actors, who may be anywhere in their work when the other one goes on; two or three batches; faults: staging that is lost,
 heartbeats that are, and actors that die. Worlds that differ only in attempts of which nobody knows any more are one.
 """
 
@@ -12,10 +12,17 @@ from typing import Any, Literal, NamedTuple
 from tests.model import core, invariants
 from tests.model.core import World
 
-TXIDS = 3
-FAULTS = 2
 ACTORS = 2
 SIZE_AGAIN = 2  # what an opaque source chooses when it has to choose again; planned batches have one record each
+
+
+class Scope(NamedTuple):
+    """How much a walk visits: the kinds of source and states, how many batches are planned at most, and how many faults strike."""
+
+    source: Literal["transactional", "opaque"]
+    states: Literal["transactional", "opaque"]
+    txids: int
+    faults: int
 
 
 class Scene(NamedTuple):
@@ -51,17 +58,17 @@ class Walk:
         return steps[::-1]
 
 
-def walk(source: Literal["transactional", "opaque"], states: Literal["transactional", "opaque"]) -> Walk:
+def walk(scope: Scope) -> Walk:
     """Visit every scene that can be reached, and check each of them, and each move.
 
     Raises: AssertionError, with the shortest way there.
     """
-    first = Scene(World(source, states), (None,) * ACTORS, FAULTS)
+    first = Scene(World(scope.source, scope.states), (None,) * ACTORS, scope.faults)
     found = Walk({first: None}, {})
     waiting = deque([first])
     while waiting:
         scene = waiting.popleft()
-        for move in moves(scene):
+        for move in moves(scene, scope.txids):
             found.moves += 1
             after = canonical(move.after)
             is_new = after not in found.scenes
@@ -90,9 +97,9 @@ def check(scene: Scene, move: Move, *, is_new: bool) -> None:
             holds(after)
 
 
-def stuck(found: Walk) -> list[Scene]:
+def stuck(found: Walk, txids: int) -> list[Scene]:
     """Return the scenes from which no steps without further faults lead to the commit of every planned batch (I20)."""
-    done = [scene for scene in found.scenes if scene.world.cursor == len(scene.world.batches) == TXIDS]
+    done = [scene for scene in found.scenes if scene.world.cursor == len(scene.world.batches) == txids]
     reached, waiting = set(done), deque(done)
     while waiting:
         for scene in found.back.get(waiting.popleft(), ()):
@@ -102,8 +109,8 @@ def stuck(found: Walk) -> list[Scene]:
     return [scene for scene in found.scenes if scene not in reached]
 
 
-def moves(scene: Scene) -> Iterator[Move]:
-    """Yield each move that can be made from a scene."""
+def moves(scene: Scene, txids: int) -> Iterator[Move]:
+    """Yield each move that can be made from a scene, in which at most so many batches are planned."""
     world = scene.world
 
     def made(step: str, of: tuple[int, ...], law: Callable[..., core.Step], **more: Any) -> Scene | None:
@@ -111,7 +118,7 @@ def moves(scene: Scene) -> Iterator[Move]:
         return None if after == world else scene._replace(world=after)
 
     steps: list[tuple[str, tuple[int, ...], Scene | None]] = []
-    if len(world.batches) < TXIDS:
+    if len(world.batches) < txids:
         steps.append(("plan", (), made("plan", (), core.plan, sizes=(1,))))
     for txid in range(1, len(world.batches) + 1):
         of = (txid,)

@@ -12,7 +12,7 @@ from tests.model.database import running_actors
 from tests.model.machine import StoreMachine
 
 SEED = int(os.environ.get("MODEL_SEED", "1"))
-HISTORIES, STEPS = 60, 20
+HISTORIES, STEPS = 80, 20
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,7 @@ def actors() -> Iterator[Actors]:
         yield running
 
 
+@pytest.mark.promise("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I10", "I12", "I13")
 def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.CaptureFixture[str]) -> None:
     """After each step: the same answer, and the same ledger and states, whatever fails or runs at once."""
     StoreMachine.actors = actors
