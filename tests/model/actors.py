@@ -494,10 +494,9 @@ class Actors:
         elif self._execute("SELECT to_regclass(%s)", [f"staging.{keyed}_{txid}_{number}"])[0][0]:
             known = self._staged.get((txid, number, history))
             own = [p.task_attempt for p in known.partitions] if known else []
-            self._execute(
-                f"DELETE FROM staging.{keyed}_{txid}_{number} WHERE ctid = (SELECT min(ctid) FROM staging.{keyed}_{txid}_{number} "
-                f"WHERE task_attempt = ANY(%s))", [own]
-            )  # fmt: skip
+            table = f"staging.{keyed}_{txid}_{number}"
+            first = f"SELECT min(ctid) FROM {table} WHERE task_attempt = ANY(%s)"
+            self._execute(f"DELETE FROM {table} WHERE ctid = ({first})", [own])
         return "lost"
 
     def _fall_silent(self, txid: int, number: int, history: int = 0) -> str:  # noqa: ARG002 - the model asks for it
@@ -520,7 +519,7 @@ class Actors:
         return {name: value or [] for name, value in seen.items()}
 
     def _read(self, attempt: Attempt) -> tuple[list[int], list[int]]:
-        """Return the positions that an attempt's metadata names, and the bad ones; of those in quarantine, as they were mended."""
+        """Return the positions that an attempt's metadata names, and the bad ones among them; those in quarantine as mended."""
         read = attempt.source_metadata
         if QUARANTINED not in read:
             positions = range(read["start"], read["end"])
@@ -536,13 +535,14 @@ class Actors:
             return cursor.fetchall() if cursor.description else []
 
 
+_WITH_PLAN = "coalesce(a.source_metadata, b.source_metadata)"
 _READ = "convert_from({}, 'UTF8')::json -> 'metadata'"
 _OBSERVED = f"""
 SELECT json_build_object(
   'cursor', (SELECT json_build_array(txid, attempt) FROM tidegate.cursor WHERE pipeline = %(pipeline)s),
   'batches', (SELECT json_agg(json_build_array(txid, {_READ.format("source_metadata")}, attempt, halted_at IS NOT NULL,
      skip_reason IS NOT NULL, tries_after) ORDER BY txid) FROM tidegate.batch WHERE pipeline = %(pipeline)s),
-  'attempts', (SELECT json_agg(json_build_array(a.txid, a.attempt, {_READ.format("coalesce(a.source_metadata, b.source_metadata)")},
+  'attempts', (SELECT json_agg(json_build_array(a.txid, a.attempt, {_READ.format(_WITH_PLAN)},
      CASE WHEN sealed_at IS NOT NULL THEN 'sealed' WHEN failed_at IS NOT NULL THEN 'failed' ELSE 'open' END,
      coalesce(is_poison, false), (SELECT coalesce(sum(rows), 0) FROM tidegate.seal s
        WHERE (s.pipeline, s.txid, s.attempt) = (a.pipeline, a.txid, a.attempt))) ORDER BY a.txid, a.attempt)

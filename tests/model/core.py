@@ -1,8 +1,8 @@
 """The core of the protocol in plain Python: from the plan of a batch to its commit, its redo, its skip, the loss of its rows.
 
-A `World` is what the ledger and the states of one pipeline hold. Each function below is one step of `StateStore`: it takes a world
-and returns the next one, and what the step answers: a word, or the code of the error that it raises. A step that is refused
-changes nothing. Numbers such as I4 are rules of docs/protocol.md.
+A `World` is what the ledger and the states of one pipeline hold. Each function below is one step of `StateStore`: it takes a
+world and returns the next one, and what the step answers: a word, or the code of the error that it raises. A step that is
+refused changes nothing. Numbers such as I4 are rules of docs/protocol.md.
 
 The source is a list of records, known by their positions; a batch reads the positions from `start` up to `end`. A row of the
 state keeps the positions that have counted in it, so that one that is lost, or counts twice, shows.
@@ -45,7 +45,7 @@ class Attempt(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A planned batch: its frozen input, the one that it continues, its attempts, whether it waits for a person or for a skip."""
+    """A planned batch: its frozen input, the one that it continues, its attempts, whether it is halted or given up."""
 
     input: Input
     continues: Input | None
@@ -68,7 +68,7 @@ class Commit(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the keyed state: what has counted, the last txid that changed it; of an opaque state, both as they were before."""
+    """A row of the keyed state: what has counted, the last txid that changed it; of an opaque state, both as before that."""
 
     counted: tuple[int, ...]
     txid: int
@@ -223,7 +223,7 @@ def stage(world: World, txid: int, number: int) -> Step:
 
 
 def seal(world: World, txid: int, number: int, *, other_rows: bool = False) -> Step:
-    """Declare an attempt's staging complete, unless a newer one owns the batch (I4, I5), or the source gave other rows (I11)."""
+    """Declare an attempt's staging complete, unless a newer one owns the batch (I4, I5) or the source gave other rows (I11)."""
     own, batch = attempt(world, txid, number), world.batches[txid - 1]
     if number != len(batch.attempts) or own.phase == "failed":
         return world, "ATTEMPT_FENCED"
@@ -272,7 +272,7 @@ def commit(world: World, txid: int) -> Step:
 
 
 def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None:
-    """Return why the newest attempt is not one that can be merged, if so. Unless one `waits`, an open attempt is as good as dead."""
+    """Return why the newest attempt cannot be merged, if so. Unless one `waits`, an open attempt is as good as dead."""
     newest = world.batches[txid - 1].newest
     if newest is None or newest.phase == "failed":
         return "STAGING_LOST"
@@ -282,7 +282,7 @@ def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None
 
 
 def why_not_merged(world: World, txid: int) -> str | None:
-    """Return why a sealed attempt is not merged, if so: it continues other rows (I12), other code runs (I16), rows are lost (I7)."""
+    """Return why a sealed attempt is not merged, if so: it continues others (I12), other code runs (I16), rows are lost (I7)."""
     newest = world.batches[txid - 1].newest
     assert newest, "it is sealed"
     if newest.continues != input_before(world, txid):
@@ -313,7 +313,7 @@ def recorded(world: World, txid: int, *, is_skipped: bool) -> World:
 
 
 def commit_ready(world: World) -> Step:
-    """Commit what is ready and follows the last commit, as if one by one; of opaque states one, as each row is kept as before."""
+    """Commit what is ready and follows the last commit, as if one by one; of opaque states, which keep what was before, one."""
     if world.code != world.version:
         return world, "DECLARATION_CHANGED"
     ready: list[int] = []
@@ -357,7 +357,7 @@ def skip(world: World, txid: int) -> Step:
 
 
 def skipped(world: World, txid: int) -> Step:
-    """Commit a batch that was given up, without rows; it must leave no gap before them either (I12). Records it took up wait again."""
+    """Commit a batch that was given up, without rows, but not out of its chain (I12). The records it took up wait again."""
     if current(world, txid).continues != input_before(world, txid):
         return world, "STAGING_LOST"
     back = tuple(record._replace(replayed_by=None) if record.replayed_by == txid else record for record in world.aside)

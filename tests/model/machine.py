@@ -24,7 +24,7 @@ STATEMENTS = 25  # few steps have more
 
 @dataclass(frozen=True)
 class Aim:
-    """A step before it is known which batch or attempt it is about: `at` is counted from the cursor, or from the newest attempt."""
+    """A step before it is known what it is about: `at` is counted from the cursor, or back from the newest attempt."""
 
     step: str
     at: int = 0
@@ -354,7 +354,7 @@ def apply(world: World, call: Call) -> tuple[World, str]:
 
 
 def struck(before: World, after: World, answer: str, call: Call, fault: Fault) -> tuple[World, str]:
-    """Return what the model says of a step that a fault has struck: all or nothing (I2); what became of a commit is found out (I10)."""
+    """Return what the model says of a step that a fault has struck: all or nothing (I2); a commit is looked up (I10)."""
     if fault.kind == "dies":
         return before, "died"
     if fault.kind == "cut before COMMIT":

@@ -1,4 +1,4 @@
-"""The rest of the protocol, around its core: what operators do, other declarations, the quarantine, an older copy of the database.
+"""The rest of the protocol, around its core: operators, other declarations, the quarantine, an older copy of the database.
 
 Steps of the core that something here forbids are wrapped below; all others are those of `tests.model.core`.
 """
@@ -90,7 +90,7 @@ def fall_silent(world: World, txid: int, number: int, history: int = 0) -> Step:
 
 
 def _not_of_history(world: World, txid: int, number: int, history: int) -> str | None:
-    """Return why an attempt does not count in this history, if so: a database that has lost commits hands out numbers again (I4)."""
+    """Return why an attempt does not count in this history, if so: one that has lost commits hands out numbers again (I4)."""
     if txid > len(world.batches):
         return "UNKNOWN_BATCH"
     is_ours = history == world.history and number <= len(world.batches[txid - 1].attempts)
@@ -240,7 +240,7 @@ def _with_records(world: World, changed: list[Aside], **values: object) -> World
 
 
 def drop_old_staging(world: World) -> Step:
-    """Drop the staging of committed batches, some attempts at a time (I18); of a redo that has begun, too, as it is old here."""
+    """Drop the staging of committed batches, some attempts at a time (I18): here, where all is old, that of a redo, too."""
     old = [
         (txid, number) for txid in range(1, world.cursor + 1) for number in range(1, len(world.batches[txid - 1].attempts) + 1)
     ]
@@ -263,7 +263,10 @@ def back_up(world: World) -> Step:
 
 
 def restore(world: World, marked: tuple[int, int] | None) -> Step:
-    """Put the copy, without staging, in the place of the database; `marked` is the last commit of the copy's history that the witness knows (I9)."""
+    """Put the copy, without staging, in the place of the database.
+
+    `marked` is the last commit of the copy's history that the witness knows (I9).
+    """
     if world.copy is None:
         return world, "no copy"
     older = world.copy

@@ -17,7 +17,7 @@ SIZE_AGAIN = 2  # what an opaque source chooses when it has to choose again; pla
 
 
 class Scope(NamedTuple):
-    """How much a walk visits: the kinds of source and states, how many batches are planned at most, and how many faults strike."""
+    """How much a walk visits: the kinds of source and states, and how many batches are planned and faults strike at most."""
 
     source: Literal["transactional", "opaque"]
     states: Literal["transactional", "opaque"]

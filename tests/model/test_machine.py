@@ -42,5 +42,5 @@ def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.Captu
         )
     finally:
         with capsys.disabled():
-            print(f"\nseed {SEED} (MODEL_SEED): {StoreMachine.fired['histories']} histories")
+            print(f"\nseed {SEED} (MODEL_SEED): {StoreMachine.fired['histories']} histories")  # noqa: T201
     assert StoreMachine.fired["commit: committed"] > HISTORIES / 4, "it does something"
