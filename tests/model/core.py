@@ -282,7 +282,7 @@ def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None
 
 
 def why_not_merged(world: World, txid: int) -> str | None:
-    """Return why a sealed attempt is not merged, if so: it continues others (I12), other code runs (I16), rows are lost (I7)."""
+    """Return why a sealed attempt is not merged, if so: by what it continues (I12), other code (I16), lost rows (I7)."""
     newest = world.batches[txid - 1].newest
     assert newest, "it is sealed"
     if newest.continues != input_before(world, txid):

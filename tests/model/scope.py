@@ -190,7 +190,9 @@ def canonical(scene: Scene) -> Scene:
         for number, own in enumerate(batch.attempts, 1):
             is_newest = number == len(batch.attempts) and (txid >= world.cursor or txid in worked_at)
             if is_newest or number == committed or (txid, number) in scene.actors:
-                kept.append(_canonical(own, is_over=txid < world.cursor or not (is_newest or number == committed)))
+                counts = number == committed or (is_newest and txid >= world.cursor)
+                own = own._replace(damage="") if number == committed else own
+                kept.append(_ended(own) if counts else core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged))
                 places[txid, number] = (txid, len(kept))
         batches.append(batch._replace(attempts=tuple(kept)))
         if committed:
@@ -199,8 +201,6 @@ def canonical(scene: Scene) -> Scene:
     return Scene(world._replace(batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
 
 
-def _canonical(own: core.Attempt, *, is_over: bool) -> core.Attempt:
-    """Return an attempt without what no step asks for any more."""
-    if own.phase != "open":
-        own = own._replace(is_silent=False)
-    return own._replace(damage="", is_silent=False) if is_over else own
+def _ended(own: core.Attempt) -> core.Attempt:
+    """Return an attempt without the heartbeat that nobody asks for once it has ended."""
+    return own if own.phase == "open" else own._replace(is_silent=False)

@@ -5,7 +5,7 @@ import pytest
 from tests.model import scope
 from tests.model.scope import Scope
 
-SCOPES = [
+SCOPES = [Scope("transactional", "transactional", 3, 2), Scope("transactional", "opaque", 2, 2), Scope("opaque", "opaque", 2, 1)]
     Scope("transactional", "transactional", 3, 2),
     Scope("transactional", "opaque", 2, 1),
     Scope("opaque", "opaque", 2, 1),
