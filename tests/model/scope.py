@@ -191,8 +191,11 @@ def canonical(scene: Scene) -> Scene:
             is_newest = number == len(batch.attempts) and (txid >= world.cursor or txid in worked_at)
             if is_newest or number == committed or (txid, number) in scene.actors:
                 counts = number == committed or (is_newest and txid >= world.cursor)
-                own = own._replace(damage="") if number == committed else own
-                kept.append(_ended(own) if counts else core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged))
+                kept.append(
+                    _ended(own, number == committed)
+                    if counts
+                    else core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged)
+                )
                 places[txid, number] = (txid, len(kept))
         batches.append(batch._replace(attempts=tuple(kept)))
         if committed:
@@ -201,6 +204,7 @@ def canonical(scene: Scene) -> Scene:
     return Scene(world._replace(batches=tuple(batches), commits=tuple(commits)), actors, scene.faults)
 
 
-def _ended(own: core.Attempt) -> core.Attempt:
-    """Return an attempt without the heartbeat that nobody asks for once it has ended."""
-    return own if own.phase == "open" else own._replace(is_silent=False)
+def _ended(own: core.Attempt, has_committed: bool) -> core.Attempt:
+    """Return an attempt without the heartbeat and the staging that nobody asks for once it has ended."""
+    own = own if own.phase == "open" else own._replace(is_silent=False)
+    return own._replace(damage="") if has_committed else own

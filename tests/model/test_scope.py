@@ -5,10 +5,10 @@ import pytest
 from tests.model import scope
 from tests.model.scope import Scope
 
-SCOPES = [Scope("transactional", "transactional", 3, 2), Scope("transactional", "opaque", 2, 2), Scope("opaque", "opaque", 2, 1)]
-    Scope("transactional", "transactional", 3, 2),
-    Scope("transactional", "opaque", 2, 1),
-    Scope("opaque", "opaque", 2, 1),
+SCOPES = [
+    Scope("transactional", "transactional", txids=3, faults=2),
+    Scope("transactional", "opaque", txids=2, faults=2),
+    Scope("opaque", "opaque", txids=2, faults=1),
 ]
 
 
