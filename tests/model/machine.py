@@ -101,6 +101,7 @@ class StoreMachine(RuleBasedStateMachine):
     fired: ClassVar[Counter[str]] = Counter()
     failed_at: ClassVar[float | None] = None  # when the first history showed a disagreement
     ends_at: ClassVar[float] = float("inf")
+    found: ClassVar[tuple[Kinds, list[tuple[Any, ...]]]]  # the last history that disagreed
 
     @initialize(
         kinds=st.sampled_from(ALL_KINDS),
@@ -111,17 +112,21 @@ class StoreMachine(RuleBasedStateMachine):
         """Begin with the plan of some batches in an empty ledger; operators will do only what is `allowed`."""
         if self.failed_at is None and time.monotonic() > self.ends_at:
             raise TimeIsUp
-        self.world: World = operations.first_world(*kinds)
-        self.known: list[Handle] = []  # attempts, in the order in which they began
-        self.history: list[str] = [f"{kinds}"]
+        self.reset(kinds)
         if "copies" in allowed:
-            allowed = [
-                name for name in allowed if name != "garbage"
-            ]  # partitions that are dropped do not come back with a copy
+            allowed = [name for name in allowed if name != "garbage"]  # dropped partitions do not come back with a copy
         self.operations = [each for name in sorted(allowed) for each in OPERATIONS[name]]
-        self.actors.begin(kinds)
         self.fired["histories"] += 1
         self.try_to(Aim("plan", 0, (("sizes", sizes),)))
+
+    def reset(self, kinds: Kinds) -> None:
+        """Begin another history, in an empty ledger."""
+        self.kinds = kinds
+        self.world: World = operations.first_world(*kinds)
+        self.known: list[Handle] = []  # attempts, in the order in which they began
+        self.history = [f"{kinds}"]
+        self.done: list[tuple[Any, ...]] = []  # the arguments of `run` or `run_both`, for a replay
+        self.actors.begin(kinds)
 
     # One actor
 
@@ -181,6 +186,16 @@ class StoreMachine(RuleBasedStateMachine):
             self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
         self.try_to(Aim("redo", 0))
 
+    @rule(at=NEXT, is_poison=st.booleans(), skips=st.booleans())
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def break_down(self, at: int, is_poison: bool, skips: bool) -> None:
+        """Begin an attempt that fails; then an operator may skip the batch, whose turn it may not be."""
+        began = self.try_to(Aim("start", at, (("mode", "restage"),)))
+        if began is not None and began.answer.startswith("attempt"):
+            self.try_to(Aim("fail", 0, (("is_poison", is_poison),)))
+            if skips:
+                self.try_to(Aim("skip", at))
+
     @rule(at=st.sampled_from([1, 1, 2]), size=SIZE)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
     def settle(self, at: int, size: int) -> None:
@@ -202,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = self._drawn(data)
         other = held if held and data.draw(st.booleans()) else self._drawn(data)
         if held and other:
-            self._run_both(held, statement, other)
+            self.run_both(held, statement, other)
 
     def _drawn(self, data: st.DataObject) -> Call | None:
         """Draw a step that has something to do here; None if none was found soon."""
@@ -212,8 +227,9 @@ class StoreMachine(RuleBasedStateMachine):
                 return call
         return None
 
-    def _run_both(self, held: Call, statement: int, other: Call) -> None:
+    def run_both(self, held: Call, statement: int, other: Call) -> None:
         """Run two steps, and go on in the world of the order that explains what they have answered and left."""
+        self.done.append((held, statement, other))
         one, two = self.actors.interleave(held, statement, other)
         self.fired["steps"] += 2
         self.history.append(f"{held}, held before its statement {statement}: {one.answer}; meanwhile {other}: {two.answer}")
@@ -277,12 +293,16 @@ class StoreMachine(RuleBasedStateMachine):
         known = self.known
         if aim.step not in ("seal", "fail"):
             known = [at for at in known if at[2] == self.world.history and self._is_there(at)]
-        elif aim.step == "seal":
-            known = [at for at in known if not self._is_there(at) or operations.attempt(self.world, *at[:2]).is_staged]
+        else:
+            known = [at for at in known if self.may_end(aim.step, at)]
         if aim.at >= len(known):
             return None
         txid, number, history = known[-1 - aim.at]
         return Call(aim.step, {"txid": txid, "number": number, **({"history": history} if history else {}), **more})
+
+    def may_end(self, step: str, at: Handle) -> bool:
+        """Return whether a process would seal or fail its attempt, which may be gone: it seals only what it has staged."""
+        return step == "fail" or not self._is_there(at) or operations.attempt(self.world, *at[:2]).is_staged
 
     def _is_there(self, at: Handle) -> bool:
         return at[0] <= len(self.world.batches) and at[1] <= len(self.world.batches[at[0] - 1].attempts)
@@ -297,10 +317,13 @@ class StoreMachine(RuleBasedStateMachine):
         return max((a.input.end for b in self.world.batches for a in (b, *b.attempts)), default=0)
 
     def try_to(self, aim: Aim, fault: Fault | None = None) -> Did | None:
-        """Run the step that an aim means, if any; compare its answer, and all that is there afterwards, with the model's."""
+        """Run the step that an aim means, if any."""
         call = self.call(aim)
-        if call is None:
-            return None
+        return self.run(call, fault) if call else None
+
+    def run(self, call: Call, fault: Fault | None = None) -> Did:
+        """Run a step; compare its answer, and all that is there afterwards, with the model's."""
+        self.done.append((call, fault))
         if call.step == "prune":
             fault = None  # it is several transactions
         after, answer = apply(self.world, call)
@@ -345,6 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
         if StoreMachine.failed_at is None:
             StoreMachine.failed_at = time.monotonic()
         steps = "\n".join(f"{number:3} {step}" for number, step in enumerate(self.history))
+        StoreMachine.found = self.kinds, list(self.done)
         return Disagreement(f"after {len(self.history) - 1} steps:\n{steps}\n{what}")
 
 

@@ -15,9 +15,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.database import running_actors
 from tests.model.machine import Disagreement, StoreMachine, TimeIsUp
+from tests.model.shorten import shorten
 
 HISTORIES_AT_ONCE = 200  # of one seed
 STEPS = 30
+SHORTENING_SECONDS = 120
 
 
 def prove(minutes: float, first_seed: int) -> int:
@@ -36,6 +38,7 @@ def prove(minutes: float, first_seed: int) -> int:
                 break
             except Disagreement as found:
                 seconds = (StoreMachine.failed_at or 0) - began
+                found = shorten(*StoreMachine.found, SHORTENING_SECONDS) or found
                 print(f"\nA history disagrees, found after {seconds:.0f} s with seed {number}, shrunk:\n{found}")  # noqa: T201
                 _report(StoreMachine.fired, time.monotonic() - began)
                 return 1
