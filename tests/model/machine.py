@@ -135,11 +135,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Let a process run a step, whose connection may be cut around its COMMIT, or which may die before a statement."""
         self.try_to(aim, fault)
 
-    @rule(aim=st.one_of(*OUTSIDE))
+    @rule(aim=st.one_of(*OUTSIDE), commits=st.booleans())
     @precondition(lambda self: self.known)
-    def strike(self, aim: Aim) -> None:
-        """Let a fault strike that is no process' own."""
+    def strike(self, aim: Aim, commits: bool) -> None:
+        """Let a fault strike that is no process' own, after which one may try to commit."""
         self.try_to(aim)
+        if commits:
+            self.try_to(Aim("commit", 1))
 
     @rule(data=st.data(), fault=FAULTS)
     @precondition(lambda self: self.operations)
@@ -159,11 +161,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Begin an attempt, stage and seal it, if one begins."""
         self._process(Aim("start", at, (("mode", mode), ("size", size))))
 
-    @rule(at=NEXT, mode=st.sampled_from(["restage", "resume", "first"]), size=SIZE, fault=FAULTS)
+    @rule(at=NEXT, mode=st.sampled_from(["restage", "resume", "first"]), size=SIZE, fault=FAULTS, commits=st.booleans())
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
-    def begin_attempt(self, at: int, mode: str, size: int, fault: Fault | None) -> None:
-        """Begin an attempt, and leave it at that."""
+    def begin_attempt(self, at: int, mode: str, size: int, fault: Fault | None, commits: bool) -> None:
+        """Begin an attempt, and leave it at that; meanwhile, another process may try to commit."""
         self.try_to(Aim("start", at, (("mode", mode), ("size", size))), fault)
+        if commits:
+            self.try_to(Aim("commit", at))
 
     @rule(at=PICK)
     @precondition(lambda self: self.known)
@@ -186,15 +190,15 @@ class StoreMachine(RuleBasedStateMachine):
             self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
         self.try_to(Aim("redo", 0))
 
-    @rule(at=NEXT, is_poison=st.booleans(), skips=st.booleans())
+    @rule(at=NEXT, is_poison=st.booleans(), then=st.sampled_from(["commit", "skip", None]))
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
-    def break_down(self, at: int, is_poison: bool, skips: bool) -> None:
-        """Begin an attempt that fails; then an operator may skip the batch, whose turn it may not be."""
+    def break_down(self, at: int, is_poison: bool, then: str | None) -> None:
+        """Begin an attempt that fails; then one may try to commit, or an operator to skip, out of turn or not."""
         began = self.try_to(Aim("start", at, (("mode", "restage"),)))
         if began is not None and began.answer.startswith("attempt"):
             self.try_to(Aim("fail", 0, (("is_poison", is_poison),)))
-            if skips:
-                self.try_to(Aim("skip", at))
+            if then:
+                self.try_to(Aim(then, at))
 
     @rule(at=st.sampled_from([1, 1, 2]), size=SIZE)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
