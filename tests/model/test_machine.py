@@ -1,0 +1,46 @@
+"""A short run of the state machine, the same each time; `make prove` runs it for as long as one likes, with other seeds."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.actors import Actors
+from tests.model.database import running_actors
+from tests.model.machine import StoreMachine
+
+SEED = int(os.environ.get("MODEL_SEED", "1"))
+HISTORIES, STEPS = 80, 20
+
+
+@pytest.fixture(scope="module")
+def actors() -> Iterator[Actors]:
+    """Actors on a real store."""
+    with running_actors() as running:
+        yield running
+
+
+@pytest.mark.promise("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I10", "I12", "I13")
+def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.CaptureFixture[str]) -> None:
+    """After each step: the same answer, and the same ledger and states, whatever fails or runs at once."""
+    StoreMachine.actors = actors
+    StoreMachine.fired.clear()
+    machine = seed(SEED)(type("Machine", (StoreMachine,), {}))
+    try:
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=HISTORIES,
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                phases=(Phase.generate, Phase.shrink),
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        with capsys.disabled():
+            print(f"\nseed {SEED} (MODEL_SEED): {StoreMachine.fired['histories']} histories")  # noqa: T201
+    assert StoreMachine.fired["commit: committed"] > HISTORIES / 4, "it does something"
