@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,19 +104,28 @@ def die_with_make() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """End the processes of dead test runs first, and those of this run at its end."""
+@contextmanager
+def reaping(folder: Path) -> Iterator[None]:
+    """End at the end of the block, or with this process, whatever it has started, and what dead runs have left before."""
     reap_the_dead()
-    run = Run(Identity.of(os.getpid()), tmp_path_factory.getbasetemp())
+    run = Run(Identity.of(os.getpid()), folder)
     # It must not carry the mark, nor get the terminal's signals, nor keep a pipe open that is read to its end.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
     waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
     os.environ[VARIABLE] = run.mark
-    yield
-    del os.environ[VARIABLE]
-    waiting.communicate()
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        waiting.communicate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reaper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """End the processes of dead test runs first, and those of this run at its end."""
+    with reaping(tmp_path_factory.getbasetemp()):
+        yield
 
 
 def main(mark: str) -> None:
