@@ -7,9 +7,10 @@ every phase that a task is in.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import psutil
 
@@ -34,68 +35,67 @@ CELLS: dict[str, tuple[str, ...]] = {
     BEFORE_COMMIT: UNTIL_COMMIT,
     BEFORE_ANSWER: UNTIL_COMMIT,
 }
+MEETS_ONE = ("connection", "task", "Python worker", "Airflow's worker")  # of the tasks that run; other victims meet all
 # A moment comes within seconds if anything runs; if not, as while the stack restarts, another cell is tried.
 PATIENCE_SECONDS = 12.0
 MOST_PASSED_OVER = 6
 LONGER_THAN_A_SILENCE_SECONDS = 65.0
-SHARE_OF_LONG_STOPS = 0.1
-
-Act = Callable[[StackUnderTest, Link, random.Random], Sequence[psutil.Process]]
+SHARE_OF_LONG_STOPS, SHARE_OF_RACES, SHARE_OF_LOST = 0.1, 0.3, 0.5
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is done to a connection in a trap, or to the whole stack at that moment: to the victims, or to the connection."""
+class Fault(NamedTuple):
+    """What is done at a moment, and how likely that is beside others."""
 
     row: str
+    how: Literal["kill", "stop", "cut"]
     victim: str
-    how: str  # kill, stop or cut
     weight: float
-    moments: tuple[Moment, ...] = MOMENTS
+    moments: Sequence[Moment] = MOMENTS
     role: str = TASK
-    meets_all: bool = False  # every task that runs meets it, not only that of the connection
 
     def victims(self, stack: StackUnderTest, link: Link) -> Sequence[psutil.Process]:
-        """Return the processes to kill or stop: none for a cut, or while the victim does not run."""
+        """Return the processes to kill or stop, given the connection in the trap; none while the victim does not run."""
         match self.victim:
             case "connection":
                 return []
             case "task" | "Python worker":
                 return stack.client(link)
             case "Airflow's worker":  # the parent of the task: Airflow loses the task, which goes on
-                of_scheduler = set(stack.component("airflow-scheduler")[:-1])  # an orphan has another parent
-                return [parent for task in stack.client(link) if (parent := task.parent()) in of_scheduler]
+                ours = {worker.pid: worker for worker in stack.component("airflow-scheduler")[:-1]}  # an orphan has another parent
+                return [ours[parent] for task in stack.client(link) if (parent := _parent(task)) in ours]
             case "backend":
                 return stack.backend(link)
             case "supervisor":
-                return stack.component(self.victim, alone=True)
+                return stack.component(self.victim)[-1:]
             case _:
                 return stack.component(self.victim)
 
 
+# The cheaper for the stack, the likelier: a killed supervisor costs a minute, until `up` has started all again.
 FAULTS = (
-    Fault(DIES, "task", "kill", 6),
-    Fault(STOPPED, "task", "stop", 2),
-    Fault(WORKER, "Python worker", "kill", 3, ("statement", "COMMIT"), STAGER),
-    Fault(TWICE, "Python worker", "kill", 3, ("answer",), STAGER),
-    Fault(CUT_OFF, "connection", "cut", 1, MOMENTS, STAGER),
-    Fault(SPARK, "spark", "kill", 0.5, MOMENTS, STAGER, meets_all=True),
-    Fault(SPARK, "spark", "stop", 0.3, MOMENTS, STAGER, meets_all=True),
-    Fault(AIRFLOW, "Airflow's worker", "kill", 0.5),
-    Fault(AIRFLOW, "airflow-scheduler", "kill", 0.4, meets_all=True),
-    Fault(AIRFLOW, "airflow-scheduler", "stop", 0.2, meets_all=True),
-    Fault(AIRFLOW, "airflow-triggerer", "kill", 0.4, meets_all=True),
-    Fault(AIRFLOW, "airflow-triggerer", "stop", 0.2, meets_all=True),
-    Fault(AIRFLOW, "airflow-dag-processor", "kill", 0.3, meets_all=True),
-    Fault(AIRFLOW, "airflow-dag-processor", "stop", 0.1, meets_all=True),
-    Fault(AIRFLOW, "airflow-api-server", "kill", 0.3, meets_all=True),
-    Fault(AIRFLOW, "airflow-api-server", "stop", 0.2, meets_all=True),
-    Fault(AIRFLOW, "supervisor", "kill", 0.1),  # `up` then starts all again
-    Fault(POSTGRES, "backend", "kill", 1.5, meets_all=True),  # the server then ends all others, and recovers
-    Fault(POSTGRES, "postgres", "kill", 0.7, meets_all=True),
-    Fault(BEFORE_COMMIT, "connection", "cut", 1, ("COMMIT",)),
-    Fault(BEFORE_ANSWER, "connection", "cut", 1, ("answer",)),
+    Fault(DIES, "kill", "task", 6),
+    Fault(STOPPED, "stop", "task", 2),
+    Fault(WORKER, "kill", "Python worker", 3, ("statement", "COMMIT"), STAGER),
+    Fault(TWICE, "kill", "Python worker", 3, ("answer",), STAGER),
+    Fault(CUT_OFF, "cut", "connection", 1, MOMENTS, STAGER),
+    Fault(SPARK, "kill", "spark", 0.5, MOMENTS, STAGER),
+    Fault(SPARK, "stop", "spark", 0.3, MOMENTS, STAGER),
+    Fault(AIRFLOW, "kill", "Airflow's worker", 0.5),
+    Fault(AIRFLOW, "kill", "airflow-scheduler", 0.4),
+    Fault(AIRFLOW, "stop", "airflow-scheduler", 0.2),
+    Fault(AIRFLOW, "kill", "airflow-triggerer", 0.3),
+    Fault(AIRFLOW, "stop", "airflow-triggerer", 0.2),
+    Fault(AIRFLOW, "kill", "airflow-dag-processor", 0.2),
+    Fault(AIRFLOW, "stop", "airflow-dag-processor", 0.1),
+    Fault(AIRFLOW, "kill", "airflow-api-server", 0.3),
+    Fault(AIRFLOW, "stop", "airflow-api-server", 0.2),
+    Fault(AIRFLOW, "kill", "supervisor", 0.1),
+    Fault(POSTGRES, "kill", "backend", 1.2),  # the server then ends all others, and recovers
+    Fault(POSTGRES, "kill", "postgres", 0.6),
+    Fault(BEFORE_COMMIT, "cut", "connection", 1, ("COMMIT",)),
+    Fault(BEFORE_ANSWER, "cut", "connection", 1, ("answer",)),
 )
+OF_ORDERED_COMMIT = 3  # times as likely as another phase: it is what everything is about
 
 
 @dataclass
@@ -108,77 +108,87 @@ class Tally:
     by_victim: Counter[tuple[str, str]] = field(default_factory=Counter)
     unanswered: Counter[str] = field(default_factory=Counter)  # kills between a COMMIT and its answer, by phase
 
+    @property
     def seconds(self) -> float:
-        """Return the time since the beginning."""
+        """The time since the beginning."""
         return time.monotonic() - self.began
+
+    @property
+    def kills(self) -> int:
+        """How many faults were a kill -9."""
+        return sum(count for (how, _), count in self.by_victim.items() if how == "kill")
+
+    @property
+    def missing(self) -> list[tuple[str, str]]:
+        """The listed cells that no fault has reached."""
+        return [(row, phase) for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
 
     def note(self, fault: Fault, phases: set[str], trap: Trap) -> None:
         """Count a fault in the listed cells that it has met."""
         self.by_victim[fault.how, fault.victim] += 1
         if fault.how == "kill" and trap.moment == "answer":
             self.unanswered[trap.phase] += 1
-        for cell in [(fault.row, phase) for phase in phases if phase in CELLS[fault.row]]:
+        for cell in [(fault.row, phase) for phase in phases.intersection(CELLS[fault.row])]:
             self.cells[cell] += 1
-            self.reached.setdefault(cell, self.seconds())
-
-    def kills(self) -> int:
-        """Return how many faults were a kill -9."""
-        return sum(count for (how, _), count in self.by_victim.items() if how == "kill")
-
-    def missing(self) -> list[tuple[str, str]]:
-        """Return the listed cells that no fault has reached."""
-        return [(row, phase) for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
+            self.reached.setdefault(cell, self.seconds)
 
 
-class Chance:
-    """Chooses what happens next, from a seed: what has happened least, where that is cheap, is the most likely."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-
-    def fault(self, tally: Tally) -> tuple[Fault, Trap]:
-        """Return a fault and the moment for it."""
-        chance = self.random
-        options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
-        weights = [
-            fault.weight * (3 if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase]) ** 0.5 for fault, phase in options
-        ]
-        ((fault, phase),) = chance.choices(options, weights)
-        moment = chance.choice(fault.moments)
-        is_raced = moment == "answer" and fault.row not in (BEFORE_ANSWER, TWICE) and chance.random() < 0.3
-        return fault, Trap(phase, moment, fault.role, chance.randrange(MOST_PASSED_OVER), is_raced)
-
-    def stop_seconds(self) -> float:
-        """Return how long a stop lasts: mostly around the time that a transaction may be idle, sometimes beyond any silence."""
-        if self.random.random() < SHARE_OF_LONG_STOPS:
-            return LONGER_THAN_A_SILENCE_SECONDS
-        return self.random.uniform(0.5, 2 * IDLE_TIMEOUT_SECONDS)
+def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
+    """Return a fault and the moment for it: cells that were reached less often are likelier."""
+    options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
+    weights = [
+        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase]) ** 0.5
+        for fault, phase in options
+    ]
+    ((fault, phase),) = chance.choices(options, weights)
+    moment = chance.choice(fault.moments)
+    needs_answer = fault.row in (BEFORE_ANSWER, TWICE)
+    is_raced = moment == "answer" and not needs_answer and chance.random() < SHARE_OF_RACES
+    return fault, Trap(phase, moment, fault.role, chance.randrange(MOST_PASSED_OVER), is_raced)
 
 
-def strike(stack: StackUnderTest, chance: Chance, tally: Tally) -> str | None:
+def strike(stack: StackUnderTest, chance: random.Random, tally: Tally) -> str | None:
     """Wait for a moment, and do to the stack what chance wants; return what that was, or None if the moment did not come."""
-    fault, trap = chance.fault(tally)
+    fault, trap = choose(chance, tally)
     link = stack.wire.catch(trap, PATIENCE_SECONDS)
     if link is None:
         return None
     is_lost = fault.how == "cut"
     try:
         victims = fault.victims(stack, link)
-        phases = set() if fault.victim == "supervisor" else {trap.phase}
-        if fault.meets_all and phases:
-            phases |= stack.wire.phases()
         if not victims and fault.how != "cut":
             return None
+        phases = {trap.phase} if fault.victim in MEETS_ONE else {trap.phase, *stack.wire.phases()}
         if fault.how == "stop":
-            stack.stop(victims, chance.stop_seconds())
+            stack.stop(victims, _stop_seconds(chance))
         elif fault.how == "kill":
-            for victim in victims:
-                with suppress(psutil.NoSuchProcess):
-                    victim.kill()
-            # What the process had sent may still arrive, or not; what a dead server has sent does not.
-            is_lost = fault.row == POSTGRES or (fault.row == DIES and trap.moment != "answer" and chance.random.random() < 0.5)
+            if not [victim for victim in victims if _killed(victim)]:
+                return None
+            # What a dead process had sent may still arrive, or not; what a dead server has sent does not.
+            may_be_lost = fault.row == DIES and trap.moment != "answer"
+            is_lost = fault.row == POSTGRES or (may_be_lost and chance.random() < SHARE_OF_LOST)
     finally:
         trap.release(cut=is_lost)
-    tally.note(fault, phases, trap)
+    tally.note(fault, set() if fault.victim == "supervisor" else phases, trap)
     where = "between COMMIT and its answer" if trap.moment == "answer" else f"at a {trap.moment}"
-    return f"{fault.how} {fault.victim} ({', '.join(str(victim.pid) for victim in victims[-1:]) or '-'}) in {trap.phase}, {where}"
+    return f"{fault.how} {fault.victim}{''.join(f' {each.pid}' for each in victims[-1:])} in {trap.phase}, {where}"
+
+
+def _stop_seconds(chance: random.Random) -> float:
+    """Return how long a stop lasts: mostly around the time that a transaction may be idle, sometimes beyond any silence."""
+    is_long = chance.random() < SHARE_OF_LONG_STOPS
+    return LONGER_THAN_A_SILENCE_SECONDS if is_long else chance.uniform(0.5, 2 * IDLE_TIMEOUT_SECONDS)
+
+
+def _parent(process: psutil.Process) -> int | None:
+    with suppress(psutil.NoSuchProcess):
+        return process.ppid()
+    return None
+
+
+def _killed(process: psutil.Process) -> bool:
+    """Kill a process; False if it has ended before."""
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+        return True
+    return False

@@ -29,7 +29,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """Return 1 if something is wrong, or a cell was not reached in the time that is enough for all."""
-        return int(not self.equal or (self.minutes >= MINUTES_FOR_ALL_CELLS and bool(self.tally.missing())))
+        return int(not self.equal or (self.minutes >= MINUTES_FOR_ALL_CELLS and bool(self.tally.missing)))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -40,13 +40,13 @@ class Report:
         yield _row("", *PHASES)
         for row, phases in CELLS.items():
             yield _row(row, *(self._cell(row, phase) if phase in phases else "" for phase in PHASES))
-        yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing()) or 'none'}"
+        yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing) or 'none'}"
         yield "\nWhat no kill, stop or cut can cause is tested elsewhere"
         yield from (f"  {fault}: {', '.join(tests) or promises.NO_TEST}" for fault, tests in elsewhere().items())
         yield "\nBy victim"
         yield from (f"  {how:4} {victim:22} {count:5}" for (how, victim), count in sorted(tally.by_victim.items()))
         by_phase = ", ".join(f"{tally.unanswered[phase]} in {phase}" for phase in PHASES if tally.unanswered[phase])
-        yield f"\nkills                       {tally.kills()}, {tally.kills() / self.minutes:.1f} a minute"
+        yield f"\nkills                       {tally.kills}, {tally.kills / self.minutes:.1f} a minute"
         yield f"between COMMIT and answer   {tally.unanswered.total()} of them{f': {by_phase}' if by_phase else ''}"
         yield f"batches committed           {sum(self.batches.values())}: {dict(self.batches)}"
         yield f"time                        {self.minutes:.1f} minutes of faults"

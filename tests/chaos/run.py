@@ -1,5 +1,6 @@
 """A run of chaos: work and faults at once, invariants checked meanwhile, and the states compared at the end."""
 
+import random
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import psycopg2
 
 from tests.chaos import pipelines
-from tests.chaos.faults import Chance, Tally, strike
+from tests.chaos.faults import Tally, strike
 from tests.chaos.report import Report
 from tests.chaos.stack_under_test import StackUnderTest
 
@@ -67,24 +68,24 @@ class Watch:
 
 def run(home: Path, minutes: float, seed: int) -> Report:
     """Run a stack in an empty folder under faults for some minutes, then let it finish in peace, and compare."""
-    chance, tally = Chance(seed), Tally()
+    chance, tally = random.Random(seed), Tally()
     with StackUnderTest.running(home) as stack:
         watch = Watch(stack)
         with _background(watch.keep_looking):
             with _background(lambda until: stack.feed(until, with_new_files=True)):
                 tally.began = time.monotonic()
-                while tally.seconds() < 60 * minutes:
+                while tally.seconds < 60 * minutes:
                     if done := strike(stack, chance, tally):
-                        _say(f"{tally.seconds() / 60:5.1f} {done}; {sum(watch.cursors.values())} batches")
+                        _say(f"{tally.seconds / 60:5.1f} {done}; {sum(watch.cursors.values())} batches")
                     if not stack.is_supervised():
                         stack.up()
-                    time.sleep(chance.random.uniform(*SECONDS_BETWEEN_STRIKES))
-            _say(f"{tally.seconds() / 60:5.1f} no more faults; {stack.failed_triggers} triggers had to be repeated")
+                    time.sleep(chance.uniform(*SECONDS_BETWEEN_STRIKES))
+            _say(f"{tally.seconds / 60:5.1f} no more faults; {stack.failed_triggers} triggers had to be repeated")
             stack.wake()
             stack.up()
             with _background(lambda until: stack.feed(until, with_new_files=False)):
                 stack.await_all_counted(SECONDS_TO_RECOVER)
-        _say(f"{tally.seconds() / 60:5.1f} all has counted, or the time is over: {stack.uncounted()} files are left")
+        _say(f"{tally.seconds / 60:5.1f} all has counted, or the time is over: {stack.uncounted()} files are left")
         watch.look()
         wanted = pipelines.wanted(home)
         with closing(stack.connect()) as connection:

@@ -16,7 +16,7 @@ from tests.chaos.wire import Link, Wire
 from tests.conftest import QUICK_TO_COMPILE, do_not_sync, register_pipelines
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
-from tidegate.stack.components.server_process import RunFolder, is_alive
+from tidegate.stack.components.server_process import RunFolder
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
@@ -100,14 +100,14 @@ class StackUnderTest:
 
     # processes
 
-    def component(self, name: str, *, alone: bool = False) -> list[psutil.Process]:
-        """Return the processes of a component, its own last; or, `alone`, only that. Empty if it does not run."""
+    def component(self, name: str) -> list[psutil.Process]:
+        """Return the processes of a component, its own last; none if it does not run."""
         identity = RunFolder(self.home / ".tidegate").read(name)
         leader = identity.process() if identity else None
         if leader is None:
             return []
         with suppress(psutil.NoSuchProcess):
-            return [leader] if alone else [*leader.children(recursive=True), leader]
+            return [*leader.children(recursive=True), leader]
         return []
 
     def client(self, link: Link) -> list[psutil.Process]:
@@ -137,7 +137,7 @@ class StackUnderTest:
 
     def is_supervised(self) -> bool:
         """Return whether the supervisor lives."""
-        return any(map(is_alive, self.component("supervisor", alone=True)))
+        return bool(self.component("supervisor"))
 
     # work
 
