@@ -65,14 +65,11 @@ FOUND = {
     "several_newest": "SELECT k, v, word FROM state.several_newest",
     "opaque_sums": "SELECT k, lines, total, longest FROM state.opaque_sums",
 }
-# By pipeline: how many rows of the source the states that count them have, and the txid of the newest; for each of them.
+# By pipeline: what counts the rows of the source in its states.
 COUNTED = {
-    "many": ["SELECT coalesce(sum(lines), 0)::bigint, coalesce(max(txid), 0) FROM state.many_sums"],
-    "several": [
-        "SELECT coalesce(sum(lines), 0)::bigint, coalesce(max(txid), 0) FROM state.several_words",
-        "SELECT count(*), coalesce(max(txid), 0) FROM state.several_rows",
-    ],
-    "opaque": ["SELECT coalesce(sum(lines), 0)::bigint, coalesce(max(txid), 0) FROM state.opaque_sums"],
+    "many": {"many_sums": "sum(lines)"},
+    "several": {"several_words": "sum(lines)", "several_rows": "count(*)"},
+    "opaque": {"opaque_sums": "sum(lines)"},
 }
 
 

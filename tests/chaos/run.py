@@ -50,10 +50,10 @@ class Watch:
                     if not txid == commits == last:
                         self._violated(f"the cursor of {pipeline} is at {txid}, with {commits} commits up to {last}")
                     self.cursors[pipeline] = txid
-                    for query in pipelines.COUNTED[pipeline]:
-                        cursor.execute(query)
+                    for state, count in pipelines.COUNTED[pipeline].items():
+                        cursor.execute(f"SELECT coalesce({count}, 0)::bigint, coalesce(max(txid), 0) FROM state.{state}")
                         if (counted := cursor.fetchone()) != (rows, txid):
-                            self._violated(f"{rows} rows have counted up to {pipeline} {txid}, but {query} gives {counted}")
+                            self._violated(f"{state} has {counted}, but {pipeline} has counted {rows} rows up to txid {txid}")
 
     def keep_looking(self, until: threading.Event) -> None:
         """Look again and again."""
@@ -73,6 +73,8 @@ def run(home: Path, minutes: float, seed: int) -> Report:
         watch = Watch(stack)
         with _background(watch.keep_looking):
             with _background(lambda until: stack.feed(until, with_new_files=True)):
+                while not any(watch.cursors.values()) and tally.seconds < SECONDS_TO_RECOVER:
+                    time.sleep(SECONDS_BETWEEN_CHECKS)  # until the first batch has committed
                 tally.began = time.monotonic()
                 while tally.seconds < 60 * minutes:
                     if done := strike(stack, chance, tally):
