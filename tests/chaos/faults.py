@@ -61,7 +61,7 @@ class Fault(NamedTuple):
             case "task" | "Python worker":
                 return stack.client(link)
             case "Airflow's worker":  # the parent of the task: Airflow loses the task, which goes on
-                ours = {worker.pid: worker for worker in stack.component("airflow-scheduler")[:-1]}  # an orphan has another parent
+                ours = {each.pid: each for each in stack.component("airflow-scheduler")[:-1]}  # an orphan has another
                 return [ours[parent] for task in stack.client(link) if (parent := _parent(task)) in ours]
             case "backend":
                 return stack.backend(link)

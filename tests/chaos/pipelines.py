@@ -25,38 +25,19 @@ def _files(name: str, **arguments: Any) -> Files:
 
 # A run of many small batches, which no Python worker stages; several states, with texts, which Spark's tasks stage; and a
 # source and a state that are opaque.
-PIPELINES = {
-    pipeline.name: pipeline
-    for pipeline in (
-        Pipeline(
-            name="many",
-            source=_files("many"),
-            states={
-                "many_sums": State(
-                    {"k": "text"}, {"lines": Count(), "total": Sum("v"), "least": Min("v", "integer"), "most": Max("v", "integer")}
-                )
-            },
-        ),
-        Pipeline(
-            name="several",
-            source=_files("several", max_files=2),
-            states={
-                "several_words": State({"k": "text"}, {"lines": Count(), "longest": Max("word", "text")}),
-                "several_rows": Rows({"k": "text", "v": "integer", "word": "text"}),
-                "several_newest": Newest({"k": "text"}, {"word": "text"}, {"v": "integer"}),
-            },
-        ),
-        Pipeline(
-            name="opaque",
-            source=_files("opaque", kind="opaque"),
-            states={
-                "opaque_sums": State(
-                    {"k": "text"}, {"lines": Count(), "total": Sum("v"), "longest": Max("word", "text")}, kind="opaque"
-                )
-            },
-        ),
-    )
+MANY = {"lines": Count(), "total": Sum("v"), "least": Min("v", "integer"), "most": Max("v", "integer")}
+OPAQUE = {"lines": Count(), "total": Sum("v"), "longest": Max("word", "text")}
+SEVERAL = {
+    "several_words": State({"k": "text"}, {"lines": Count(), "longest": Max("word", "text")}),
+    "several_rows": Rows({"k": "text", "v": "integer", "word": "text"}),
+    "several_newest": Newest({"k": "text"}, {"word": "text"}, {"v": "integer"}),
 }
+DECLARED = (
+    Pipeline("many", _files("many"), {"many_sums": State({"k": "text"}, MANY)}),
+    Pipeline("several", _files("several", max_files=2), SEVERAL),
+    Pipeline("opaque", _files("opaque", kind="opaque"), {"opaque_sums": State({"k": "text"}, OPAQUE, kind="opaque")}),
+)
+PIPELINES = {pipeline.name: pipeline for pipeline in DECLARED}
 FILES_PER_RUN = {"many": 40, "several": 10, "opaque": 6}
 FOUND = {
     "many_sums": "SELECT k, lines, total, least, most FROM state.many_sums",
@@ -73,21 +54,20 @@ COUNTED = {
 }
 
 
+def file_count(home: Path, name: str) -> int:
+    """Return how many files of a pipeline have arrived."""
+    return sum(1 for _ in (home / "data" / name).glob(GLOB))
+
+
 def add_files(home: Path, name: str, count: int) -> None:
     """Let the next files of a pipeline arrive, each whole: what is in a file depends on its number alone."""
-    folder = home / "data" / name
-    first = sum(1 for _ in folder.glob(GLOB))
+    first = file_count(home, name)
     for number in range(first, first + count):
         chance = random.Random(f"{name} {number}")
-        rows = [(chance.choice("abcdefghij"), chance.randrange(-99, 100), chance.choice("xyz") * 3) for _ in range(chance.randrange(1, 20))]
-        unfinished = folder / f"{number:06d}.unfinished"
+        rows = [(chance.choice("abcdefghij"), chance.randrange(-99, 100), chance.choice("xyz")) for _ in range(1 + number % 20)]
+        unfinished = home / "data" / name / f"{number:06d}.unfinished"
         unfinished.write_text("k,v,word\n" + "".join(f"{k},{v},{word}\n" for k, v, word in rows))
         unfinished.rename(unfinished.with_suffix(".csv"))
-
-
-def file_count(home: Path, name: str) -> int:
-    """Return how many files have arrived."""
-    return sum(1 for _ in (home / "data" / name).glob(GLOB))
 
 
 def wanted(home: Path) -> dict[str, list[tuple[Any, ...]]]:

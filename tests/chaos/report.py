@@ -68,7 +68,7 @@ def elsewhere() -> dict[str, list[str]]:
     promises.hold(found, list(promises.marks(promises.ROOT)))
     for row in CELLS:
         found[f"fault:{row}:processing"]  # noqa: B018 - raises
-    faults = {each.removeprefix("fault:"): promise.tests for each, promise in found.items() if promises.kind_of(each) == "fault"}
+    faults = {each.removeprefix("fault:"): held.tests for each, held in found.items() if promises.kind_of(each) == "fault"}
     return {cell: tests for cell, tests in faults.items() if cell.rpartition(":")[0] not in CELLS}
 
 

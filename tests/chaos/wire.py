@@ -16,7 +16,7 @@ PHASES = ("planning", "processing", "sealing", "commit", "after")
 Moment = Literal["statement", "COMMIT", "answer"]
 MOMENTS: tuple[Moment, ...] = ("statement", "COMMIT", "answer")
 TASK, STAGER = "tidegate", "tidegate_stager"  # the roles of Airflow's tasks, and of Spark's
-# By its first statement like this, a transaction is known to be of a phase. What follows a commit on its connection is after it.
+# A statement like this tells the phase. What follows a commit on its connection is after it.
 MARKS = {
     "planning": re.compile(rb"tidegate\.plan\b|INSERT INTO tidegate\.(batch|run_batch) "),
     "processing": re.compile(rb'INSERT INTO tidegate\.attempt |UPDATE tidegate\.attempt SET seen_at|COPY "staging"'),
