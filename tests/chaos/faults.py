@@ -182,7 +182,7 @@ def _stop_seconds(chance: random.Random) -> float:
 
 def _parent(process: psutil.Process) -> int | None:
     with suppress(psutil.NoSuchProcess):
-        return process.ppid()
+        return int(process.ppid())
     return None
 
 

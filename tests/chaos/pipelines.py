@@ -13,6 +13,8 @@ from typing import Any
 import psycopg2
 
 from tidegate.jobs import Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs.aggregates import Aggregate
+from tidegate.jobs.states import AnyState
 
 Row = tuple[str, int, str]
 SCHEMA = {"k": "string", "v": "int", "word": "string"}
@@ -25,9 +27,9 @@ def _files(name: str, **arguments: Any) -> Files:
 
 # A run of many small batches, which no Python worker stages; several states, with texts, which Spark's tasks stage; and a
 # source and a state that are opaque.
-MANY = {"lines": Count(), "total": Sum("v"), "least": Min("v", "integer"), "most": Max("v", "integer")}
-OPAQUE = {"lines": Count(), "total": Sum("v"), "longest": Max("word", "text")}
-SEVERAL = {
+MANY: dict[str, Aggregate] = {"lines": Count(), "total": Sum("v"), "least": Min("v", "integer"), "most": Max("v", "integer")}
+OPAQUE: dict[str, Aggregate] = {"lines": Count(), "total": Sum("v"), "longest": Max("word", "text")}
+SEVERAL: dict[str, AnyState] = {
     "several_words": State({"k": "text"}, {"lines": Count(), "longest": Max("word", "text")}),
     "several_rows": Rows({"k": "text", "v": "integer", "word": "text"}),
     "several_newest": Newest({"k": "text"}, {"word": "text"}, {"v": "integer"}),
@@ -73,7 +75,7 @@ def add_files(home: Path, name: str, count: int) -> None:
 def wanted(home: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Compute all states from the files, each in the order of its rows."""
     many, several, opaque = (_rows(home / "data" / name) for name in ("many", "several", "opaque"))
-    computed = {
+    computed: dict[str, list[Any]] = {
         "many_sums": [(k, len(vs), sum(vs), min(vs), max(vs)) for k, vs in _by_key(many, 1).items()],
         "several_words": [(k, len(words), max(words)) for k, words in _by_key(several, 2).items()],
         "several_rows": list(several),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tests import promises
 from tests.chaos.faults import CELLS, Tally
@@ -59,6 +60,7 @@ class Report:
         return f"{count} ({self.tally.reached[row, phase] / 60:.1f} min)" if count else "0"
 
 
+@cache
 def elsewhere() -> dict[str, list[str]]:
     """Return the tests of the fault table's cells in the rows that chaos does not cause.
 
@@ -67,7 +69,7 @@ def elsewhere() -> dict[str, list[str]]:
     found = promises.promises(promises.ROOT)
     promises.hold(found, list(promises.marks(promises.ROOT)))
     for row in CELLS:
-        found[f"fault:{row}:processing"]  # noqa: B018 - raises
+        found[f"fault:{row}:processing"]
     faults = {each.removeprefix("fault:"): held.tests for each, held in found.items() if promises.kind_of(each) == "fault"}
     return {cell: tests for cell, tests in faults.items() if cell.rpartition(":")[0] not in CELLS}
 

@@ -19,7 +19,7 @@ from tidegate.airflow_client import AirflowClient
 from tidegate.stack.components.server_process import RunFolder
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.errors import RetryableError, TidegateError
 
 # Tasks are tried again soon: the longer pauses of the default would leave nothing to kill. So is what a stopped process holds.
 DAG = """\
@@ -82,21 +82,22 @@ class StackUnderTest:
                 del os.environ[name]
 
     def up(self) -> None:
-        """Restore what is missing, as a person would by `tidegate up`.
+        """Restore what is missing, as a person would by `tidegate up`, and again if something is away meanwhile.
 
         Raises: the last of UP_TRIES errors.
         """
-        for tries_left in reversed(range(UP_TRIES)):
-            try:
+        for _ in range(UP_TRIES - 1):
+            with suppress(RetryableError):
                 embedded.up(self.settings)
                 return
-            except TidegateError:
-                if not tries_left:
-                    raise
+        embedded.up(self.settings)
 
     def connect(self, database: str = "tidegate") -> psycopg2.extensions.connection:
         """Connect as the administrator, past the wire."""
-        return psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": database})
+        found: psycopg2.extensions.connection = psycopg2.connect(
+            **self.settings.conninfo(user="postgres") | {"dbname": database}
+        )
+        return found
 
     # processes
 
@@ -146,10 +147,10 @@ class StackUnderTest:
         while not until.is_set():
             with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
                 for name, left in self.uncounted().items():
-                    if with_new_files and left < pipelines.FILES_PER_RUN[name]:
+                    due = with_new_files and left < pipelines.FILES_PER_RUN[name]
+                    if due:
                         pipelines.add_files(self.home, name, pipelines.FILES_PER_RUN[name])
-                        left += pipelines.FILES_PER_RUN[name]
-                    if left and not self._has_run(name):
+                    if (left or due) and not self._has_run(name):
                         self._trigger(name)
             until.wait(SECONDS_BETWEEN_LOOKS)
 
