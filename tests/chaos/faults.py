@@ -36,9 +36,9 @@ CELLS: dict[str, tuple[str, ...]] = {
     BEFORE_ANSWER: UNTIL_COMMIT,
 }
 MEETS_ONE = ("connection", "task", "Python worker", "Airflow's worker")  # of the tasks that run; other victims meet all
-# A moment comes within seconds if anything runs; if not, as while the stack restarts, another cell is tried.
-PATIENCE_SECONDS = 12.0
-MOST_PASSED_OVER = 6
+OPTIONS = 8  # wait at once: some moments come once a minute
+PATIENCE_SECONDS = 10.0
+MOST_PASSED_OVER = 3
 LONGER_THAN_A_SILENCE_SECONDS = 65.0
 SHARE_OF_LONG_STOPS, SHARE_OF_RACES, SHARE_OF_LOST = 0.1, 0.3, 0.5
 
@@ -134,10 +134,10 @@ class Tally:
 
 
 def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
-    """Return a fault and the moment for it: cells that were reached less often are likelier."""
+    """Return a fault and a moment for it: cells that were reached less often are likelier."""
     options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
     weights = [
-        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase]) ** 0.5
+        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase])
         for fault, phase in options
     ]
     ((fault, phase),) = chance.choices(options, weights)
@@ -148,14 +148,15 @@ def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
 
 
 def strike(stack: StackUnderTest, chance: random.Random, tally: Tally) -> str | None:
-    """Wait for a moment, and do to the stack what chance wants; return what that was, or None if the moment did not come."""
-    fault, trap = choose(chance, tally)
-    link = stack.wire.catch(trap, PATIENCE_SECONDS)
-    if link is None:
+    """Do the one of some faults whose moment comes first; return what it was, or None if none came or the victim was gone."""
+    options = [choose(chance, tally) for _ in range(OPTIONS)]
+    caught = stack.wire.catch([trap for _, trap in options], PATIENCE_SECONDS)
+    if caught is None or caught.link is None:
         return None
+    fault, trap = next(option for option in options if option[1] is caught)
     is_lost = fault.how == "cut"
     try:
-        victims = fault.victims(stack, link)
+        victims = fault.victims(stack, caught.link)
         if not victims and fault.how != "cut":
             return None
         phases = {trap.phase} if fault.victim in MEETS_ONE else {trap.phase, *stack.wire.phases()}

@@ -43,7 +43,7 @@ class Report:
             yield _row(row, *(self._cell(row, phase) if phase in phases else "" for phase in PHASES))
         yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing) or 'none'}"
         yield "\nWhat no kill, stop or cut can cause is tested elsewhere"
-        yield from (f"  {fault}: {', '.join(tests) or promises.NO_TEST}" for fault, tests in elsewhere().items())
+        yield from (f"  {fault}: {_first(tests)}" for fault, tests in elsewhere().items())
         yield "\nBy victim"
         yield from (f"  {how:4} {victim:22} {count:5}" for (how, victim), count in sorted(tally.by_victim.items()))
         by_phase = ", ".join(f"{tally.unanswered[phase]} in {phase}" for phase in PHASES if tally.unanswered[phase])
@@ -76,3 +76,8 @@ def elsewhere() -> dict[str, list[str]]:
 
 def _row(name: str, *cells: str) -> str:
     return f"{name:48}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def _first(tests: Sequence[str]) -> str:
+    more = f", and {len(tests) - 1} more" if len(tests) > 1 else ""
+    return f"{tests[0]}{more}" if tests else promises.NO_TEST

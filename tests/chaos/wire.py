@@ -7,7 +7,7 @@ before the server has it, or between the COMMIT and its answer, until the driver
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
@@ -53,9 +53,8 @@ class Trap:
         self.passed_over -= 1
         return self.passed_over < 0
 
-    def hold(self, link: "Link") -> None:
+    def hold(self) -> None:
         """Hand the connection to the driver, and wait until it is released."""
-        self.link = link
         self.caught.set()
         self.released.wait(LONGEST_HOLD_SECONDS)
 
@@ -73,7 +72,8 @@ class Wire:
         self._server = server
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self._lock = threading.Lock()
-        self._trap: Trap | None = None
+        self._traps: Sequence[Trap] = ()
+        self._sprung = threading.Event()
         self.port: int = self._listener.getsockname()[1]
         self.links: set[Link] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -89,25 +89,26 @@ class Wire:
                 except OSError:  # the client sees what it would see without the wire: nobody answers
                     client.close()
 
-    def catch(self, trap: Trap, seconds: float) -> "Link | None":
-        """Wait for a connection in a trap; it waits too, until the trap is released. None if none came in time."""
+    def catch(self, traps: Sequence[Trap], seconds: float) -> Trap | None:
+        """Wait for a connection in any of these traps; it waits too, until the trap is released. None if none came in time."""
+        self._sprung.clear()
         with self._lock:
-            self._trap = trap
-        trap.caught.wait(seconds)
+            self._traps = traps
+        self._sprung.wait(seconds)
         with self._lock:
-            self._trap = None
-        if trap.link is None:
-            return None
-        trap.caught.wait(LONGEST_HOLD_SECONDS)  # it is in the trap, and may still wait for the answer
-        return trap.link
+            self._traps = ()
+        trap = next((trap for trap in traps if trap.link), None)
+        if trap:
+            trap.caught.wait(LONGEST_HOLD_SECONDS)  # its COMMIT may still wait for the answer
+        return trap
 
     def trap_at(self, link: "Link", statement: bytes) -> Trap | None:
-        """Return the trap that takes this connection now, and no other from then on."""
+        """Return the trap that takes this connection now; no other takes one from then on."""
         with self._lock:
-            trap = self._trap
-            if trap is None or not trap.takes(link, statement):
-                return None
-            self._trap, trap.link = None, link
+            trap = next((trap for trap in self._traps if trap.takes(link, statement)), None)
+            if trap:
+                self._traps, trap.link = (), link
+                self._sprung.set()
             return trap
 
     def phases(self) -> set[str]:
@@ -181,10 +182,10 @@ class Link:
             self._server.sendall(message)
             if not trap.is_raced:
                 self._answered.wait(LONGEST_HOLD_SECONDS)
-            trap.hold(self)
+            trap.hold()
             self._passes.set()
         else:
-            trap.hold(self)
+            trap.hold()
             self._server.sendall(message)
 
     def _downwards(self) -> None:
