@@ -73,25 +73,25 @@ class Fault(NamedTuple):
 
 # The cheaper for the stack, the likelier: a killed supervisor costs a minute, until `up` has started all again.
 FAULTS = (
-    Fault(DIES, "kill", "task", 6),
+    Fault(DIES, "kill", "task", 8),
     Fault(STOPPED, "stop", "task", 2),
-    Fault(WORKER, "kill", "Python worker", 3, ("statement", "COMMIT"), STAGER),
-    Fault(TWICE, "kill", "Python worker", 3, ("answer",), STAGER),
+    Fault(WORKER, "kill", "Python worker", 4, ("statement", "COMMIT"), STAGER),
+    Fault(TWICE, "kill", "Python worker", 4, ("answer",), STAGER),
     Fault(CUT_OFF, "cut", "connection", 1, MOMENTS, STAGER),
-    Fault(SPARK, "kill", "spark", 0.5, MOMENTS, STAGER),
-    Fault(SPARK, "stop", "spark", 0.3, MOMENTS, STAGER),
+    Fault(SPARK, "kill", "spark", 0.4, MOMENTS, STAGER),
+    Fault(SPARK, "stop", "spark", 0.2, MOMENTS, STAGER),
     Fault(AIRFLOW, "kill", "Airflow's worker", 0.5),
-    Fault(AIRFLOW, "kill", "airflow-scheduler", 0.4),
-    Fault(AIRFLOW, "stop", "airflow-scheduler", 0.2),
-    Fault(AIRFLOW, "kill", "airflow-triggerer", 0.3),
-    Fault(AIRFLOW, "stop", "airflow-triggerer", 0.2),
-    Fault(AIRFLOW, "kill", "airflow-dag-processor", 0.2),
+    Fault(AIRFLOW, "kill", "airflow-scheduler", 0.2),
+    Fault(AIRFLOW, "stop", "airflow-scheduler", 0.1),
+    Fault(AIRFLOW, "kill", "airflow-triggerer", 0.2),
+    Fault(AIRFLOW, "stop", "airflow-triggerer", 0.1),
+    Fault(AIRFLOW, "kill", "airflow-dag-processor", 0.1),
     Fault(AIRFLOW, "stop", "airflow-dag-processor", 0.1),
-    Fault(AIRFLOW, "kill", "airflow-api-server", 0.3),
-    Fault(AIRFLOW, "stop", "airflow-api-server", 0.2),
-    Fault(AIRFLOW, "kill", "supervisor", 0.1),
-    Fault(POSTGRES, "kill", "backend", 1.2),  # the server then ends all others, and recovers
-    Fault(POSTGRES, "kill", "postgres", 0.6),
+    Fault(AIRFLOW, "kill", "airflow-api-server", 0.15),
+    Fault(AIRFLOW, "stop", "airflow-api-server", 0.1),
+    Fault(AIRFLOW, "kill", "supervisor", 0.05),
+    Fault(POSTGRES, "kill", "backend", 0.8),  # the server then ends all others, and recovers
+    Fault(POSTGRES, "kill", "postgres", 0.4),
     Fault(BEFORE_COMMIT, "cut", "connection", 1, ("COMMIT",)),
     Fault(BEFORE_ANSWER, "cut", "connection", 1, ("answer",)),
 )
@@ -137,7 +137,7 @@ def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
     """Return a fault and a moment for it: cells that were reached less often are likelier."""
     options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
     weights = [
-        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase])
+        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase]) ** 0.5
         for fault, phase in options
     ]
     ((fault, phase),) = chance.choices(options, weights)
