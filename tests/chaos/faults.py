@@ -36,9 +36,9 @@ CELLS: dict[str, tuple[str, ...]] = {
     BEFORE_ANSWER: UNTIL_COMMIT,
 }
 MEETS_ONE = ("connection", "task", "Python worker", "Airflow's worker")  # of the tasks that run; other victims meet all
-OPTIONS = 8  # wait at once: some moments come once a minute
+OPTIONS = 16  # wait at once: some moments come once a minute
 PATIENCE_SECONDS = 10.0
-MOST_PASSED_OVER = 3
+MOST_PASSED_OVER = 5
 LONGER_THAN_A_SILENCE_SECONDS = 65.0
 SHARE_OF_LONG_STOPS, SHARE_OF_RACES, SHARE_OF_LOST = 0.1, 0.3, 0.5
 
@@ -95,7 +95,8 @@ FAULTS = (
     Fault(BEFORE_COMMIT, "cut", "connection", 1, ("COMMIT",)),
     Fault(BEFORE_ANSWER, "cut", "connection", 1, ("answer",)),
 )
-OF_ORDERED_COMMIT = 3  # times as likely as another phase: it is what everything is about
+# The ordered commit is what everything is about; the others make up for how rarely a task is in them.
+WEIGHTS = {"planning": 5, "processing": 1, "sealing": 2, "commit": 3, "after": 2}
 
 
 @dataclass
@@ -136,15 +137,13 @@ class Tally:
 def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
     """Return a fault and a moment for it: cells that were reached less often are likelier."""
     options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
-    weights = [
-        fault.weight * (OF_ORDERED_COMMIT if phase == "commit" else 1) / (1 + tally.cells[fault.row, phase]) ** 0.5
-        for fault, phase in options
-    ]
+    weights = [fault.weight * WEIGHTS[phase] / (1 + tally.cells[fault.row, phase]) ** 0.5 for fault, phase in options]
     ((fault, phase),) = chance.choices(options, weights)
     moment = chance.choice(fault.moments)
     needs_answer = fault.row in (BEFORE_ANSWER, TWICE)
     is_raced = moment == "answer" and not needs_answer and chance.random() < SHARE_OF_RACES
-    return fault, Trap(phase, moment, fault.role, chance.randrange(MOST_PASSED_OVER), is_raced)
+    passed_over = chance.randrange(MOST_PASSED_OVER) if moment == "statement" else 0
+    return fault, Trap(phase, moment, fault.role, passed_over, is_raced)
 
 
 def strike(stack: StackUnderTest, chance: random.Random, tally: Tally) -> str | None:

@@ -40,7 +40,7 @@ DECLARED = (
     Pipeline("opaque", _files("opaque", kind="opaque"), {"opaque_sums": State({"k": "text"}, OPAQUE, kind="opaque")}),
 )
 PIPELINES = {pipeline.name: pipeline for pipeline in DECLARED}
-FILES_PER_RUN = {"many": 40, "several": 10, "opaque": 6}
+FILES_PER_RUN = {"many": 40, "several": 6, "opaque": 4}
 FOUND = {
     "many_sums": "SELECT k, lines, total, least, most FROM state.many_sums",
     "several_words": "SELECT k, lines, longest FROM state.several_words",
