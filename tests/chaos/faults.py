@@ -77,7 +77,7 @@ FAULTS = (
     Fault(STOPPED, "stop", "task", 2),
     Fault(WORKER, "kill", "Python worker", 4, ("statement", "COMMIT"), STAGER),
     Fault(TWICE, "kill", "Python worker", 4, ("answer",), STAGER),
-    Fault(CUT_OFF, "cut", "connection", 1, MOMENTS, STAGER),
+    Fault(CUT_OFF, "cut", "connection", 2, MOMENTS, STAGER),
     Fault(SPARK, "kill", "spark", 0.4, MOMENTS, STAGER),
     Fault(SPARK, "stop", "spark", 0.2, MOMENTS, STAGER),
     Fault(AIRFLOW, "kill", "Airflow's worker", 0.5),
@@ -92,11 +92,12 @@ FAULTS = (
     Fault(AIRFLOW, "kill", "supervisor", 0.05),
     Fault(POSTGRES, "kill", "backend", 0.8),  # the server then ends all others, and recovers
     Fault(POSTGRES, "kill", "postgres", 0.4),
-    Fault(BEFORE_COMMIT, "cut", "connection", 1, ("COMMIT",)),
-    Fault(BEFORE_ANSWER, "cut", "connection", 1, ("answer",)),
+    Fault(BEFORE_COMMIT, "cut", "connection", 2, ("COMMIT",)),
+    Fault(BEFORE_ANSWER, "cut", "connection", 2, ("answer",)),
 )
 # The ordered commit is what everything is about; the others make up for how rarely a task is in them.
-WEIGHTS = {"planning": 5, "processing": 1, "sealing": 2, "commit": 3, "after": 2}
+WEIGHTS = {"planning": 5, "processing": 1, "sealing": 2, "commit": 4, "after": 3}
+OF_MOMENTS = {"statement": 1, "COMMIT": 2, "answer": 4}
 
 
 @dataclass
@@ -139,7 +140,7 @@ def choose(chance: random.Random, tally: Tally) -> tuple[Fault, Trap]:
     options = [(fault, phase) for fault in FAULTS for phase in CELLS[fault.row]]
     weights = [fault.weight * WEIGHTS[phase] / (1 + tally.cells[fault.row, phase]) ** 0.5 for fault, phase in options]
     ((fault, phase),) = chance.choices(options, weights)
-    moment = chance.choice(fault.moments)
+    (moment,) = chance.choices(fault.moments, [OF_MOMENTS[moment] for moment in fault.moments])
     needs_answer = fault.row in (BEFORE_ANSWER, TWICE)
     is_raced = moment == "answer" and not needs_answer and chance.random() < SHARE_OF_RACES
     passed_over = chance.randrange(MOST_PASSED_OVER) if moment == "statement" else 0

@@ -16,7 +16,7 @@ from tests.chaos.faults import Tally, strike
 from tests.chaos.report import Report
 from tests.chaos.stack_under_test import StackUnderTest
 
-SECONDS_BETWEEN_STRIKES = (0.3, 3.0)
+SECONDS_BETWEEN_STRIKES = (0.5, 4.0)
 SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_RECOVER = 900.0
 LEDGER = """
