@@ -128,7 +128,7 @@ class Tally:
     def note(self, fault: Fault, phases: set[str], trap: Trap) -> None:
         """Count a fault in the listed cells that it has met."""
         self.by_victim[fault.how, fault.victim] += 1
-        if fault.how == "kill" and trap.moment == "answer":
+        if fault.how == "kill" and trap.moment == "answer" and trap.phase != "after":  # where a COMMIT decides nothing
             self.unanswered[trap.phase] += 1
         for cell in [(fault.row, phase) for phase in phases.intersection(CELLS[fault.row])]:
             self.cells[cell] += 1
