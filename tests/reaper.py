@@ -119,11 +119,14 @@ def reaped(folder: Path) -> Iterator[None]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     command = [sys.executable, "-m", "tests.reaper", run.mark]
     waiting = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, **quiet)
+    before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = run.mark
     try:
         yield
     finally:
         del os.environ[VARIABLE]
+        if before is not None:  # a run within a run
+            os.environ[VARIABLE] = before
         waiting.communicate()
 
 

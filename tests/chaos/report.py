@@ -1,0 +1,83 @@
+"""The report of a run of chaos: what was done in which cell of the fault table, and whether the states came out equal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from tests import promises
+from tests.chaos.faults import CELLS, Tally
+from tests.chaos.wire import PHASES
+
+MINUTES_FOR_ALL_CELLS = 60.0  # in less time, chance may leave a cell out
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a run: what was done, what was committed, and everything that is wrong."""
+
+    minutes: float
+    seed: int
+    tally: Tally
+    batches: Mapping[str, int]
+    violations: Sequence[str]  # of invariants, while faults happened
+    differences: Mapping[str, str]  # by state, from what plain Python computes
+
+    @property
+    def equal(self) -> bool:
+        """Return whether the states equal those of a clean run, and no invariant was violated on the way."""
+        return not self.differences and not self.violations
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if something is wrong, or a cell was not reached in the time that is enough for all."""
+        return int(not self.equal or (self.minutes >= MINUTES_FOR_ALL_CELLS and bool(self.tally.missing)))
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        tally = self.tally
+        yield f"Faults by cell, each with the time at which it was first reached (seed {self.seed})"
+        yield _row("", *PHASES)
+        for row, phases in CELLS.items():
+            yield _row(row, *(self._cell(row, phase) if phase in phases else "" for phase in PHASES))
+        yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing) or 'none'}"
+        yield "\nWhat no kill, stop or cut can cause is tested elsewhere"
+        yield from (f"  {fault}: {_first(tests)}" for fault, tests in elsewhere().items())
+        yield "\nBy victim"
+        yield from (f"  {how:4} {victim:22} {count:5}" for (how, victim), count in sorted(tally.by_victim.items()))
+        by_phase = ", ".join(f"{tally.unanswered[phase]} in {phase}" for phase in PHASES if tally.unanswered[phase])
+        yield f"\nkills                       {tally.kills}, {tally.kills / self.minutes:.1f} a minute"
+        yield f"between COMMIT and answer   {tally.unanswered.total()} of them{f': {by_phase}' if by_phase else ''}"
+        yield f"batches committed           {sum(self.batches.values())}: {dict(self.batches)}"
+        yield f"time                        {self.minutes:.1f} minutes of faults"
+        yield from (f"violated                    {violation}" for violation in self.violations)
+        yield from (f"differs                     {state}: {how}" for state, how in self.differences.items())
+        yield f"state equal                 {'yes' if self.equal else 'no'}"
+
+    def _cell(self, row: str, phase: str) -> str:
+        count = self.tally.cells[row, phase]
+        return f"{count} ({self.tally.reached[row, phase] / 60:.1f} min)" if count else "0"
+
+
+@cache
+def elsewhere() -> dict[str, list[str]]:
+    """Return the tests of the fault table's cells in the rows that chaos does not cause.
+
+    Raises: KeyError if a row that it causes is not in the table.
+    """
+    found = promises.promises(promises.ROOT)
+    promises.hold(found, list(promises.marks(promises.ROOT)))
+    for row in CELLS:
+        found[f"fault:{row}:processing"]
+    faults = {each.removeprefix("fault:"): held.tests for each, held in found.items() if promises.kind_of(each) == "fault"}
+    return {cell: tests for cell, tests in faults.items() if cell.rpartition(":")[0] not in CELLS}
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"{name:48}" + "".join(f"{cell:>16}" for cell in cells)
+
+
+def _first(tests: Sequence[str]) -> str:
+    more = f", and {len(tests) - 1} more" if len(tests) > 1 else ""
+    return f"{tests[0]}{more}" if tests else promises.NO_TEST

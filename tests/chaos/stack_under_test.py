@@ -1,0 +1,195 @@
+"""A whole embedded stack whose tasks reach Postgres through a wire, its processes as victims, and its steady supply of work."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import psycopg2
+
+from tests.chaos import pipelines
+from tests.chaos.wire import Link, Wire
+from tests.conftest import QUICK_TO_COMPILE, do_not_sync, register_pipelines
+from tidegate import stack as embedded
+from tidegate.airflow_client import AirflowClient
+from tidegate.stack.components.server_process import RunFolder
+from tidegate.stack.layout import Layout
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import RetryableError, TidegateError
+
+# Tasks are tried again soon: the longer pauses of the default would leave nothing to kill. So is what a stopped process holds.
+DAG = """\
+from datetime import timedelta
+
+from tidegate.dags.batch_dag import batch_dag
+
+dag = batch_dag("{name}", concurrency=2, default_args={{"retry_delay": timedelta(seconds=1), "retry_exponential_backoff": 1}})
+"""
+IDLE_TIMEOUT_SECONDS = 5
+SECONDS_BETWEEN_LOOKS = 1.0
+UP_TRIES = 3
+
+
+class StackUnderTest:
+    """One project's stack."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.wire = Wire(lambda: ("127.0.0.1", Layout.load(home).ports["postgres"]))
+        self.failed_triggers = 0
+        self._stopped: set[psutil.Process] = set()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the driver, which goes past the wire; the stack may have moved to other ports."""
+        return Settings.load({"TIDEGATE_HOME": str(self.home)})
+
+    @classmethod
+    @contextmanager
+    def running(cls, home: Path) -> Iterator["StackUnderTest"]:
+        """Run a stack in an empty folder, and end all of its processes at the end."""
+        for name in pipelines.PIPELINES:
+            for folder, content in {
+                "dags": DAG.format(name=name),
+                "pipelines": f'from tests.chaos.pipelines import PIPELINES\n\nPIPELINE = PIPELINES["{name}"]\n',
+            }.items():
+                (home / folder).mkdir(exist_ok=True)
+                (home / folder / f"{name}.py").write_text(content)
+            (home / "data" / name).mkdir(parents=True)
+        (home / "tidegate.toml").write_text("")
+        stack = cls(home)
+        # The supervisor hands these on to all that it starts.
+        variables = {
+            "PGPORT": str(stack.wire.port),
+            "TIDEGATE_IDLE_TIMEOUT_SECONDS": str(IDLE_TIMEOUT_SECONDS),
+            "JDK_JAVA_OPTIONS": QUICK_TO_COMPILE,
+        }
+        os.environ.update(variables)
+        try:
+            stack.up()
+            do_not_sync(stack.settings)
+            register_pipelines(stack.settings, *pipelines.PIPELINES.values())
+            yield stack
+        finally:
+            stack.wake()
+            embedded.down(stack.settings)  # the logs stay
+            stack.wire.close()
+            for name in variables:
+                del os.environ[name]
+
+    def up(self) -> None:
+        """Restore what is missing, as a person would by `tidegate up`, and again if something is away meanwhile.
+
+        Raises: the last of UP_TRIES errors.
+        """
+        for _ in range(UP_TRIES - 1):
+            with suppress(RetryableError):
+                embedded.up(self.settings)
+                return
+        embedded.up(self.settings)
+
+    def connect(self, database: str = "tidegate") -> psycopg2.extensions.connection:
+        """Connect as the administrator, past the wire."""
+        found: psycopg2.extensions.connection = psycopg2.connect(
+            **self.settings.conninfo(user="postgres") | {"dbname": database}
+        )
+        return found
+
+    # processes
+
+    def component(self, name: str) -> list[psutil.Process]:
+        """Return the processes of a component, its own last; none if it does not run."""
+        identity = RunFolder(self.home / ".tidegate").read(name)
+        leader = identity.process() if identity else None
+        if leader is None:
+            return []
+        with suppress(psutil.NoSuchProcess):
+            return [*leader.children(recursive=True), leader]
+        return []
+
+    def client(self, link: Link) -> list[psutil.Process]:
+        """Return the process at the near end of a connection; root alone sees which it is, as tasks are undumpable."""
+        return _owner(link.client_port, self.wire.port)
+
+    def backend(self, link: Link) -> list[psutil.Process]:
+        """Return the process of Postgres at its far end."""
+        return _owner(self.settings.pg_port, link.server_port)
+
+    def stop(self, processes: Sequence[psutil.Process], seconds: float) -> None:
+        """Stop processes, and let them go on after a while."""
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+                self._stopped.add(process)
+        later = threading.Timer(seconds, self.wake, [processes])
+        later.daemon = True
+        later.start()
+
+    def wake(self, processes: Sequence[psutil.Process] | None = None) -> None:
+        """Let these stopped processes go on, or all."""
+        for process in tuple(self._stopped) if processes is None else processes:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+            self._stopped.discard(process)
+
+    def is_supervised(self) -> bool:
+        """Return whether the supervisor lives."""
+        return bool(self.component("supervisor"))
+
+    # work
+
+    def feed(self, until: threading.Event, *, with_new_files: bool) -> None:
+        """Start a run of each pipeline whenever it has none and files are left; an Airflow that is away is asked again."""
+        while not until.is_set():
+            with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
+                for name, left in self.uncounted().items():
+                    due = with_new_files and left < pipelines.FILES_PER_RUN[name]
+                    if due:
+                        pipelines.add_files(self.home, name, pipelines.FILES_PER_RUN[name])
+                    if (left or due) and not self._has_run(name):
+                        self._trigger(name)
+            until.wait(SECONDS_BETWEEN_LOOKS)
+
+    def uncounted(self) -> dict[str, int]:
+        """Return how many files of each pipeline have not counted yet.
+
+        Raises: psycopg2.OperationalError while Postgres is away.
+        """
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline")
+            counted = dict(cursor.fetchall())
+        return {name: pipelines.file_count(self.home, name) - counted.get(name, 0) for name in pipelines.PIPELINES}
+
+    def await_all_counted(self, seconds: float) -> None:
+        """Wait until all files have counted, or the time is over."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
+                if not any(self.uncounted().values()):
+                    return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _has_run(self, name: str) -> bool:
+        with closing(self.connect("airflow")) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM dag_run WHERE dag_id = %s AND state IN ('queued', 'running')", [name])
+            return cursor.fetchone() is not None
+
+    def _trigger(self, name: str) -> None:
+        try:
+            with closing(AirflowClient(self.settings)) as airflow:
+                airflow.trigger(name, {})
+        except TidegateError:  # it is away
+            self.failed_triggers += 1
+
+
+def _owner(local_port: int, remote_port: int) -> list[psutil.Process]:
+    """Return the process whose connection has these two ends; one local port may belong to several connections."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.raddr and (connection.laddr.port, connection.raddr.port) == (local_port, remote_port) and connection.pid:
+            with suppress(psutil.NoSuchProcess):
+                return [psutil.Process(connection.pid)]
+    return []
