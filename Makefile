@@ -62,7 +62,7 @@ page: ## Build the page of the operator from its sources (needs Node; the built 
 	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build
 
 pictures: setup ## Renew the pictures in docs/page, from the stack of the browser tests (needs Chromium)
-	@PICTURES=1 $(BIN)/pytest tests/page/test_browser.py
+	@PICTURES=1 SOAK=1 $(BIN)/pytest tests/page/test_browser.py
 
 # Programs in .venv name the folder that it was made in: a renamed clone installs again.
 made_in := $(shell cat .venv/folder 2>/dev/null)

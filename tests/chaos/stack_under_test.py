@@ -13,7 +13,8 @@ import psycopg2
 
 from tests.chaos import pipelines
 from tests.chaos.wire import Link, Wire
-from tests.conftest import QUICK_TO_COMPILE, do_not_sync, register_pipelines
+from tests.conftest import register_pipelines
+from tests.servers import QUICK_TO_COMPILE, do_not_sync
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.stack.components.server_process import RunFolder
