@@ -98,8 +98,8 @@ def test_parquet_objects_are_read_as_duckdb_reads_them(project: Settings, bucket
     """Partition folders, nested prefixes, and names that paths and URLs would have to quote; nothing beside the prefix."""
     fill_lake(bucket, pa.uint16())
     source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
-    previous, sizes, rows = None, [], []
-    while metadata := source.coordinator(project).initialize_transaction(len(sizes) + 1, previous, None):
+    coordinator, previous, sizes, rows = source.coordinator(project), None, [], []
+    while metadata := coordinator.initialize_transaction(len(sizes) + 1, previous, None):
         emitter: Any = source.emitter(ThisProcess(), project)  # type: ignore[arg-type]
         rows += by_own_tasks(emitter, Attempt("lake", 1, 1, metadata), metadata)
         previous = metadata
