@@ -81,7 +81,7 @@ MUTANTS = (
         "object_of",
         "if end != len(text):",
         "if end > len(text):",
-        (f"{TESTS}::test_a_json_line_with_hidden_defects_is_refused",),
+        (f"{TESTS}::test_a_bad_json_record_is_refused_with_file_and_line",),
     ),
     Mutant(
         "minus-zero-loses-its-sign",
@@ -90,7 +90,7 @@ MUTANTS = (
         "JsonParser._make_texts",
         "elif type(value) is int and value:",
         "elif type(value) is int:",
-        (f"{TESTS}::test_a_json_value_that_is_no_text_is_read_as_written", f"{TESTS}::test_numbers_in_json_keep_their_digits"),
+        (f"{TESTS}::test_values_of_json_are_as_written", f"{TESTS}::test_json_reads_what_pandas_and_duckdb_read"),
     ),
     Mutant(
         "a-long-decimal-becomes-another-number",
@@ -135,6 +135,6 @@ MUTANTS = (
         "_unpacked_bz2",
         "if is_started:",
         "if not is_started:",
-        (f"{TESTS}::test_a_damaged_compressed_file_is_refused", f"{TESTS}::test_a_damaged_second_stream_of_bzip2_is_refused"),
+        (f"{TESTS}::test_compression_ends_where_the_file_ends",),
     ),
 )

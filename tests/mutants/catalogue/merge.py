@@ -309,7 +309,7 @@ MUTANTS = (
         "end",
         "if deleted != 1:",
         "if deleted > 1:",
-        (f"{UPDATES}::test_a_hidden_rollback_is_noticed",),
+        (f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",),
     ),
     Mutant(
         "an-update-may-end-the-transaction",
@@ -318,7 +318,7 @@ MUTANTS = (
         "_check_single",
         "if words and words[0] in _FORBIDDEN:",
         "if words and words[0] in _FORBIDDEN - {'SAVEPOINT', 'ROLLBACK', 'SET', 'COMMIT'}:",
-        (f"{UPDATES}::test_an_update_cannot_end_the_transaction",),
+        (f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",),
     ),
     Mutant(
         "what-comes-before-an-update-does-not-run",

@@ -207,7 +207,7 @@ MUTANTS = (
         "position_of",
         'return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata',
         "return metadata",
-        (POLICIES, "tests/jobs/test_policies.py::test_a_replay_is_a_new_batch_under_the_new_rules"),
+        (POLICIES, "tests/jobs/test_policies.py::test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day"),
     ),
     Mutant(
         "a-late-ack-counts-for-a-redo",
@@ -226,7 +226,7 @@ MUTANTS = (
         "b.txid <= c.txid)",
         "b.txid < c.txid)",
         (
-            "tests/jobs/test_policies.py::test_missing_acks_are_given_by_the_next_run",
+            "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures",
             f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
         ),
     ),
@@ -237,7 +237,7 @@ MUTANTS = (
         "write",
         "if connection.execute(statement).rowcount != len(files):",
         "if connection.execute(statement).rowcount > len(files):",
-        (f"{IDENTITY}::test_processes_that_plan_at_once_count_each_file_once",),
+        (f"{IDENTITY}::test_runs_that_plan_at_once_count_each_file_once",),
     ),
     Mutant(
         "a-redo-keeps-the-files-of-the-commit-before",

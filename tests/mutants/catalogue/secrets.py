@@ -99,7 +99,7 @@ MUTANTS = (
         "private_folder",
         "mode = 0o711 if passable else 0o700",
         "mode = 0o755",
-        ("tests/stack/test_stack.py::test_secrets_are_private_files",),
+        ("tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",),
     ),
     Mutant(
         "the-stack-s-files-are-open",
@@ -108,6 +108,6 @@ MUTANTS = (
         "private",
         "os.O_NOFOLLOW, 0o600)",
         "os.O_NOFOLLOW, 0o644)",
-        ("tests/stack/test_stack.py::test_secrets_are_private_files",),
+        ("tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",),
     ),
 )

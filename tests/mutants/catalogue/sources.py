@@ -21,7 +21,7 @@ MUTANTS = (
         "FileReader._check_planned",
         'if digest != file["sha256"]:',
         'if size != file["size"]:',
-        (f"{OF_FILES}::test_a_planned_file_that_changed_halts_its_batch_until_it_is_back",),
+        (f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",),
     ),
     Mutant(
         "a-file-that-changed-while-it-was-read-is-sealed",
@@ -30,7 +30,7 @@ MUTANTS = (
         "FileReader.verify_batch",
         "if self._check_planned(file, path) != self._inodes[path]:",
         "if path not in self._inodes:",
-        (f"{OF_FILES}::test_a_file_that_changes_while_it_is_read_is_found_before_the_seal",),
+        (f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",),
     ),
     Mutant(
         "a-file-that-was-another-one-for-a-moment-is-sealed",
@@ -309,6 +309,6 @@ MUTANTS = (
         "PartitionedCoordinator._report_missing",
         'if self._kind == "transactional":',
         'if self._kind == "non-transactional":',
-        (f"{OF_KAFKA}::test_a_partition_without_a_leader_stops_a_transactional_source_only",),
+        ("tests/unit/test_partitioned.py",),
     ),
 )
