@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
 # Otherwise processes die around COMMITs alone: what a death within a transaction leaves is what a ROLLBACK does.
 IN_FULL = bool(os.environ.get("SOAK"))
-_READING = re.compile(r"SELECT (?!tidegate\.)|SAVEPOINT|RELEASE|SET |SHOW ")
+_READING = re.compile(r"SELECT (?!tidegate\.(?!epoch)\w+\()|SAVEPOINT|RELEASE|SET |SHOW ")
 
 
 class Crash(BaseException):
