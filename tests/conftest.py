@@ -33,12 +33,11 @@ from tests.servers import (  # noqa: F401 - others find them here
     shared_template,
     show_transactions,
 )
+from tests.store import registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.states import state_tables
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -20,11 +20,10 @@ from unittest import mock
 import pytest
 
 import tidegate.jobs.pipelines
+from tests.store import commit_witness, project
 from tidegate import cli
 from tidegate.jobs import registry
 from tidegate.state_store import Settings
-from tidegate.state_store.base import project
-from tidegate.state_store.ledger import commit_witness
 
 PIPELINES = "tidegate.jobs.pipelines"
 WITHOUT_PIPELINES = Path(tidegate.jobs.pipelines.__file__).parent

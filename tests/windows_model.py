@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.state_store.declarations.window_spec import WindowSpec
+from tests.store import WindowSpec
 
 # An event: its key, its time in microseconds since 1970, its amount.
 Event = tuple[Any, int, int | None]

@@ -17,11 +17,11 @@ from tests import steps
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.feeds import FEEDS, TableFeed
+from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RowsLost, SourceChanged
-from tidegate.state_store.seal.attempts import Attempt
 
 # These go the ways of others: of opaque folders that are emptied, of several inputs, of lists in test_crashes.py.
 ALIKE = ("Files", "Files with a done folder", "opaque Files", "Inputs", "FixedBatches")

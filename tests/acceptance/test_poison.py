@@ -13,10 +13,10 @@ from typing import Any
 import duckdb
 import pytest
 
+from tests.store import BatchHistory
 from tidegate.jobs import Count, Files, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.read_ledger.batch_status import BatchHistory
 
 RECORDS = 10_000_000 if os.environ.get("SOAK") else 20_000
 FILES = 4  # one to a batch, and all of them processed at once

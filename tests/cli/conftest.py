@@ -14,10 +14,10 @@ from tests import in_process
 from tests.cli import shop
 from tests.conftest import COMMAND, create_states
 from tests.examples import copy_examples
+from tests.store import project
 from tidegate import json_schemas
 from tidegate.jobs.pipelines import flights, word_count
 from tidegate.state_store import Settings
-from tidegate.state_store.base import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

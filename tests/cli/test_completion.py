@@ -13,8 +13,8 @@ from tests import in_process
 from tests.cli.conftest import CommandLine, check_schema
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
+from tests.store import HOME_VARIABLE
 from tidegate.cli import VERBS
-from tidegate.state_store.base.project import HOME_VARIABLE
 
 # Calls the function that completes, as bash itself does after a tabulator, and prints what it offers.
 ASK_BASH = """

@@ -6,10 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.store import Attempt, Tracked, encode_metadata
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 USAGE = 2
 SPEC = flights.PIPELINE.spec

@@ -8,12 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.cli.conftest import CommandLine, write_file, write_flights
+from tests.store import Attempt, Tracked, encode_metadata, range_partitions
 from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.states import range_partitions
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "Porto,700")

@@ -6,9 +6,9 @@ import pytest
 
 from tests.cli.conftest import CommandLine
 from tests.integration.conftest import Tally
+from tests.store import Tracked
 from tidegate.jobs.pipelines import word_count
 from tidegate.state_store import StateStore
-from tidegate.state_store.seal.attempts import Tracked
 
 
 @pytest.fixture

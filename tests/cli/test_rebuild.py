@@ -13,11 +13,10 @@ import pytest
 
 from tests.cli.conftest import CommandLine, write_file
 from tests.conftest import Server, copied
+from tests.store import HOME_VARIABLE, PipelineSpec
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
 from tidegate.state_store import Settings
-from tidegate.state_store.base.project import HOME_VARIABLE
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 
 USAGE = 2
 SALES = """

@@ -104,8 +104,8 @@ def test_what_is_left_undone_is_said(tidegate: CommandLine, store: StateStore) -
     with StateStore.connect(tidegate.settings, user=tidegate.settings.pg_owner) as owner, owner.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE tidegate.batch SET awaits_ack = true")
     write_flights(tidegate.settings.home, 2, *ROWS)
+    from tests.store import encode_metadata  # noqa: PLC0415
     from tidegate.jobs.pipelines import flights  # noqa: PLC0415
-    from tidegate.state_store.ledger.batches import encode_metadata  # noqa: PLC0415
 
     assert store.open_batches(
         flights.PIPELINE.spec, "r", [], store.last_opened("flights"), [encode_metadata({"files": []})] * 2

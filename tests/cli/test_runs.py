@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.store import encode_metadata
 from tidegate import airflow_client
 from tidegate.airflow_client import AirflowClient
 from tidegate.commands.act import run_verbs
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import PermanentError, PipelinePaused, UnknownPipeline
-from tidegate.state_store.ledger.batches import encode_metadata
 
 SPEC = flights.PIPELINE.spec
 

@@ -13,8 +13,8 @@ import pytest
 from tests import in_process
 from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.examples import EXAMPLES
+from tests.store import SourceKind, StateKind, exactly_once
 from tidegate.cli import app
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, StateKind, exactly_once
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 UNITED = {

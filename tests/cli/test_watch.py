@@ -21,10 +21,9 @@ from psycopg2 import sql
 
 from tests.cli.conftest import CommandLine
 from tests.conftest import Server
+from tests.store import Attempt, Tracked, encode_metadata
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 SPEC = flights.PIPELINE.spec
 INTERRUPTED, READER_GONE = 130, 1

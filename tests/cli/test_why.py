@@ -7,9 +7,8 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_file, write_flights
+from tests.store import LEDGER, VERSION_TABLE
 from tidegate.explain import error_pages
-from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
-from tidegate.state_store.ledger.tables import LEDGER
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 USAGE = 2

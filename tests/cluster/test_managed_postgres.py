@@ -37,6 +37,7 @@ from tests.cluster.managed_postgres import (
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally, until
 from tests.postgres_versions import VERSIONS, AnyPostgres, running
+from tests.store import Tracked
 from tidegate import migrations
 from tidegate.jobs.sources.postgres import table_origin
 from tidegate.state_store import Settings, StateStore
@@ -48,7 +49,6 @@ from tidegate.state_store.base.errors import (
     StoreUnavailable,
     TidegateError,
 )
-from tidegate.state_store.seal.attempts import Tracked
 
 ROLES = ("tidegate_owner", "tidegate", "tidegate_stager", "tidegate_reader")
 

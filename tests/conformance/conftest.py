@@ -21,29 +21,37 @@ import sqlalchemy as sa
 
 from tests.conftest import Server, shared_template, show_transactions, usual_server
 from tests.postgres_versions import running_version
+from tests.store import (
+    QUARANTINED,
+    Attempt,
+    Commit,
+    NewInput,
+    NotStarted,
+    PipelineSpec,
+    QuarantineSpec,
+    Redo,
+    ReplanNeeded,
+    SourceKind,
+    SourceMetadata,
+    Staged,
+    StagedPartition,
+    StateKind,
+    StateSpec,
+    Tracked,
+    copy_partition,
+    digest_statement,
+    encode_metadata,
+    history_state_view,
+    partitions,
+    position_of,
+    state_tables,
+    tables,
+)
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import NewInput, NotStarted, ReplanNeeded
 from tidegate.state_store.base.errors import AttemptNotSealed, StagingLost
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.connections.copy_into_staging import copy_partition
-from tidegate.state_store.declarations.pipeline_spec import (
-    PipelineSpec,
-    QuarantineSpec,
-    SourceKind,
-    SourceMetadata,
-    Staged,
-    StateKind,
-    StateSpec,
-)
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
-from tidegate.state_store.states import history_state_view, partitions, state_tables
 
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),

@@ -18,14 +18,11 @@ from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
+from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings
-from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.states import range_partitions
 
 pytestmark = BOTH_POSTGRES
 
@@ -373,7 +370,7 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
     spec = declare(COME, version=2, divided=divided).spec
     migrations.new_revision(team.settings, [spec], "columns")
     threads: list[threading.Thread] = []
-    from tidegate.state_store.commit import ordered_commit  # noqa: PLC0415
+    from tests.store import ordered_commit  # noqa: PLC0415
 
     record = ordered_commit.record
 

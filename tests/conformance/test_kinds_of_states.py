@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
+from tests.store import UpdateBatch
 from tidegate.jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
 from tidegate.state_store import Settings
-from tidegate.state_store.commit.author_updates import UpdateBatch
 
 OUTBOX = sa.Table(
     "outbox",

@@ -8,14 +8,10 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
 from tests.integration.conftest import contents
+from tests.store import Attempt, NewInput, NotStarted, ReplanNeeded, SourceKind, StateKind, encode_metadata, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
-from tidegate.state_store.attempt.begin_attempt import NewInput, NotStarted, ReplanNeeded
 from tidegate.state_store.base.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, StagingLost
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, StateKind
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt
 
 pytestmark = [BOTH_POSTGRES, pytest.mark.usefixtures("server")]
 Begin = Callable[..., Flow]

@@ -22,6 +22,7 @@ from tests.conformance.conftest import BOTH_POSTGRES, Stream
 from tests.conftest import Server
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, until, waiting
+from tests.store import Lag, Request, registration, tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.jobs.sources import Coordinator
@@ -37,10 +38,6 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
     UnknownPipeline,
 )
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.pipeline_changes.retirement import Request
-from tidegate.state_store.read_ledger.batch_status import Lag
 
 __all__ = ["as_role", "waiting"]  # fixtures
 

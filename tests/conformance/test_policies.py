@@ -9,9 +9,9 @@ from sqlalchemy.schema import DropTable
 
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
 from tests.integration.conftest import contents
+from tests.store import Attempt, NotStarted, QuarantineSpec, Redo, Tracked, state_tables, tables
 from tidegate.jobs.engine.acks import give_overdue_acks
 from tidegate.state_store import Settings
-from tidegate.state_store.attempt.begin_attempt import NotStarted
 from tidegate.state_store.base.errors import (
     AttemptFenced,
     CommitOutOfOrder,
@@ -20,11 +20,6 @@ from tidegate.state_store.base.errors import (
     SourceChanged,
     StagingLost,
 )
-from tidegate.state_store.declarations.pipeline_spec import QuarantineSpec
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.states import state_tables
 
 pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]

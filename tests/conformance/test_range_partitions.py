@@ -14,18 +14,25 @@ from sqlalchemy.exc import OperationalError
 
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, divide
 from tests.integration.conftest import contents
+from tests.store import (
+    PrunedRanges,
+    Redo,
+    Removal,
+    SourceMetadata,
+    StateReader,
+    encode_metadata,
+    key_lookup,
+    partitions,
+    range_partitions,
+    registration,
+    state_tables,
+    store,
+)
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import Settings, store
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
-from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.operate.pruning import PrunedRanges, Removal
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_states.state_rows import StateReader
-from tidegate.state_store.states import key_lookup, partitions, range_partitions, state_tables
 
 pytestmark = BOTH_POSTGRES
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -17,6 +17,7 @@ from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
 from tests.conformance.test_windows import HOUR, Windows
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
+from tests.store import PipelineSpec, Redo, Request, encode_metadata, merge_into_states, pruning, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
 from tidegate.jobs.sources import changes as changes_source
@@ -29,13 +30,6 @@ from tidegate.state_store.base.errors import (
     SourceChanged,
     TidegateError,
 )
-from tidegate.state_store.commit import merge_into_states
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.operate import pruning
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes.retirement import Request
-from tidegate.state_store.states import range_partitions
 
 pytestmark = BOTH_POSTGRES
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -27,10 +27,25 @@ from tests.conformance.conftest import (
 )
 from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import contents, until
+from tests.store import (
+    LedgerReader,
+    NotStarted,
+    PipelineSpec,
+    QueriedState,
+    Redo,
+    StateKind,
+    StateReader,
+    StateSpec,
+    ask,
+    executor_lookup,
+    key_lookup,
+    registration,
+    state_tables,
+    tables,
+)
 from tidegate import migrations
 from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
 from tidegate.state_store import Settings
-from tidegate.state_store.attempt.begin_attempt import NotStarted
 from tidegate.state_store.base.errors import (
     AccessRefused,
     CommitOutOfOrder,
@@ -42,16 +57,6 @@ from tidegate.state_store.base.errors import (
     StagingLost,
     StoreUnavailable,
 )
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateKind, StateSpec
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states import executor_lookup
-from tidegate.state_store.read_states.named_query_answers import ask
-from tidegate.state_store.read_states.state_rows import StateReader
-from tidegate.state_store.read_states.transform_reads import QueriedState
-from tidegate.state_store.states import key_lookup, state_tables
 
 pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]

@@ -8,11 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
+from tests.store import merge_expressions, merge_into_states
 from tidegate.jobs import Max, Newest, Pipeline, Rows, State, Sum
 from tidegate.jobs.states import AnyState
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import GuardMismatch
-from tidegate.state_store.commit import merge_expressions, merge_into_states
 
 WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
     "rows": (1_590, lambda names: Rows(dict.fromkeys(names, "bigint"))),

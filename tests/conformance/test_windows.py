@@ -16,22 +16,24 @@ from psycopg2 import sql
 from tests.conformance.conftest import AGGREGATES as EVERY_AGGREGATE
 from tests.conformance.conftest import Flow, Stream, fold, partial
 from tests.crashes import Crash, EachPoint
+from tests.store import (
+    Attempt,
+    LedgerReader,
+    Mend,
+    Redo,
+    StagedPartition,
+    StateSpec,
+    Witness,
+    event_windows,
+    measures,
+    state_table_of,
+    tables,
+)
 from tests.windows_model import Event, Model, piece_of, sessions_of
 from tidegate.jobs import Count, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, RangeRefused
-from tidegate.state_store.commit import event_windows
-from tidegate.state_store.declarations.pipeline_spec import StateSpec
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.operate.mended_records import Mend
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_ledger.metric_values import measures
-from tidegate.state_store.seal.attempts import Attempt
-from tidegate.state_store.seal.staging_tables import StagedPartition
-from tidegate.state_store.states.state_tables import state_table_of
 
 MINUTE = 60 * 1_000_000
 HOUR = 60 * MINUTE

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
+from tests.store import Attempt, Commit, Tracked, encode_metadata
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import StateStore
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLICKS = Pipeline(

@@ -30,6 +30,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import tidegate.jobs.pipelines
 from tests.dags.conftest import CLICKS, REPOSITORY, Batches
 from tests.examples import EXAMPLES
+from tests.store import WINDOW, Attempt, Tracked, errors
 from tidegate.dags import batch_dag, batch_tasks
 from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
@@ -38,9 +39,6 @@ from tidegate.jobs.engine.worker import POLL_SECONDS
 from tidegate.jobs.registry import pipeline_names
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base import errors
-from tidegate.state_store.declarations.pipeline_spec import WINDOW
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
 

@@ -11,12 +11,11 @@ from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from tests.dags.conftest import CLICKS, Batches
+from tests.store import WINDOW, Attempt, Tracked
 from tidegate.dags import batch_trigger, dispatch
 from tidegate.dags.batch_trigger import PROCESS, TurnPoller, TurnTrigger
 from tidegate.dags.waiting_tasks import Answer, Place
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.declarations.pipeline_spec import WINDOW
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 PATIENCE_SECONDS = 60
 CONCURRENCY = 2

@@ -18,11 +18,10 @@ from psycopg2 import sql
 
 from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
+from tests.store import WINDOW, Turn
 from tidegate.dags import batch_trigger
 from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.turns import Turn
-from tidegate.state_store.declarations.pipeline_spec import WINDOW
 
 PATIENCE_SECONDS = 60
 END_CONNECTIONS = sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s")

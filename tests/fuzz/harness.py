@@ -37,6 +37,7 @@ import pytest
 
 from tests.conftest import Server, register_pipelines
 from tests.sources.in_process import ThisProcess
+from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
@@ -44,7 +45,6 @@ from tidegate.jobs.sources.files import content
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
-from tidegate.state_store.seal.attempts import Attempt
 
 KEPT = {ORIGIN: "origin", PAYLOAD: "payload"}
 PIPELINE = "fuzz"  # one name, so that all rounds share one Spark session

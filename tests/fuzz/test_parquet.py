@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.sources.in_process import by_own_tasks
+from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
-from tidegate.state_store.seal.attempts import Attempt
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000" if os.environ.get("SOAK") else "200"))
 SEED = int(os.environ.get("SEED", "1"))

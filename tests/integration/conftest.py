@@ -12,18 +12,22 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
+from tests.store import (
+    Attempt,
+    Commit,
+    Mode,
+    PipelineSpec,
+    StagedPartition,
+    Tracked,
+    copy_partition,
+    digest_statement,
+    encode_metadata,
+    state_tables,
+    tables,
+)
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.connections.copy_into_staging import copy_partition
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
-from tidegate.state_store.states import state_tables
 
 TALLY = Pipeline(
     name="tally",

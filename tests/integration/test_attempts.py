@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import Execute, Tally, contents, frozen, until
+from tests.store import MAX_METADATA_BYTES, MAX_TXID, BatchInput, NotStarted, Tracked, encode_metadata, registration
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import NotStarted
 from tidegate.state_store.base.errors import (
     AttemptFenced,
     DeclarationChanged,
@@ -27,9 +27,6 @@ from tidegate.state_store.base.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
-from tidegate.state_store.ledger.batches import MAX_METADATA_BYTES, MAX_TXID, BatchInput, encode_metadata
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.seal.attempts import Tracked
 
 # plan
 

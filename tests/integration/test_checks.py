@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import contents
+from tests.store import Tracked
 from tidegate.jobs import Check, Count, Pipeline, Rows, State
 from tidegate.jobs.checks import Finds, between, like_before, no_nulls, unique
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid
-from tidegate.state_store.seal.attempts import Tracked
 
 Word = tuple[str | None, int]
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, until
+from tests.store import NotStarted
 from tidegate.jobs.engine import worker
 from tidegate.state_store import Settings
-from tidegate.state_store.attempt.begin_attempt import NotStarted
 from tidegate.state_store.base.errors import StoreUnavailable
 
 CLAIMANTS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tidegate claims %'"

@@ -15,11 +15,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
+from tests.store import Tracked, combine_batches
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
-from tidegate.state_store.commit import combine_batches
-from tidegate.state_store.seal.attempts import Tracked
 
 KINDS = Pipeline(
     name="kinds",

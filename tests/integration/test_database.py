@@ -11,11 +11,10 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests.conftest import Server
+from tests.store import set_limits, translate
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
-from tidegate.state_store.connections.database import set_limits
-from tidegate.state_store.connections.postgres_errors import translate
 
 SECONDS = 10
 

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
+from tests.store import Tracked
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.seal.attempts import Tracked
 
 
 @contextmanager

@@ -10,13 +10,11 @@ import sqlalchemy as sa
 
 from tests.conftest import Server
 from tests.integration.test_migrations import shape
+from tests.store import PipelineSpec, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Files, History, Pipeline
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.states import state_tables
 
 
 @pytest.fixture

@@ -11,14 +11,11 @@ import pytest
 
 from tests.conftest import Server
 from tests.integration.conftest import Tally
+from tests.store import Tracked, key_lookup, prepare_times, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
-from tidegate.state_store.connections.utc_times import prepare_times
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.seal.attempts import Tracked
-from tidegate.state_store.states import key_lookup, state_tables
 
 KEYED = Pipeline(
     name="keyed",

@@ -7,11 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally
+from tests.store import LedgerReader, PipelineMeasures, Tracked, Witness, measures
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
-from tidegate.state_store.seal.attempts import Tracked
 
 COUNTED = """
 SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),

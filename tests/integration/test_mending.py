@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Execute, Tally, contents
+from tests.store import MAX_BYTES, Mend, Original
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RangeRefused, StoreUnavailable, TidegateError, UnknownBatch, UsageError
-from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend, Original
 
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
 RAW = (1, 1)

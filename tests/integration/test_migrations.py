@@ -20,14 +20,11 @@ import sqlalchemy as sa
 from tests.checkout import copy_to
 from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
+from tests.store import ColumnType, KeyColumn, ValueColumn, project, schema_revision, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, UsageError
-from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
-from tidegate.state_store.ledger import schema_revision, tables
-from tidegate.state_store.states import state_tables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SALES = Pipeline(

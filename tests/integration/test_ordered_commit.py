@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
+from tests.store import Tracked, cursors, schema_revision
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
@@ -36,8 +37,6 @@ from tidegate.state_store.base.errors import (
     StoreUnavailable,
     UnknownBatch,
 )
-from tidegate.state_store.ledger import cursors, schema_revision
-from tidegate.state_store.seal.attempts import Tracked
 
 
 def test_batches_add_up_in_txid_order(tally: Tally) -> None:

@@ -8,9 +8,9 @@ import psycopg2
 import pytest
 
 from tests.postgres_versions import AnyPostgres, running
+from tests.store import translate
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StagingLost, StoreUnavailable, TidegateError
-from tidegate.state_store.connections.postgres_errors import translate
 
 GERMAN = Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo")  # of Debian's package; the wheels have English alone
 

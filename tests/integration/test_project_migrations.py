@@ -14,10 +14,10 @@ import pytest
 
 from tests.conftest import Server, register_pipelines
 from tests.integration.conftest import TALLY
+from tests.store import project
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, State
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import SchemaOutOfDate
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,12 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Tally
+from tests.store import Answer, LedgerReader, ask, state_tables
 from tidegate.jobs import Query
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states.named_query_answers import Answer, ask
-from tidegate.state_store.states import state_tables
 
 SHOPS, DAYS = "tally.per_shop", "tally.per_day"
 READS = [SHOPS, DAYS]

@@ -19,13 +19,12 @@ import pytest
 
 from tests.conftest import Server, register_pipelines
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.store import Mark, Witness, commit_witness, cursors
 from tidegate import migrations
 from tidegate.stack.components import server_process as components
 from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected
-from tidegate.state_store.ledger import commit_witness, cursors
-from tidegate.state_store.ledger.commit_witness import Mark, Witness
 
 ROW = [("a", 1, 1, 1, 1)]
 

@@ -13,6 +13,22 @@ from sqlalchemy import Connection
 from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.store import (
+    Attempt,
+    LedgerReader,
+    PipelineSpec,
+    Request,
+    Retirement,
+    StateReader,
+    Witness,
+    attempts,
+    key_lookup,
+    measures,
+    range_partitions,
+    registration,
+    retirement,
+    state_tables,
+)
 from tidegate import migrations
 from tidegate.explain.why import explain
 from tidegate.jobs import (
@@ -42,16 +58,6 @@ from tidegate.state_store.base.errors import (
     UnknownPipeline,
     UsageError,
 )
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
-from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.pipeline_changes import registration, retirement
-from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_ledger.metric_values import measures
-from tidegate.state_store.read_states.state_rows import StateReader
-from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import Attempt
-from tidegate.state_store.states import key_lookup, range_partitions, state_tables
 
 ROW, DAY = [("a", 1, 5, 5, 5)], [("2013-01-01", 1)]
 SPEC = TALLY.spec

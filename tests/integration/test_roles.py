@@ -8,8 +8,8 @@ import pytest
 from psycopg2 import errors
 
 from tests.integration.conftest import Execute, Tally, contents
+from tests.store import key_lookup
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.states import key_lookup
 
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),

@@ -11,6 +11,17 @@ from sqlalchemy.dialects import postgresql
 
 from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.store import (
+    WINDOW,
+    ColumnType,
+    PipelineSpec,
+    Tracked,
+    ValueColumn,
+    registration,
+    schema_revision,
+    state_tables,
+    tables,
+)
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.stack.components import server_process as components
@@ -24,12 +35,6 @@ from tidegate.state_store.base.errors import (
     StagingLost,
     StoreUnavailable,
 )
-from tidegate.state_store.declarations.column_spec import ColumnType, ValueColumn
-from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec
-from tidegate.state_store.ledger import schema_revision, tables
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.seal.attempts import Tracked
-from tidegate.state_store.states import state_tables
 
 Register = Callable[[PipelineSpec], bool]
 

@@ -8,10 +8,8 @@ from typing import get_args
 import pytest
 
 from tests.integration.conftest import Execute, Tally
+from tests.store import PHASES, BatchFilter, BatchStatus, Phase, SearchResult, batch_search
 from tidegate.commands.show import batch_filters
-from tidegate.state_store.read_ledger import batch_search
-from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
-from tidegate.state_store.read_ledger.batch_status import BatchStatus
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 ERRORS = ("SPARK_FAILED", "SOURCE_CHANGED", "ZeroDivisionError")

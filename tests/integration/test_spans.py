@@ -13,10 +13,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.integration.conftest import Tally
+from tests.store import Tracked, tables
 from tidegate.jobs.engine.spans import Spans
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import Tracked
 
 LATER = 3600
 

@@ -8,15 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally
+from tests.store import LedgerReader, StateReader, Tracked, ask, get, state_rows
 from tidegate.jobs import Count, Files, Pipeline, Query, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import PipelinePaused, UnknownPipeline, UsageError
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states import state_rows
-from tidegate.state_store.read_states.named_query_answers import ask
-from tidegate.state_store.read_states.state_rows import StateReader
-from tidegate.state_store.seal.attempts import Tracked
-from tidegate.state_store.states.key_lookup import get
 
 SHOPS = ["north", "south", "São Paulo", "", "NULL"]
 

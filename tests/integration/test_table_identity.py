@@ -9,12 +9,10 @@ import pytest
 
 from tests.conftest import Server, copied
 from tests.integration.conftest import Execute, Tally, contents
+from tests.store import registration, state_tables, tables
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.states import state_tables
 
 OWNER = "tidegate_owner"
 

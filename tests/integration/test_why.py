@@ -13,18 +13,14 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally, until
+from tests.store import Attempt, BatchStatus, Mark, Tracked, project, tables
 from tidegate.explain import error_pages, remedies
 from tidegate.explain.batch_causes import LONGEST_QUOTE, Cause
 from tidegate.explain.why import explain, of_error, root_causes
 from tidegate.jobs import Changes, Pipeline
 from tidegate.jobs.engine.poison import OUTCOMES
 from tidegate.state_store import StateStore
-from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.commit_witness import Mark
-from tidegate.state_store.read_ledger.batch_status import BatchStatus
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 OFTEN = replace(TALLY, on_poison="skip", tries=3)

@@ -12,12 +12,11 @@ import pytest
 from tests import steps
 from tests.integration.conftest import Row, Tally
 from tests.sources.conftest import Inbox
+from tests.store import Redo, Tracked
 from tidegate.jobs import Files, Pipeline, State
 from tidegate.jobs.compute.shortcuts import Routing
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.seal.attempts import Tracked
 
 # Spark's name of each Arrow type that tests use.
 SPARK_TYPES = {

@@ -14,15 +14,12 @@ import pytest
 import sqlalchemy as sa
 
 from tests.jobs.conftest import Staged, Tables, offenders
+from tests.store import Mend, StateReader, key_lookup, rows_after, state_table_of
+from tests.store import changes as changes_of
 from tidegate.jobs import Changes, Count, Files, History, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import UsageError
-from tidegate.state_store.operate.mended_records import Mend
-from tidegate.state_store.read_ledger.batch_status import changes as changes_of
-from tidegate.state_store.read_states.state_rows import StateReader, rows_after
-from tidegate.state_store.states import key_lookup
-from tidegate.state_store.states.state_tables import state_table_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = {"name": "string", "label": "string", "n": "bigint", "at": "timestamp", "gone": "boolean"}

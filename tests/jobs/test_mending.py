@@ -13,10 +13,10 @@ import pytest
 from tests import steps
 from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line, counted, waiting
 from tests.sources.conftest import Inbox, inbox
+from tests.store import Mend
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.stage.bad_records import BLOCK_BYTES, WaitingReader
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.operate.mended_records import Mend
 
 __all__ = ["inbox"]  # a fixture
 

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
 from tests.sources.conftest import Inbox, inbox
+from tests.store import AirflowTry
+from tests.store import tables as ledger
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute import batch_attempt
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -21,8 +23,6 @@ from tidegate.jobs.compute.stage import row_tracking, stage_partials
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptFenced, AttemptTimedOut, PipelinePaused, RowsLost
-from tidegate.state_store.ledger import tables as ledger
-from tidegate.state_store.seal.attempts import AirflowTry
 
 __all__ = ["inbox"]  # a fixture
 

@@ -17,6 +17,7 @@ from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
+from tests.store import NO_TASK, Attempt
 from tidegate.jobs import Count, Max, Min, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions import session
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -25,8 +26,6 @@ from tidegate.jobs.compute.transform.transform_purity import check_pure
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import BadKey, DeclarationInvalid, RowsLost
-from tidegate.state_store.seal.attempts import Attempt
-from tidegate.state_store.seal.staging_tables import NO_TASK
 
 PRICE = pa.decimal128(10, 2)
 PRICES = State(

@@ -17,6 +17,20 @@ from tests import steps
 from tests.conftest import Server
 from tests.integration.conftest import Tally
 from tests.steps import plan, redo
+from tests.store import (
+    HOME_VARIABLE,
+    CheckedBatch,
+    LedgerReader,
+    Mend,
+    PipelineSpec,
+    Request,
+    StateReader,
+    StateSpec,
+    Tracked,
+    range_partitions,
+    rebuilds,
+    version_of,
+)
 from tidegate import migrations
 from tidegate.jobs import (
     Changes,
@@ -49,16 +63,6 @@ from tidegate.state_store.base.errors import (
     SourceChanged,
     TidegateError,
 )
-from tidegate.state_store.base.project import HOME_VARIABLE
-from tidegate.state_store.commit.commit_checks import CheckedBatch
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
-from tidegate.state_store.operate.mended_records import Mend
-from tidegate.state_store.pipeline_changes import rebuilds
-from tidegate.state_store.pipeline_changes.retirement import Request
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states.state_rows import StateReader, version_of
-from tidegate.state_store.seal.attempts import Tracked
-from tidegate.state_store.states import range_partitions
 
 numbers = iter(range(1, 1_000_000))
 SCHEMA = {"at": "timestamp", "shop": "string", "cents": "int"}

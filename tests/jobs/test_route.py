@@ -12,14 +12,13 @@ import pytest
 
 from tests import steps
 from tests.jobs.conftest import Tables
+from tests.store import QUARANTINED, Attempt
 from tidegate.jobs import Count, Files, FixedBatches, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.shortcut_report import paths
 from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger.batches import QUARANTINED
-from tidegate.state_store.seal.attempts import Attempt
 
 PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 PLAIN = Pipeline(name="inbox", source=Files("inbox", schema={"name": "string", "amount": "int"}), states={"per_name": PER_NAME})

@@ -10,11 +10,10 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.jobs.conftest import Staged, Tables, offenders
+from tests.store import key_lookup, state_table_of
 from tidegate.jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch
-from tidegate.state_store.states import key_lookup
-from tidegate.state_store.states.state_tables import state_table_of
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 ALL = Rows({"name": "text", "amount": "bigint"})

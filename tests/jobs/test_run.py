@@ -12,12 +12,11 @@ import sqlalchemy as sa
 from tests import steps
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.jobs.test_worker import SALES, sales
+from tests.store import LONGEST_SILENCE_SECONDS, tables
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RangeRefused, SparkUnavailable
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS
 
 __all__ = ["sales"]  # a fixture
 

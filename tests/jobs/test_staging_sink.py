@@ -6,9 +6,8 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
+from tests.store import ColumnType, KeyColumn, StateSpec, ValueColumn
 from tidegate.jobs.compute.stage import staging_sink
-from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
-from tidegate.state_store.declarations.pipeline_spec import StateSpec
 
 DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
 TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]

@@ -17,6 +17,7 @@ from tests import steps
 from tests.conftest import Server
 from tests.integration.conftest import Tally
 from tests.jobs.conftest import Tables, offenders
+from tests.store import Attempt, NotStarted, QueriedState, StateRead, Tracked, registration
 from tidegate.explain.why import explain
 from tidegate.jobs import (
     ApproxDistinct,
@@ -40,7 +41,6 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.testing import partials
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.begin_attempt import NotStarted
 from tidegate.state_store.base.errors import (
     AccessRefused,
     AttemptFenced,
@@ -51,10 +51,6 @@ from tidegate.state_store.base.errors import (
     SparkFailed,
     StoreUnavailable,
 )
-from tidegate.state_store.declarations.pipeline_spec import StateRead
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_states.transform_reads import QueriedState
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 PER_NAME = State(
     key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount", digits=3)}, kind="opaque"

@@ -15,11 +15,11 @@ from tests import steps
 from tests.jobs.conftest import Tables, offenders, source_of
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.shop import Shop, shop
+from tests.store import key_lookup
 from tidegate.commands.show.inspect_verbs import get, inspect
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, UsageError
-from tidegate.state_store.states import key_lookup
 
 __all__ = ["inbox", "shop"]  # fixtures
 

@@ -11,11 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from tests.jobs.conftest import Staged, offenders
+from tests.store import UpdateBatch, spec_of
 from tidegate.jobs import Count, Files, Pipeline, State, Update
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
-from tidegate.state_store.commit.author_updates import UpdateBatch
-from tidegate.state_store.declarations.pipeline_spec import spec_of
 
 METADATA = sa.MetaData(schema="shop")
 OUTBOX = sa.Table(

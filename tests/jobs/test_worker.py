@@ -11,6 +11,7 @@ from sqlalchemy.schema import DropTable
 from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, run_once, stored_state, write_sales
+from tests.store import Commit, state_tables, tables
 from tidegate.jobs.engine.processing import Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -25,9 +26,6 @@ from tidegate.state_store.base.errors import (
     UnknownBatch,
     UnknownPipeline,
 )
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import state_tables
 
 SALES = replace(DECLARED, name="inbox")  # of this name, so that all tests share one Spark session
 

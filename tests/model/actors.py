@@ -24,24 +24,36 @@ from psycopg2.errors import UndefinedTable
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
 from tests.model.core import WINDOW, World, is_bad, key_of
+from tests.store import (
+    QUARANTINED,
+    Attempt,
+    Commit,
+    Mend,
+    NewInput,
+    NotStarted,
+    PipelineSpec,
+    Pruned,
+    QuarantineSpec,
+    Redo,
+    ReplanNeeded,
+    SourceMetadata,
+    Staged,
+    StagedPartition,
+    Tracked,
+    copy_rows,
+    digest_statement,
+    encode_metadata,
+    position_of,
+    registration,
+    retirement,
+    state_tables,
+    tables,
+)
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Rows, State, Sum
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.attempt.begin_attempt import NewInput, NotStarted, ReplanNeeded
 from tidegate.state_store.base.errors import TidegateError
-from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.connections.copy_into_staging import copy_rows
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, SourceMetadata, Staged
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
-from tidegate.state_store.operate.mended_records import Mend
-from tidegate.state_store.operate.pruning import Pruned
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes import registration, retirement
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
-from tidegate.state_store.states import state_tables
 
 VERSIONS = (1, 2)
 PATIENCE_SECONDS = 30

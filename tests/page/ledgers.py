@@ -5,10 +5,9 @@ from typing import Any
 import psycopg2
 from psycopg2 import sql
 
+from tests.store import AirflowTry, Attempt, Tracked, encode_metadata
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt, Tracked
 
 PIPELINES, TXIDS = 100, 100_000
 

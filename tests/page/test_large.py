@@ -11,13 +11,20 @@ import sqlalchemy as sa
 from tests.page.conftest import Server, Visit
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
 from tests.page.pipelines import CLICKS
+from tests.store import (
+    MOST_COMMITS,
+    BatchFilter,
+    LedgerReader,
+    Moment,
+    batch_details,
+    batch_search,
+    batch_status,
+    pipeline_overview,
+    quarantined_records,
+    throughput,
+    timeline,
+)
 from tidegate.state_store import StateStore
-from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
-from tidegate.state_store.read_ledger.batch_search import BatchFilter
-from tidegate.state_store.read_ledger.batch_timeline import timeline
-from tidegate.state_store.read_ledger.commit_throughput import MOST_COMMITS, throughput
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
 
 LARGE = "large_1"
 PAGE = [f"large_{number}" for number in range(1, 51)]

@@ -17,10 +17,9 @@ from tests import in_process, steps
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
+from tests.store import AirflowTry, Request, Tracked
 from tidegate.stack.components import server_process as components
 from tidegate.state_store import StateStore
-from tidegate.state_store.pipeline_changes.retirement import Request
-from tidegate.state_store.seal.attempts import AirflowTry, Tracked
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -12,12 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from tests.page.conftest import Server, Visitor
 from tests.page.pipelines import BROKEN, CLICKS
+from tests.store import Attempt, Tracked, encode_metadata, tables
 from tidegate import migrations
 from tidegate.page.routes.metric_definitions import METRICS
 from tidegate.state_store import StateStore
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt, Tracked
 
 ODD = 'a "quoted" \\ name\nof two lines'
 Scrape = Callable[..., httpx.Response]

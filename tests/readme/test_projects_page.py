@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.readme.console import Shell, blocks
-from tidegate.state_store.base import project
+from tests.store import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/projects.md"

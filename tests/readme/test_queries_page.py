@@ -8,14 +8,12 @@ import pytest
 
 from tests.integration.conftest import Tally
 from tests.readme.pages import blocks
+from tests.store import LedgerReader, Tracked, ask
 from tidegate.jobs import Pipeline, Query
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.pipelines import word_count
 from tidegate.jobs.registry import all_queries
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states.named_query_answers import ask
-from tidegate.state_store.seal.attempts import Tracked
 
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]
 WORDS = {"the": 7, "cat": 5, "mat": 1}

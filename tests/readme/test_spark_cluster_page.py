@@ -12,10 +12,10 @@ from psycopg2 import sql
 from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: a role's limit is changed
 from tests.readme.pages import DOCUMENTS, blocks
 from tests.servers import Server
+from tests.store import connect
 from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks
 from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
-from tidegate.state_store.connections.executor_connections import connect
 
 
 def test_the_settings_are_understood(tmp_path: Path) -> None:

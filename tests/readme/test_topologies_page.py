@@ -8,12 +8,11 @@ import duckdb
 import pytest
 
 from tests.readme.pages import names_of, raw, rows
+from tests.store import LedgerReader, ask
 from tidegate import sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.read_states.named_query_answers import ask
 
 DAYS = 4
 

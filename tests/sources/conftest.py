@@ -8,12 +8,12 @@ import pytest
 
 from tests import steps
 from tests.sources.shop import shop, shops
+from tests.store import Attempt
 from tidegate.jobs import Count, Files, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, choose
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["shop", "shops"]  # fixtures
 

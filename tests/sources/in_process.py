@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.store import Attempt, StagedPartition, StateSpec, Tracked, copy_partition, digest_statement, state_tables
 from tidegate.jobs import Files, State
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
@@ -28,11 +29,6 @@ from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import Rows
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, TidegateError
-from tidegate.state_store.connections.copy_into_staging import copy_partition
-from tidegate.state_store.declarations.pipeline_spec import StateSpec
-from tidegate.state_store.seal.attempts import Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import StagedPartition, digest_statement
-from tidegate.state_store.states import state_tables
 
 NO_FIT = "the record does not fit the schema: "
 

@@ -12,6 +12,7 @@ from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import stage_here
+from tests.store import Redo, changes_table_of, cursors, project, range_partitions, registration
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
 from tidegate.jobs.engine.processing import Processor
@@ -19,7 +20,6 @@ from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base import project
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
     RangeRefused,
@@ -28,11 +28,6 @@ from tidegate.state_store.base.errors import (
     StoreUnavailable,
     UsageError,
 )
-from tidegate.state_store.ledger import cursors
-from tidegate.state_store.operate.recorded_actions import Redo
-from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.states import range_partitions
-from tidegate.state_store.states.state_tables import changes_table_of
 
 PER_NAME = State(
     key={"name": "text"},

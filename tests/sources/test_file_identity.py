@@ -20,13 +20,13 @@ import pytest
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import counted_here
+from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["counted_here"]  # a fixture
 

@@ -24,6 +24,7 @@ import pytest
 
 from tests.sources.conftest import SCHEMA
 from tests.sources.in_process import NO_FIT, Folder, folder
+from tests.store import Attempt, encode_metadata
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.column_types import parse_type
@@ -32,8 +33,6 @@ from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["folder"]  # a fixture
 

@@ -17,6 +17,7 @@ from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import NO_FIT, Folder
 from tests.sources.test_files import HEADER, NAMES_OF_FILES, change_a_byte, of_form, parquet_of, people
+from tests.store import Attempt
 from tidegate.jobs import Count, Files, Max, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
@@ -24,7 +25,6 @@ from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
-from tidegate.state_store.seal.attempts import Attempt
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 

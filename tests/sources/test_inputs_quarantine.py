@@ -18,11 +18,11 @@ from tests.conftest import Server, copied
 from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
+from tests.store import Mend
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
 from tidegate.jobs.compute.transform import transform_purity
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
-from tidegate.state_store.operate.mended_records import Mend
 
 # A replay dies at each of these points of its processing, too; at all of them with SOAK.
 STRIDE = 1 if os.environ.get("SOAK") else 50

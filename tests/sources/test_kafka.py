@@ -20,6 +20,7 @@ from tests import steps
 from tests.sources.beside_kafka import server
 from tests.sources.feeds import KafkaFeed
 from tests.sources.topics import SECONDS, OrdersTopic, declare, per_shop, place, ranges, run, topic
+from tests.store import Attempt
 from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -38,7 +39,6 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["place", "server", "topic"]  # fixtures
 

@@ -14,13 +14,13 @@ from pyspark.errors import PySparkException
 from tests.conftest import Server
 from tests.lone_stack import kafka_stack, stack
 from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, topic
+from tests.store import Attempt
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.kafka.topic import Topic
 from tidegate.stack.components.server_process import RunFolder, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import PartitionUnavailable, SourceUnavailable, SourceUnreadable
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["kafka_stack", "place", "stack", "topic"]  # fixtures
 

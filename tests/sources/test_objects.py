@@ -26,6 +26,7 @@ from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.in_process import Follower, ThisProcess, by_own_tasks, counted_here
 from tests.sources.s3 import Bucket, S3Server, many_objects, pages_asked_for, running_server
+from tests.store import Attempt
 from tidegate.jobs import Count, Delta, Files, FixedBatches, Iceberg, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.completeness_markers import Markers
@@ -40,7 +41,6 @@ from tidegate.state_store.base.errors import (
     SourceUnavailable,
     SourceUnreadable,
 )
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["counted_here"]  # a fixture
 

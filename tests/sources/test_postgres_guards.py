@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, refused
+from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.postgres import plan as planning
 from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt
 
 TEXTS = PostgresTable(table="orders", key="code", schema={"code": "string", "amount": "int"}, wait_seconds=0)
 

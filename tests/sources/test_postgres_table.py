@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected
+from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
@@ -32,8 +33,6 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
     TidegateError,
 )
-from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.seal.attempts import Attempt
 
 # ------------------------------------------------------------------------------------------------------- end to end
 

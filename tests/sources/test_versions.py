@@ -15,13 +15,13 @@ from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
 from tests.sources.test_objects import STATE, parquet, stored
 from tests.sources.test_objects_in_spark import joined_with
+from tests.store import Attempt
 from tidegate.jobs import Files, Pipeline, Reference
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.formats import parquet as parquet_format
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
-from tidegate.state_store.seal.attempts import Attempt
 
 __all__ = ["server", "spark", "template"]  # fixtures
 

@@ -17,13 +17,13 @@ from pyspark.errors import PySparkException
 
 from tests import steps
 from tests.conftest import Server
+from tests.store import Attempt
 from tidegate.jobs import Count, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
-from tidegate.state_store.seal.attempts import Attempt
 
 SECONDS = 60
 Row = tuple[int, int, str]

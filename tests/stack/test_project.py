@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import COMMAND
-from tidegate.state_store.base import project
+from tests.store import project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRICES = """

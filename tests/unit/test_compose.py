@@ -26,6 +26,7 @@ from confluent_kafka.admin import AdminClient
 
 from tests.conftest import fetch_kafka
 from tests.examples import EXAMPLES
+from tests.store import HOME_VARIABLE
 from tidegate import migrations
 from tidegate.jobs.registry import all_pipelines
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -37,7 +38,6 @@ from tidegate.stack.components.postgres import ADMINISTRATOR, DATABASES, ROLES, 
 from tidegate.stack.components.spark import JAVA_VERSIONS, PYTHON_SETTINGS
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.state_store import Settings
-from tidegate.state_store.base.project import HOME_VARIABLE
 
 COMPOSE = PROJECT / "compose"
 IMAGE_FOLDER = "/opt/tidegate"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.store import ColumnType
 from tidegate.jobs import Count, Files, History, Max, Min, Newest, Pipeline, Ranges, Rows, Session, State, Sum
 from tidegate.jobs.compute.shortcuts import has_short_rows
-from tidegate.state_store.declarations.column_spec import ColumnType
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "price": "decimal(10,2)"})
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})

@@ -3,7 +3,7 @@
 import inspect
 import pickle
 
-from tidegate.state_store.base import errors
+from tests.store import errors
 from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidegateError)]

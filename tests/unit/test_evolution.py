@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.store import declaration_changes
 from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import DeclarationChanged
-from tidegate.state_store.pipeline_changes import declaration_changes
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int"})
 LOG = Rows({"name": "text", "amount": "integer"})

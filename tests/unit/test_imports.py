@@ -12,6 +12,7 @@ import pytest
 
 from tests.checkout import PACKAGES, REPOSITORY, module_of
 from tests.examples import EXAMPLES
+from tidegate import state_store
 
 # Airflow itself imports these files, to warm its processes, to name tasks and to show the page, and Spark the last one; see
 # their docstrings.
@@ -113,6 +114,21 @@ def test_the_store_needs_nothing_but_the_driver() -> None:
     allowed = {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "sqlparse", "state_store"}
     found = [(path, line, name) for path in FILES if path.startswith("state_store/") for line, name in imports(path)]
     assert [f"{path}:{line} imports {name}" for path, line, name in found if package_of(name) not in allowed] == []
+
+
+def test_tests_reach_into_the_store_through_one_module() -> None:
+    """Whoever divides it otherwise changes tests/store.py; its public face and the errors are imported as users do."""
+    public = ("tidegate.state_store", "tidegate.state_store.base.errors")
+    files = (file.relative_to(REPOSITORY).as_posix() for file in (REPOSITORY / "tests").rglob("*.py"))
+    wrong = [
+        f"{path}:{line} imports {name}"
+        for path in files
+        if path != "tests/store.py" and "/foreign/" not in path
+        for line, name in imports(path)
+        if name.startswith("tidegate.state_store") and name not in (*public, *(f"{public[0]}.{x}" for x in state_store.__all__))
+        if not name.startswith(f"{public[1]}.")
+    ]
+    assert wrong == []
 
 
 def test_dag_files_import_no_job_at_the_top() -> None:

@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from tests.store import Attempt, files_in, followed_as, parts_of
 from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
 from tidegate.jobs.sources.inputs.reference_copies import keep
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
-from tidegate.state_store.declarations.pipeline_spec import followed_as, parts_of
-from tidegate.state_store.ledger.counted_files import files_in
-from tidegate.state_store.seal.attempts import Attempt
 
 COLUMNS = {"tail": "string", "amount": "int"}
 STATES = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}

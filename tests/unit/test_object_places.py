@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.store import TakenFile
 from tidegate.jobs import Files, Reference
 from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_listing, object_places
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
-from tidegate.state_store.ledger.counted_files import TakenFile
 
 COLUMNS = {"name": "string"}
 PLACE = ObjectPath("s3a://lake", "in")

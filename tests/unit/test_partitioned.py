@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.store import SourceMetadata
 from tidegate.jobs.sources.partitioned import PartitionedCoordinator
 from tidegate.state_store.base.errors import PartitionUnavailable
-from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 
 @dataclass

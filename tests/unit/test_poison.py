@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
+from tests.store import errors
 from tidegate.jobs.engine.poison import OUTCOMES, Outcome, fault_of
 from tidegate.jobs.pipeline import PoisonPolicy
 from tidegate.jobs.spark.spark_errors import raised_in_python
-from tidegate.state_store.base import errors
 from tidegate.state_store.base.errors import Fault, PermanentError, TidegateError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "poison.md"

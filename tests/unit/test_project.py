@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples import EXAMPLES
-from tidegate.state_store.base import project
+from tests.store import project
 from tidegate.state_store.base.errors import SettingsInvalid
 
 REPOSITORY = Path(__file__).resolve().parents[2]

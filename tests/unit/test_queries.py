@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import tidegate.jobs.pipelines
+from tests.store import spec_of
 from tidegate.jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
 from tidegate.jobs.registry import all_queries
 from tidegate.state_store.base.errors import SettingsInvalid, UsageError
-from tidegate.state_store.declarations.pipeline_spec import spec_of
 
 SOURCE = Files("planes", format="csv", schema={"tail": "string", "seats": "int"})
 STATES = {

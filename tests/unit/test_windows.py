@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.store import PipelineSpec, spec_of
 from tidegate.jobs import Count, Files, Pipeline, Session, Sliding, State, Tumbling
 from tidegate.jobs.windows import Window
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_of
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "at": "timestamp"})
 SECOND = 1_000_000

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from tidegate.jobs import Check, CollectSet, Count, Files, History, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
 
 if TYPE_CHECKING:
-    from tidegate.state_store.commit.author_updates import UpdateBatch
+    from tests.store import UpdateBatch
 
 OUTBOX = sa.table("outbox", sa.column("carrier"), sa.column("flights"), sa.column("txid"), schema="mail")
 FLIGHT = {"carrier": "text", "flight": "integer", "origin": "text", "at": "timestamptz"}

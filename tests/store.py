@@ -1,0 +1,197 @@
+"""The parts of the store that tests reach beside its public face: whoever changes how they are divided changes this file.
+
+Tests import them from here, and `Settings`, `StateStore` and the errors from `tidegate.state_store`.
+"""
+
+from tidegate.state_store import store
+from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
+from tidegate.state_store.attempt.turns import Turn
+from tidegate.state_store.base import errors, project
+from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
+from tidegate.state_store.commit import (
+    combine_batches,
+    event_windows,
+    merge_expressions,
+    merge_into_states,
+    ordered_commit,
+    quarantined_records,
+)
+from tidegate.state_store.commit.author_updates import UpdateBatch
+from tidegate.state_store.commit.commit_checks import CheckedBatch
+from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
+from tidegate.state_store.connections.database import set_limits
+from tidegate.state_store.connections.executor_connections import connect
+from tidegate.state_store.connections.postgres_errors import translate
+from tidegate.state_store.connections.utc_times import prepare_times
+from tidegate.state_store.declarations.column_spec import ColumnType, KeyColumn, ValueColumn
+from tidegate.state_store.declarations.pipeline_spec import (
+    WINDOW,
+    PipelineSpec,
+    QuarantineSpec,
+    SourceKind,
+    SourceMetadata,
+    Staged,
+    StateKind,
+    StateRead,
+    StateSpec,
+    exactly_once,
+    followed_as,
+    parts_of,
+    spec_of,
+)
+from tidegate.state_store.declarations.window_spec import WindowSpec
+from tidegate.state_store.ledger import commit_witness, cursors, schema_revision, tables
+from tidegate.state_store.ledger.batches import (
+    MAX_METADATA_BYTES,
+    MAX_TXID,
+    QUARANTINED,
+    BatchInput,
+    encode_metadata,
+    position_of,
+)
+from tidegate.state_store.ledger.commit_witness import Mark, Witness
+from tidegate.state_store.ledger.counted_files import TakenFile, files_in
+from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
+from tidegate.state_store.ledger.tables import LEDGER
+from tidegate.state_store.operate import pruning
+from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend, Original
+from tidegate.state_store.operate.pruning import Pruned, PrunedRanges, Removal
+from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds, registration, retirement
+from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
+from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
+from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
+from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus, Lag, changes
+from tidegate.state_store.read_ledger.batch_timeline import timeline
+from tidegate.state_store.read_ledger.commit_throughput import MOST_COMMITS, throughput
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
+from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
+from tidegate.state_store.read_states import executor_lookup, state_rows
+from tidegate.state_store.read_states.named_query_answers import Answer, ask
+from tidegate.state_store.read_states.state_rows import StateReader, rows_after, version_of
+from tidegate.state_store.read_states.transform_reads import QueriedState
+from tidegate.state_store.seal import attempts
+from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, AirflowTry, Attempt, Tracked
+from tidegate.state_store.seal.staging_tables import NO_TASK, StagedPartition, digest_statement
+from tidegate.state_store.states import history_state_view, key_lookup, partitions, range_partitions, state_tables
+from tidegate.state_store.states.key_lookup import get
+from tidegate.state_store.states.state_tables import changes_table_of, state_table_of
+
+__all__ = [
+    "HOME_VARIABLE",
+    "LEDGER",
+    "LONGEST_SILENCE_SECONDS",
+    "MAX_BYTES",
+    "MAX_METADATA_BYTES",
+    "MAX_TXID",
+    "MOST_COMMITS",
+    "NO_TASK",
+    "PHASES",
+    "QUARANTINED",
+    "STACK_FOLDER",
+    "VERSION_TABLE",
+    "WINDOW",
+    "AirflowTry",
+    "Answer",
+    "Attempt",
+    "BatchFilter",
+    "BatchHistory",
+    "BatchInput",
+    "BatchStatus",
+    "CheckedBatch",
+    "ColumnType",
+    "Commit",
+    "KeyColumn",
+    "Lag",
+    "LedgerReader",
+    "Mark",
+    "Mend",
+    "Mode",
+    "Moment",
+    "NewInput",
+    "NotStarted",
+    "Original",
+    "Phase",
+    "PipelineMeasures",
+    "PipelineSpec",
+    "Pruned",
+    "PrunedRanges",
+    "QuarantineSpec",
+    "QueriedState",
+    "Redo",
+    "Removal",
+    "ReplanNeeded",
+    "Request",
+    "Retirement",
+    "SearchResult",
+    "SourceKind",
+    "SourceMetadata",
+    "Staged",
+    "StagedPartition",
+    "StateKind",
+    "StateRead",
+    "StateReader",
+    "StateSpec",
+    "TakenFile",
+    "Tracked",
+    "Turn",
+    "UpdateBatch",
+    "ValueColumn",
+    "WindowSpec",
+    "Witness",
+    "ask",
+    "attempts",
+    "batch_details",
+    "batch_search",
+    "batch_status",
+    "changes",
+    "changes_table_of",
+    "combine_batches",
+    "commit_witness",
+    "connect",
+    "copy_partition",
+    "copy_rows",
+    "cursors",
+    "declaration_changes",
+    "digest_statement",
+    "encode_metadata",
+    "errors",
+    "event_windows",
+    "exactly_once",
+    "executor_lookup",
+    "files_in",
+    "followed_as",
+    "get",
+    "history_state_view",
+    "key_lookup",
+    "measures",
+    "merge_expressions",
+    "merge_into_states",
+    "ordered_commit",
+    "partitions",
+    "parts_of",
+    "pipeline_overview",
+    "position_of",
+    "prepare_times",
+    "project",
+    "pruning",
+    "quarantined_records",
+    "range_partitions",
+    "rebuilds",
+    "registration",
+    "retirement",
+    "rows_after",
+    "schema_revision",
+    "set_limits",
+    "spec_of",
+    "state_rows",
+    "state_table_of",
+    "state_tables",
+    "store",
+    "tables",
+    "throughput",
+    "timeline",
+    "translate",
+    "version_of",
+]
