@@ -267,6 +267,7 @@ def test_a_column_that_goes_takes_its_values_along(team: Team, divided: bool) ->
     team.check()
 
 
+@pytest.mark.soak
 def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, divided: bool, server: Any) -> None:
     """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
     team.migrate(COME, version=2, divided=divided)
@@ -296,6 +297,7 @@ def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, di
 # nothing is written again, and locks are short
 
 
+@pytest.mark.soak
 def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
     """Of thousands of rows: the files of each table stay, and so does their size."""
     team.asked(
@@ -312,6 +314,7 @@ def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
         assert team.asked(files) == before
 
 
+@pytest.mark.soak
 def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives up, having changed nothing."""
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.3)
@@ -419,6 +422,7 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
 # what people made
 
 
+@pytest.mark.soak
 def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
     """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
     team.asked(
@@ -477,6 +481,7 @@ def test_the_column_that_divides_a_table_stays(team: Team, divided: bool) -> Non
     ]
 
 
+@pytest.mark.soak
 def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divided: bool) -> None:
     """One migration does both; a table that is made again has the column."""
     team.migrate(RENAMED, version=2, divided=not divided)
@@ -486,6 +491,7 @@ def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divide
     team.check()
 
 
+@pytest.mark.soak
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team, divided: bool) -> None:
     """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
     gone: PipelineSpec = declare(GONE, version=2, divided=divided).spec

@@ -479,6 +479,7 @@ def test_what_depends_on_a_partition_keeps_it(totals: Callable[..., Totals]) -> 
     flow.check(2)
 
 
+@pytest.mark.soak
 def test_a_removal_beside_commits_and_a_follower_takes_nothing_from_either(
     totals: Callable[..., Totals], settings: Settings, register: Callable[..., None]
 ) -> None:

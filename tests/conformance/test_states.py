@@ -386,6 +386,7 @@ def test_a_key_in_two_staged_partitions_is_refused(
     assert contents(settings) == before
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: StateKind) -> None:
     """Two batches with several records per key, some without key or amount."""
@@ -402,6 +403,7 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: S
     assert f.state("overall") == {None: (14, 8, 30, 1, 7, Decimal("3.75"), 0, None, [1, 2, 5, 7], [0, 4, 4])}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_empty_batches_commit_and_a_global_state_gets_its_zero_once(flow: Begin, kind: StateKind) -> None:
     """A batch without records has a txid, commits and advances the cursor; a grouped state stays as it is."""
@@ -519,7 +521,7 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 
 
 @pytest.mark.promise("I13", "decision:0010")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
     """Keys that it lacks go back to their old values, or disappear if the txid had created them (I13)."""
@@ -624,7 +626,7 @@ def test_a_redo_without_a_new_sealed_attempt_changes_nothing(flow: Begin, settin
 
 
 @pytest.mark.promise("I1")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE, ids=[f"{source} into {state}" for source, state in EXACTLY_ONCE])
 def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any, seed: int) -> None:

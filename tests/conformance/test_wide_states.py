@@ -22,7 +22,7 @@ WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", WIDE)
 def test_a_state_may_have_very_many_columns(settings: Settings, register: Callable[..., None], kind: str) -> None:
     """Batches count one by one and, where that is possible, together."""
@@ -66,6 +66,7 @@ def committed(f: Flow, batches: Batches, *, together: bool) -> list[Any]:
 
 
 @pytest.mark.promise("performance:first-column-of-order-is-compared-before")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, together: bool

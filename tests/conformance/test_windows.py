@@ -183,7 +183,7 @@ ORIGINS = {
 
 
 @pytest.mark.promise("I22", "decision:0032")
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_after_each_batch_are_those_of_plain_python(
@@ -235,6 +235,7 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(settings: Settings, re
     f.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
 def test_all_rows_may_share_one_key_and_a_key_may_be_null(
     settings: Settings, register: Callable[..., None], keys: tuple[str | None, ...]
@@ -269,7 +270,7 @@ TAKEN = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 def test_states_and_columns_may_have_any_name(settings: Settings, register: Callable[..., None], name: str) -> None:
     """In the key and as aggregates: whatever a commit calls its own columns, none is taken for another."""
@@ -387,6 +388,7 @@ def test_a_redo_takes_back_windows_watermark_and_what_became_final(settings: Set
     f.close()
 
 
+@pytest.mark.soak
 def test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late(
     settings: Settings, register: Callable[..., None]
 ) -> None:

@@ -166,7 +166,7 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", ONE or range(400 if IS_LONG else 6))
 def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
     """Plans race with writers; meanwhile rows that were read are deleted, and the table is rewritten and altered."""
@@ -242,6 +242,7 @@ MISHAPS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", ONE or range(50 * len(MISHAPS) if IS_LONG else len(MISHAPS)))
 def test_a_mishap_is_refused_or_costs_nothing(shop: Shop, seed: int) -> None:
     """After a mishap between two plans, each row is read once, compared by SQL, or the plan refuses."""
