@@ -237,7 +237,7 @@ def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
             [row[part.column] for row in group if row[part.column] is not None] if part.column else group
             for part in state.parts
         ]
-        totals = {"count": len, "sum": lambda values: sum(values) if values else None}
+        totals = {"count": len, "sum": sum}
         yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]  # type: ignore[operator]
 
 

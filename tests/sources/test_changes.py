@@ -109,7 +109,7 @@ def divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.promise("decision:0029")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limits", [{}, {"max_txids": 1}, {"max_rows": 2}], ids=["one range", "txid by txid", "two rows"])
 @pytest.mark.usefixtures("divided")
 def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:
@@ -151,7 +151,7 @@ def test_a_global_state_is_followed_too(inbox: Inbox, upstream: Pipeline, follow
     assert [(row["amount"], row["before"]) for row in inbox.rows(follower, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.soak
 @pytest.mark.usefixtures("divided")
 def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]) -> None:
     """A -> B* -> C -> D*: two committers in the middle, and the last one still has each change once."""
@@ -289,7 +289,7 @@ def copies(inbox: Inbox, follower: Pipeline) -> list[tuple[Any, ...]]:
     return sorted(rows, key=repr)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
@@ -516,6 +516,7 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
         steps.plan(inbox.settings, follower, run_id="again")
 
 
+@pytest.mark.soak
 def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """It carries along the range before it, from which on changes are kept for a redo."""
     follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})

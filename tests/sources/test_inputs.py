@@ -184,6 +184,7 @@ def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
 
 
+@pytest.mark.soak
 def test_a_check_of_records_covers_the_rows_that_are_joined(folders: Folders) -> None:
     """But not those of the reference, which have other columns."""
     source = Inputs({"a": files("a"), "planes": PLANES})

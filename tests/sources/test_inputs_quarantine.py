@@ -149,6 +149,7 @@ def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None
     assert folders.state(pipeline) == summed([("x", 1), ("x", 3), ("y", 4), ("z", 5)])
 
 
+@pytest.mark.soak
 def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
     """A record that another one replaces is noticed, as of any replay (I11); what was taken up is counted."""
     write(folders, "a", "1.csv", ["name,amount", "x,one"])
@@ -177,6 +178,7 @@ def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
     assert "2 records were taken out of quarantine for this batch, but 1 are there" in message
 
 
+@pytest.mark.soak
 def test_records_without_a_place_have_their_inputs_name(folders: Folders) -> None:
     """A source whose records have no origin of their own is named; NULL where a state has none is set aside."""
     lists = FixedBatches([[("x", 1), (None, 2)], [("y", -3)]], SCHEMA)
@@ -361,6 +363,7 @@ def united_with_itself(inputs: Any) -> Any:
     )
 
 
+@pytest.mark.soak
 def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
     """A join of one input with itself is that of a single source, which sees the rows of its batch."""
     pipeline = declare(folders, Inputs({"a": files("a"), "b": files("b")}), transform=united_with_itself)
@@ -373,6 +376,7 @@ def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
     assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
 
 
+@pytest.mark.soak
 def test_a_replay_that_has_waited_is_refused_when_inputs_are_joined_meanwhile(folders: Folders) -> None:
     """Also where bad records block now: the record would still miss its partner."""
     source = Inputs({"a": files("a"), "b": files("b")})
@@ -448,6 +452,7 @@ def dying(
     assert len(deaths.points) > 1
 
 
+@pytest.mark.soak
 def test_a_crash_at_any_statement_of_opening_a_replay_takes_up_all_records_or_none(
     folders: Folders, server: Server, register: Callable[..., None]
 ) -> None:
@@ -469,6 +474,7 @@ def test_a_crash_at_any_statement_of_opening_a_replay_takes_up_all_records_or_no
     assert opened > 0
 
 
+@pytest.mark.soak
 def test_a_crash_at_any_statement_of_a_replays_commit_leaves_the_state_of_a_clean_one(
     folders: Folders, server: Server, register: Callable[..., None]
 ) -> None:
