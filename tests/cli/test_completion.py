@@ -51,7 +51,7 @@ def offered(words: str, **environment: str) -> list[str]:
     """Return what the command line offers to bash after these words, in the project of the examples, without a database."""
     asked = {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(shlex.split(words)) - 1)}
     done = in_process.run([], {HOME_VARIABLE: str(EXAMPLES), **asked, **environment}, EXAMPLES)
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
 
 
