@@ -135,7 +135,16 @@ def _start(home: Path, extras: tuple[str, ...]) -> None:
         environment.setenv("JDK_JAVA_OPTIONS", QUICK_TO_COMPILE)
         embedded.up(Settings.load(environ), without_airflow=True, extras=extras)
     do_not_sync(Settings.load(environ))
+    log_in_quickly(Settings.load(environ))
     show_transactions(Settings.load(environ))
+
+
+def log_in_quickly(settings: Settings) -> None:
+    """Let passwords be hashed once instead of 4,096 times: tests connect tens of thousands of times."""
+    lines = [line for file in (settings.stack_folder / "secrets").glob("pgpass*") for line in file.read_text().splitlines()]
+    alter = sql.SQL("SET scram_iterations = 1; ALTER ROLE {} PASSWORD {}")
+    for role, password in {tuple(line.split(":")[3:5]) for line in lines}:
+        Server(settings).execute(alter.format(sql.Identifier(role), sql.Literal(password)))
 
 
 def do_not_sync(settings: Settings) -> None:
