@@ -1,6 +1,7 @@
 """Errors of ours that Spark's tasks and expressions raise: Spark passes on only text, with class and message after MARK."""
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from tidegate.state_store.base import errors
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 MARK = "TIDEGATE_ERROR"
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def reported(error: TidegateError) -> ValueError:
@@ -37,4 +39,5 @@ def reported_in(error: Exception) -> TidegateError | None:
     if start < 0:
         return None
     report: dict[str, Any] = json.JSONDecoder().raw_decode(text, start + len(MARK) + 1)[0]
-    return getattr(errors, report["error"])(report["message"].format(**report))  # type: ignore[no-any-return]
+    values = {name: CONTROL.sub(lambda found: repr(found[0])[1:-1], str(value)) for name, value in report.items()}  # one line
+    return getattr(errors, report["error"])(report["message"].format(**values))  # type: ignore[no-any-return]

@@ -320,7 +320,7 @@ def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
     def with_total(rows: Any) -> Any:
         found = state_query(rows, "inbox.total", columns={"all": "all_before", "different": "names_before"})
         found = state_query(found, "inbox.total", columns={"names": "names", "amounts_p50": "median"})
-        return found.selectExpr("amount", "all_before", "names", "names_before", "CAST(median AS bigint) AS median")
+        return found.selectExpr("name", "amount", "all_before", "names", "names_before", "CAST(median AS bigint) AS median")
 
     columns = {"amount": "bigint", "all_before": "bigint", "names": "text", "names_before": "bigint", "median": "bigint"}
     pipeline = declare(

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from tests import steps
 from tests.jobs.conftest import Tables, offenders, source_of
 from tests.sources.conftest import Inbox, inbox
-from tests.sources.shop import Shop, shop
+from tests.sources.shop import Shop, shop, shops
 from tests.store import key_lookup
 from tidegate.commands.show.inspect_verbs import get, inspect
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, PostgresTable, State, Sum
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import MalformedRecord, UsageError
 
-__all__ = ["inbox", "shop"]  # fixtures
+__all__ = ["inbox", "shop", "shops"]  # fixtures
 
 OWNERS = [uuid.UUID(int=0), uuid.UUID(int=2**128 - 1), uuid.UUID("0a000000-0000-0000-0000-00000000000b"), None]
 WALL = [
