@@ -49,7 +49,9 @@ def tidegate(server: Server, *arguments: str) -> dict:
     """Run a verb of the command line with --json on the same ledger."""
     done = in_process.run([*arguments, "--json"], server.environment, server.home)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    # Airflow's app runs in threads of this process, and may log to the same output meanwhile.
+    found: dict = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
+    return found
 
 
 def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
