@@ -30,7 +30,7 @@ from benchmarks import events
 from benchmarks.harness import Bar, Bench, Figure, compared
 from benchmarks.project import Project, stack_without_airflow
 from tests import steps
-from tests.conftest import Server
+from tests.servers import Server
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.read import FileReader

@@ -30,7 +30,8 @@ from benchmarks.harness import Bar, Bench, Figure, compared, timed
 from benchmarks.pipelines import USERS
 from benchmarks.project import Project, publish, repeated, share_of_memory, stack_without_airflow
 from tests import steps
-from tests.conftest import COMMAND, Server
+from tests.conftest import COMMAND
+from tests.servers import Server
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.state_store import StateStore

@@ -17,7 +17,8 @@ import psycopg2
 import sqlalchemy as sa
 
 from benchmarks.pipelines import PIPELINES
-from tests.conftest import register_pipelines, running_stack
+from tests.conftest import register_pipelines
+from tests.servers import running_stack
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient

@@ -23,16 +23,7 @@ from tests.layers import (  # noqa: F401 - hooks of this file
 )
 from tests.postgres_versions import running_version
 from tests.reaper import die_with_make, pytest_configure, pytest_unconfigure  # noqa: F401 - hooks of this file
-from tests.servers import (  # noqa: F401 - others find them here
-    Server,
-    do_not_sync,
-    fetch_kafka,
-    migrated_database,
-    running_stack,
-    shared_stack,
-    shared_template,
-    show_transactions,
-)
+from tests.servers import Server, fetch_kafka, shared_stack, shared_template, show_transactions
 from tests.store import registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from tests.reaper import SET_DEATH_SIGNAL, die_with_make
+from tests.reaper import die_with_make, die_with_parent
 
 SET_CHILD_SUBREAPER = 36  # of prctl(2): orphaned descendants become children of this process, whose times it then learns
 PATIENCE_SECONDS = 30
@@ -28,13 +28,13 @@ def main(command: Sequence[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
     started = time.monotonic()
-    child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: PLW1509 - there is one thread
+    child = subprocess.Popen(command, preexec_fn=die_with_parent)  # noqa: PLW1509 - there is one thread
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     code = _await(child.pid)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        _bury(os.WNOHANG)
+        _bury()
         time.sleep(0.1)
     for process in left:
         sys.stderr.write(f"Left behind: {process}\n")
@@ -52,17 +52,12 @@ def _await(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _bury(options: int) -> None:
+def _bury() -> None:
     try:
-        while os.waitpid(-1, options) != (0, 0):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
     except ChildProcessError:
         pass
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 if __name__ == "__main__":

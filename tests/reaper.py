@@ -101,11 +101,17 @@ def reap_the_dead() -> None:
             note.unlink(missing_ok=True)
 
 
+def die_with_parent() -> None:
+    """Let the system end this process when the one that started it ends, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
 def die_with_make() -> None:
     """End these tests when the `make` that runs them is killed: they would go on unseen."""
     parent = psutil.Process().parent()
     if sys.platform == "linux" and "MAKELEVEL" in os.environ and parent and parent.name() in {"make", "gmake"}:
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
+        die_with_parent()
         if os.getppid() != parent.pid:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import DataFrame
 
 from tests import steps
-from tests.conftest import Server, copied
+from tests.conftest import copied
 from tests.crashes import Crash, EachPoint, FaultPlan
+from tests.servers import Server
 from tests.sources.feeds import FEEDS, TableFeed
 from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State, Sum

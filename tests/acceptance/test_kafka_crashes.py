@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_every_source import die_everywhere, die_in_turn, oracle, pipeline_over, race, stored
-from tests.conftest import Server
+from tests.servers import Server
 from tests.sources.beside_kafka import server
 from tests.sources.feeds import KafkaFeed
 from tidegate.jobs import Pipeline

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandLine, write_flights
-from tests.conftest import Server
+from tests.servers import Server
 from tidegate.explain import error_pages
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"

@@ -12,7 +12,8 @@ import psycopg2
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file
-from tests.conftest import Server, copied
+from tests.conftest import copied
+from tests.servers import Server
 from tests.store import HOME_VARIABLE, PipelineSpec
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cli.conftest import CommandLine, check_schema, write_flights
-from tests.conftest import Server
+from tests.servers import Server
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 STORY = "This database was restored, promoted or copied: commits of flights after txid 1 may be lost."

@@ -20,7 +20,7 @@ import pytest
 from psycopg2 import sql
 
 from tests.cli.conftest import CommandLine
-from tests.conftest import Server
+from tests.servers import Server
 from tests.store import Attempt, Tracked, encode_metadata
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore

@@ -23,9 +23,10 @@ import psutil
 import psycopg2
 from psycopg2 import sql
 
-from tests.conftest import COMMAND, Server
+from tests.conftest import COMMAND
 from tests.end_to_end.conftest import FLIGHTS_FROM_RAW_FILES, wait_for
 from tests.examples import copy_examples
+from tests.servers import Server
 from tidegate.airflow_client import AirflowClient
 from tidegate.jobs import Pipeline
 from tidegate.stack.components import server_process as components

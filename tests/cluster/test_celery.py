@@ -25,8 +25,9 @@ from tests.cluster.celery_fixtures import (
     trigger_when_read,
     wait_until_ready,
 )
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
+from tests.servers import Server
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
 

@@ -26,9 +26,10 @@ from tests.cluster.celery_fixtures import (
     wait_until_ready,
 )
 from tests.cluster.managed_postgres import beside_spark, running_pair
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
 from tests.end_to_end.conftest import wait_for
 from tests.integration.conftest import until
+from tests.servers import Server
 from tidegate import migrations
 from tidegate.state_store import Settings
 

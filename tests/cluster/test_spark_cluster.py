@@ -28,8 +28,9 @@ from psycopg2 import sql
 
 from tests.cluster.managed_postgres import Authority, demand_tls
 from tests.cluster.spark_cluster import REPOSITORY, Gate, SparkCluster, small_cluster, standalone_cluster, wait_until
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
 from tests.postgres_versions import AnyPostgres, running
+from tests.servers import Server
 from tidegate import migrations, sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute import shortcuts

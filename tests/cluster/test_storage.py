@@ -7,7 +7,8 @@ import psycopg2
 import pytest
 
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
+from tests.servers import Server
 from tests.sources.beside_store import server, template
 from tests.sources.feeds import ObjectsFeed
 from tests.sources.s3 import Bucket, many_objects, pages_asked_for, plan_many, set_count

@@ -19,8 +19,9 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.conftest import Server, shared_template, show_transactions, usual_server
+from tests.conftest import usual_server
 from tests.postgres_versions import running_version
+from tests.servers import Server, shared_template, show_transactions
 from tests.store import (
     QUARANTINED,
     Attempt,

@@ -19,9 +19,9 @@ from psycopg2 import sql
 from tests import steps
 from tests.acceptance.conftest import SALES, write_sales
 from tests.conformance.conftest import BOTH_POSTGRES, Stream
-from tests.conftest import Server
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, until, waiting
+from tests.servers import Server
 from tests.store import Lag, Request, registration, tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline

@@ -8,8 +8,8 @@ from psycopg2 import sql
 
 from tests import steps
 from tests.conformance.test_plans import ASKED, NOT_THERE, fail, raising, row
-from tests.conftest import Server
 from tests.lone_stack import server, stack, template
+from tests.servers import Server
 from tidegate.state_store import Settings
 
 __all__ = ["server", "stack", "template"]  # fixtures

@@ -16,8 +16,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from psycopg2 import sql
 
-from tests.conftest import Server
 from tests.dags.conftest import CLICKS, Batches
+from tests.servers import Server
 from tests.store import WINDOW, Turn
 from tidegate.dags import batch_trigger
 from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger

@@ -16,8 +16,9 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 
-from tests.conftest import COMMAND, do_not_sync
+from tests.conftest import COMMAND
 from tests.examples import EXAMPLES, copy_examples
+from tests.servers import do_not_sync
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from tests.conftest import fetch_kafka
 from tests.end_to_end.conftest import Project, wait_for
+from tests.servers import fetch_kafka
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.state_store import Settings
 

@@ -26,13 +26,13 @@ import psycopg2
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.conftest import COMMAND, do_not_sync
+from tests.conftest import COMMAND
 from tests.end_to_end import kinds
 from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
 from tests.page.browsers import Trouble, Visit, dialog_of, focused, launched, needs_chromium, row_of, tab_to
 from tests.readme.console import Shell, blocks
 from tests.readme.test_readme import OWN, README, STACK
-from tests.servers import QUICK_TO_COMPILE
+from tests.servers import QUICK_TO_COMPILE, do_not_sync
 from tests.stack.conftest import Stack, occupied, session  # noqa: F401 - occupied is a fixture
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate.airflow_client import AirflowClient

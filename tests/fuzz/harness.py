@@ -35,7 +35,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
+from tests.servers import Server
 from tests.sources.in_process import ThisProcess
 from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Server
 from tests.fuzz.csv_inputs import Csv
 from tests.fuzz.harness import Format, Fuzz
 from tests.fuzz.json_inputs import Json
 from tests.fuzz.text_inputs import Text
+from tests.servers import Server
 
 FORMATS: list[Format] = [Csv(), Json(), Text()]
 SEED = int(os.environ.get("FUZZ_SEED", "1"))

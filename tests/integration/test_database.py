@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
-from tests.conftest import Server
+from tests.servers import Server
 from tests.store import set_limits, translate
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.conftest import Server
 from tests.integration.test_migrations import shape
+from tests.servers import Server
 from tests.store import PipelineSpec, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Files, History, Pipeline

@@ -9,8 +9,8 @@ from decimal import Decimal
 import psycopg2
 import pytest
 
-from tests.conftest import Server
 from tests.integration.conftest import Tally
+from tests.servers import Server
 from tests.store import Tracked, key_lookup, prepare_times, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State

@@ -18,8 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests.checkout import copy_to
-from tests.conftest import Server
 from tests.integration.conftest import Execute, Tally, until
+from tests.servers import Server
 from tests.store import ColumnType, KeyColumn, ValueColumn, project, schema_revision, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum

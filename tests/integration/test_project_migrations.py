@@ -12,8 +12,9 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY
+from tests.servers import Server
 from tests.store import project
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, State

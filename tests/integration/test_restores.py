@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Server, register_pipelines
+from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.servers import Server
 from tests.store import Mark, Witness, commit_witness, cursors
 from tidegate import migrations
 from tidegate.stack.components import server_process as components

@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tests.conftest import Server, copied
+from tests.conftest import copied
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.servers import Server
 from tests.store import (
     Attempt,
     LedgerReader,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from tests.conftest import Server
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.servers import Server
 from tests.store import (
     WINDOW,
     ColumnType,

@@ -7,8 +7,9 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-from tests.conftest import Server, copied
+from tests.conftest import copied
 from tests.integration.conftest import Execute, Tally, contents
+from tests.servers import Server
 from tests.store import registration, state_tables, tables
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore

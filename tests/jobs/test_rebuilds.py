@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.conftest import Server
 from tests.integration.conftest import Tally
+from tests.servers import Server
 from tests.steps import plan, redo
 from tests.store import (
     HOME_VARIABLE,

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests import steps
-from tests.conftest import Server
 from tests.integration.conftest import Tally
 from tests.jobs.conftest import Tables, offenders
+from tests.servers import Server
 from tests.store import Attempt, NotStarted, QueriedState, StateRead, Tracked, registration
 from tidegate.explain.why import explain
 from tidegate.jobs import (

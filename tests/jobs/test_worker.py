@@ -12,6 +12,7 @@ from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, run_once, stored_state, write_sales
 from tests.store import Commit, state_tables, tables
+from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.processing import Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -54,6 +55,17 @@ def commit(settings: Settings, txid: int) -> Commit:
 
 
 # ------------------------------------------------------------------------------------------------------------- plan
+
+
+def test_each_ledger_has_a_spark_session_of_its_own(settings: Settings) -> None:
+    """Pipelines of one name in two ledgers do not interrupt each other; a ledger's own batches share a session."""
+    ledgers = (settings, settings, replace(settings, pg_database="another"), replace(settings, pg_host="another"))
+    found = []
+    for ledger in ledgers:
+        with spark_session(ledger, "inbox") as session:
+            found.append(session.session_id)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 def test_only_added_files_are_read(settings: Settings) -> None:

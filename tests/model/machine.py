@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -18,6 +19,10 @@ from tests.model import invariants, operations
 from tests.model.actors import ALL_KINDS, VERSIONS, Actors, Call, Did, Fault, Handle, Kinds, expected
 from tests.model.core import World
 
+# How histories are made, whoever says how many.
+HISTORIES = settings(
+    deadline=None, database=None, phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck)
+)
 MOST_RECORDS = 50  # the sum of their bits has to fit into a bigint
 STATEMENTS = 25  # few steps have more
 

@@ -10,11 +10,11 @@ import sys
 import time
 from collections import Counter
 
-from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis import Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.database import running_actors
-from tests.model.machine import Disagreement, StoreMachine, TimeIsUp
+from tests.model.machine import HISTORIES, Disagreement, StoreMachine, TimeIsUp
 from tests.model.shorten import shorten
 
 HISTORIES_AT_ONCE = 200  # of one seed
@@ -48,14 +48,11 @@ def prove(minutes: float, first_seed: int) -> int:
 
 
 _SETTINGS = settings(
+    HISTORIES,
     max_examples=HISTORIES_AT_ONCE,
     stateful_step_count=STEPS,
-    deadline=None,
-    database=None,
-    phases=(Phase.generate, Phase.shrink),
     report_multiple_bugs=False,
     verbosity=Verbosity.quiet,
-    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -4,15 +4,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.actors import Actors
 from tests.model.database import running_actors
-from tests.model.machine import StoreMachine
+from tests.model.machine import HISTORIES, StoreMachine
 
 SEED = int(os.environ.get("MODEL_SEED", "1"))
-HISTORIES, STEPS = 80, 20
+EXAMPLES, STEPS = 80, 20
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,9 @@ def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.Captu
     try:
         run_state_machine_as_test(
             machine,
-            settings=settings(
-                max_examples=HISTORIES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                phases=(Phase.generate, Phase.shrink),
-                suppress_health_check=list(HealthCheck),
-            ),
+            settings=settings(HISTORIES, max_examples=EXAMPLES, stateful_step_count=STEPS),
         )
     finally:
         with capsys.disabled():
             print(f"\nseed {SEED} (MODEL_SEED): {StoreMachine.fired['histories']} histories")  # noqa: T201
-    assert StoreMachine.fired["commit: committed"] > HISTORIES / 4, "it does something"
+    assert StoreMachine.fired["commit: committed"] > EXAMPLES / 4, "it does something"

@@ -9,9 +9,10 @@ from subprocess import Popen
 
 import psutil
 
-from tests.conftest import do_not_sync, register_pipelines
+from tests.conftest import register_pipelines
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords
+from tests.servers import do_not_sync
 from tidegate import migrations
 from tidegate.stack.components import server_process as components
 from tidegate.stack.components.server_process import Component, log_file

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import Server
+from tests.servers import Server
 from tidegate.state_store import Settings
 
 __all__ = ["server"]

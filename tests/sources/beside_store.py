@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.conftest import Server, migrated_database
+from tests.servers import Server, migrated_database
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.state_store import Settings
 

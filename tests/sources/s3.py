@@ -18,8 +18,8 @@ import obstore
 import pytest
 from obstore.store import S3Store
 
-from tests.conftest import running_stack
 from tests.jars import fetch_or_skip
+from tests.servers import running_stack
 from tidegate.jobs.sources.files.stores import object_places
 from tidegate.stack.components import java_libraries
 from tidegate.stack.components.server_process import reserve_port, wait_until

@@ -15,7 +15,7 @@ from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
 
 if TYPE_CHECKING:  # Spark's tasks may import this module, and tests.conftest would take away their PG* variables
-    from tests.conftest import Server
+    from tests.servers import Server
 
 DEADLINE_SECONDS = 60
 SCHEMA = {"id": "bigint", "name": "string", "amount": "int"}

@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from pyspark.sql import functions as F
 
 from tests import steps
-from tests.conftest import Server, copied
+from tests.conftest import copied
 from tests.crashes import Crash, EachPoint, FaultPlan
+from tests.servers import Server
 from tests.sources.conftest import PER_NAME, SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
 from tests.store import Mend

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.conftest import Server
 from tests.lone_stack import kafka_stack, stack
+from tests.servers import Server
 from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, topic
 from tests.store import Attempt
 from tidegate.jobs.compute.sessions.session import spark_session

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
-from tests.conftest import Server
+from tests.servers import Server
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, stack_beside_s3

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.errors import PySparkException
 
 from tests import steps
-from tests.conftest import Server
+from tests.servers import Server
 from tests.store import Attempt
 from tidegate.jobs import Count, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session

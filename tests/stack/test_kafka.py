@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.conftest import fetch_kafka
+from tests.servers import fetch_kafka
 from tests.sources.s3 import spark_packages
 from tests.stack.conftest import Stack
 from tests.stack.test_stack import assert_ends

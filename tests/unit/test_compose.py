@@ -24,8 +24,8 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.conftest import fetch_kafka
 from tests.examples import EXAMPLES
+from tests.servers import fetch_kafka
 from tests.store import HOME_VARIABLE
 from tidegate import migrations
 from tidegate.jobs.registry import all_pipelines
