@@ -18,7 +18,6 @@ import sqlalchemy as sa
 
 from benchmarks.pipelines import PIPELINES
 from tests.conftest import register_pipelines
-from tests.servers import running_stack
 from tidegate import migrations
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -200,7 +199,7 @@ def publish(folder: Path, names: Collection[str]) -> None:
 def stack_without_airflow(home: Path) -> Iterator[Project]:
     """Run Postgres and Spark only."""
     home.mkdir(parents=True, exist_ok=True)
-    with running_stack(home) as settings:
+    with _running({"TIDEGATE_HOME": str(home)}, without_airflow=True) as settings:
         yield Project(home, settings)
 
 
@@ -220,11 +219,18 @@ def project(home: Path, names: Collection[str]) -> Iterator[Project]:
         # On the path of Airflow's processes from their start, like an installed package.
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(packages),
     }
+    with _running(environ) as settings:
+        made = Project(home, settings)
+        made.register(*(PIPELINES[name] for name in names))
+        yield made
+
+
+@contextmanager
+def _running(environ: Mapping[str, str], *, without_airflow: bool = False) -> Iterator[Settings]:
+    """Run a stack as users do: with Java's second compiler, and a Postgres that syncs, which the stacks of tests lack."""
     with mock.patch.dict(os.environ, environ):
-        embedded.up(Settings.load())
+        embedded.up(Settings.load(), without_airflow=without_airflow)
         try:
-            made = Project(home, Settings.load())
-            made.register(*(PIPELINES[name] for name in names))
-            yield made
+            yield Settings.load()
         finally:
             embedded.down(Settings.load(), delete_data=True)
