@@ -16,6 +16,10 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 
 OWNER = "tidegate_owner"
+CREATE_TRIGGER = (
+    "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.per_shop "
+    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
+)
 
 
 @pytest.fixture
@@ -37,11 +41,7 @@ def put_back(as_role: Execute, rows: str) -> None:
     as_role(OWNER, "CREATE TABLE state.per_shop (LIKE public.form INCLUDING ALL)")
     as_role(OWNER, f"INSERT INTO state.per_shop SELECT * FROM public.dump WHERE {rows}")
     as_role(OWNER, "GRANT SELECT, INSERT, UPDATE ON state.per_shop TO tidegate")
-    as_role(
-        OWNER,
-        "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.per_shop "
-        "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()",
-    )
+    as_role(OWNER, CREATE_TRIGGER)
 
 
 # What a pipeline does next: plan, begin an attempt, commit, and what an operator may do.
@@ -206,22 +206,22 @@ def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_r
 @pytest.mark.parametrize(
     ("statement", "back"),
     [
-        ("DISABLE TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE TRIGGER single_writer"),
-        ("ENABLE REPLICA TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE TRIGGER single_writer"),
-        ("DISABLE TRIGGER ALL", "ALTER TABLE state.per_shop ENABLE TRIGGER ALL"),
-        ("DISABLE TRIGGER single_writer", "ALTER TABLE state.per_shop ENABLE ALWAYS TRIGGER single_writer"),
+        ("{} DISABLE TRIGGER single_writer", "{} ENABLE TRIGGER single_writer"),
+        ("{} ENABLE REPLICA TRIGGER single_writer", "{} ENABLE TRIGGER single_writer"),
+        ("{} DISABLE TRIGGER ALL", "{} ENABLE ALWAYS TRIGGER single_writer"),
+        ("DROP TRIGGER single_writer ON state.per_shop", CREATE_TRIGGER),
     ],
 )
 def test_no_batch_commits_while_other_writers_are_not_refused(
     counted: Tally, as_role: Execute, statement: str, back: str
 ) -> None:
-    """A trigger that was disabled for a change by hand, and forgotten, would let any program write."""
-    as_role("postgres", f"ALTER TABLE state.per_shop {statement}")
+    """A trigger that was disabled or dropped for a change by hand, and forgotten, would let any program write."""
+    as_role("postgres", statement.format("ALTER TABLE state.per_shop"))
 
     with pytest.raises(GuardMismatch, match=r"trigger single_writer of table state\.per_shop is disabled or gone"):
         counted.commit(3)
 
-    as_role("postgres", back)
+    as_role("postgres", back.format("ALTER TABLE state.per_shop"))
     assert counted.commit(3).txid == 3
 
 
