@@ -100,8 +100,7 @@ class Shop:
     def wait_until_polling(self, times: int = 1) -> None:
         """Wait until the plan has looked for writers several times."""
         planner = (
-            "SELECT query_start FROM pg_stat_activity"
-            " WHERE application_name = 'tidegate plan' AND datname = current_database()"
+            "SELECT query_start FROM pg_stat_activity WHERE application_name = 'tidegate plan' AND datname = current_database()"
         )
         self.wait_until(f"{planner} AND query LIKE '%%virtualtransaction%%'", [])
         for _ in range(times):
