@@ -1,7 +1,7 @@
 """A shop: a database with orders, its writers, and the PostgresTable that reads it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ import psycopg2
 import pytest
 
 from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.postgres import plan as planning
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
@@ -52,6 +53,11 @@ class Shop:
         """Run one statement, committed when it returns."""
         self._owner.execute(statement, parameters)
         return self._owner.fetchall() if self._owner.description else []
+
+    def run(self, statements: str) -> None:
+        """Run statements, each a transaction of its own."""
+        for statement in statements.split("; "):
+            self.execute(statement)
 
     def sell(self, rows: int = 1) -> None:
         """Append rows, committed."""
@@ -108,6 +114,18 @@ class Shop:
             self.wait_until(f"{planner} AND query_start > %s::timestamptz + interval '150 ms'", [since])  # three looks
 
 
+def meanwhile(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
+    """Let something happen once, before a step of the next plan."""
+    original, acts = getattr(planning, step), [act]
+
+    def act_first(*arguments: Any) -> Any:
+        if acts:
+            acts.pop()()
+        return original(*arguments)
+
+    monkeypatch.setattr(planning, step, act_first)
+
+
 EMPTY = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
@@ -159,9 +177,11 @@ def expected(shop: Shop, table: str = "orders") -> list[dict]:
     return [dict(zip(("name", "lines", "amount"), row, strict=True)) for row in found]
 
 
-def refused(shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None) -> str:
-    """Plan, check that exactly this error is raised, and return its line."""
-    with pytest.raises(error) as refusal:
+def refused(
+    shop: Shop, source: PostgresTable, error: type[TidegateError], previous: dict | None = None, message: str | None = None
+) -> str:
+    """Plan, check that exactly this error is raised, and that its line has what matches; return the line."""
+    with pytest.raises(error, match=message) as refusal:
         shop.plan(source, previous)
     assert type(refusal.value) is error
     assert "\n" not in str(refusal.value)

@@ -4,16 +4,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
-from pyspark.errors import PySparkException
 
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected
@@ -21,17 +18,9 @@ from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
-from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, PostgresReader, parts_of
-from tidegate.jobs.sources.postgres.source_connection import connected, transaction
-from tidegate.jobs.spark.task_errors import reported_in
+from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
 from tidegate.state_store.base.errors import (
-    AccessRefused,
-    LockHeld,
     MalformedRecord,
-    SourceChanged,
-    SourceUnavailable,
-    SourceUnreadable,
-    TidegateError,
 )
 
 # ------------------------------------------------------------------------------------------------------- end to end
@@ -54,23 +43,16 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     """A row that was updated after the plan leaves its batch; the next one has its new values."""
     shop.sell(3)
     first = shop.planned(DATED)
-    shop.execute("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
+    plan = DATED.coordinator(shop.settings).initialize_transaction
+    # Planned again after its predecessor's new end it is never None, because the position would be lost.
+    again = plan(2, first, {**first, "after": ["2020-01-01 00:00:00+00", "1"]})
+    assert again == {**first, "after": first["to"], "splits": [], "rows": 0}
+    assert shop.rows(DATED, again) == []
+    shop.run("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
 
-    assert DATED.kind == "opaque"
     assert [row[1] for row in shop.rows(DATED, first)] == [1, 3]
     assert DATED.coordinator(shop.settings).initialize_transaction(1, None, first) == first
     assert [row[1:] for row in shop.rows(DATED, shop.planned(DATED, first))] == [(2, "n2", 99)]
-
-
-def test_an_opaque_batch_is_planned_again_after_its_predecessors_new_end(shop: Shop) -> None:
-    """It is never None, because the position would be lost: a batch without rows has the end of the last one."""
-    shop.sell(3)
-    first = shop.planned(DATED)
-    elsewhere = {**first, "after": ["2020-01-01 00:00:00+00", "1"]}
-
-    again = DATED.coordinator(shop.settings).initialize_transaction(2, first, elsewhere)
-    assert again == {**first, "after": first["to"], "splits": [], "rows": 0}
-    assert shop.rows(DATED, again) == []
 
 
 def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tuple]:
@@ -256,160 +238,6 @@ def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
     assert shop.ids(shop.planned(DATED, first), "written, id") == [1]
 
 
-def test_a_clock_that_was_put_back_is_refused(shop: Shop) -> None:
-    """Rows written now have times that were planned already."""
-    shop.sell()
-    ahead = {"after": None, "to": ["2999-01-01 00:00:00+00", "1"], "splits": [], "rows": 1}
-    with pytest.raises(SourceChanged, match="clock says"):
-        shop.plan(DATED, ahead)
-
-
-def test_hidden_transactions_are_refused(shop: Shop, tmp_path: Path) -> None:
-    """Without pg_read_all_stats open transactions are invisible; the error names the grant."""
-    role = f"{shop.settings.pg_database}_blind"
-    with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres"))) as administrator:
-        administrator.autocommit = True
-        cursor = administrator.cursor()
-        cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'blind'; GRANT SELECT ON orders, orders_id_seq TO {role}")
-        try:
-            passfile = tmp_path / "pgpass"
-            passfile.write_text("*:*:*:*:blind\n")
-            passfile.chmod(0o600)
-            place = {name: shop.settings.conninfo()[name] for name in ("host", "port", "dbname")}
-            connection = {**place, "user": role, "passfile": str(passfile)}
-            with pytest.raises(AccessRefused, match=f"GRANT pg_read_all_stats TO {role}"):
-                shop.plan(replace(DATED, connection=connection))
-            assert shop.plan(replace(ORDERS, connection=connection)) is None
-        finally:
-            cursor.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
-
-
-def test_sessions_that_do_not_show_their_transactions_are_refused(shop: Shop) -> None:
-    """track_activities = off hides the start of a session's transaction."""
-    shop.sell()
-    hidden = psycopg2.connect(**{**shop.settings.conninfo(user="postgres"), "options": "-c track_activities=off"})
-    with closing(hidden):
-        hidden.cursor().execute("SELECT 1")
-        with pytest.raises(SourceUnreadable, match="track_activities"):
-            shop.plan(DATED)
-
-
-# ------------------------------------------------------------------------------------------------------- conditions
-
-
-@pytest.mark.parametrize(
-    ("statements", "error", "message"),
-    [
-        (["ALTER SEQUENCE orders_id_seq CACHE 20"], SourceUnreadable, r"orders_id_seq has CACHE 20.*CACHE 1, then reconnect"),
-        (["INSERT INTO orders (id) VALUES (1000)"], SourceChanged, r"key 1000, but sequence .* is at 1.*setval"),
-        (
-            ["CREATE SEQUENCE mine CACHE 5", "ALTER TABLE orders ALTER id DROP IDENTITY, ALTER id SET DEFAULT nextval('mine')"],
-            SourceUnreadable,
-            "mine has CACHE 5",
-        ),
-        (
-            [
-                "ALTER TABLE orders DROP CONSTRAINT orders_pkey, ALTER id DROP IDENTITY, ALTER id DROP NOT NULL",
-                *["INSERT INTO orders DEFAULT VALUES"] * 2,
-            ],
-            MalformedRecord,
-            r"2 row\(s\) in which id IS NULL",
-        ),
-        (
-            ["ALTER TABLE orders RENAME TO sold", "CREATE MATERIALIZED VIEW orders AS SELECT * FROM sold"],
-            SourceUnreadable,
-            "materialized",
-        ),
-        (["ALTER TABLE orders RENAME TO sold"], SourceUnreadable, "Table orders is not as declared"),
-        (["ALTER TABLE orders DROP amount"], SourceUnreadable, 'column "amount" does not exist'),
-        (
-            ["ALTER TABLE orders ALTER amount TYPE numeric"],
-            SourceUnreadable,
-            "column amount is numeric, which cannot be read as int",
-        ),
-        (["REVOKE SELECT ON orders FROM tidegate_stager"], AccessRefused, "GRANT SELECT"),
-    ],
-)
-def test_tables_that_would_lose_rows_are_refused(
-    shop: Shop, statements: list[str], error: type[TidegateError], message: str
-) -> None:
-    """Every plan checks each condition of the promise that can be checked."""
-    shop.sell()
-    for statement in statements:
-        shop.execute(statement)
-    with pytest.raises(error, match=message) as refusal:
-        shop.plan(ORDERS)
-    assert type(refusal.value) is error
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(("value", "message"), [("NULL", "written IS NULL"), ("'infinity'", "written is infinite")])
-def test_rows_without_a_usable_time_are_refused(shop: Shop, value: str, message: str) -> None:
-    """No range would ever contain them."""
-    shop.execute("ALTER TABLE orders ALTER written DROP NOT NULL")
-    shop.execute(f"INSERT INTO orders (written) VALUES ({value})")
-    with pytest.raises(MalformedRecord, match=rf"1 row\(s\) in which {message}"):
-        shop.plan(DATED)
-
-
-def test_a_sequence_under_a_view_is_found(shop: Shop) -> None:
-    """A view's column does not name its origin, so all sequences of its tables must be in order."""
-    shop.execute("CREATE VIEW goods AS SELECT id + 0 AS id, name, amount FROM orders")
-    shop.sell()
-    assert shop.planned(replace(ORDERS, table="goods"))["to"] == ["1"]
-    shop.execute("ALTER SEQUENCE orders_id_seq CACHE 2")
-    with pytest.raises(SourceUnreadable, match="CACHE 2"):
-        shop.plan(replace(ORDERS, table="goods"))
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("DELETE FROM orders WHERE id = 3", r"9 row\(s\) up to 10, but 10"),
-        ("ALTER TABLE orders DROP amount", 'column "amount" does not exist'),
-        ("ALTER TABLE orders ALTER amount TYPE text", "column amount is text"),
-        ("DROP TABLE orders", 'relation "orders" does not exist'),
-    ],
-)
-def test_a_batch_that_cannot_be_replayed_halts(shop: Shop, inbox: Inbox, statement: str, message: str) -> None:
-    """Planned rows are gone: the error names the table."""
-    shop.sell(10)
-    pipeline = inbox.declare(ORDERS)
-    inbox.plan(pipeline, "run")
-    shop.execute(statement)
-    refusal = inbox.refused(pipeline, SourceChanged)
-    assert refusal.startswith("Table orders")
-    assert message.replace("\\", "") in refusal
-
-
-def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_port: Callable[[], int]) -> None:
-    """Both the plan and an executor raise an error that is retried."""
-    shop.sell()
-    metadata = shop.planned(ORDERS)
-    nowhere = {**shop.settings.conninfo(), "port": free_port()}
-    with pytest.raises(SourceUnavailable, match="Table orders cannot be read now"):
-        replace(ORDERS, connection=nowhere).coordinator(shop.settings).initialize_transaction(1, None, None)
-    with spark_session(inbox.settings, "inbox") as spark:
-        here = inbox.settings.conninfo(user="tidegate_stager")
-        emitter = PostgresReader(spark, ORDERS.selection, "transactional", conninfo=here, executors_conninfo=nowhere)
-        with pytest.raises(PySparkException) as failure:
-            emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata).collect()
-    explained = reported_in(failure.value)
-    assert isinstance(explained, SourceUnavailable)
-    assert "Table orders cannot be read now" in str(explained)
-    assert reported_in(ValueError("something else")) is None
-
-
-def test_a_lock_on_the_table_is_named_with_its_session(shop: Shop) -> None:
-    """The server answers, so the advice is not to bring it back; the plan is tried again."""
-    shop.sell()
-    with closing(psycopg2.connect(**shop.settings.conninfo(user="postgres"), application_name="psql")) as holder:
-        holder.cursor().execute("LOCK TABLE orders")
-        with pytest.raises(LockHeld, match=rf"held by session {holder.info.backend_pid} \(user postgres, application psql"):
-            shop.planned(ORDERS)
-    assert shop.planned(ORDERS)
-
-
 # ------------------------------------------------------------------------------------------------------- cutting
 
 
@@ -432,18 +260,13 @@ def test_batches_and_their_parts_are_disjoint_and_complete(shop: Shop) -> None:
 def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
     """A boundary between them would lose some: the batch grows instead."""
     source = replace(DATED, key="written", max_rows=2, partitions=2)
+    assert shop.plan(source) is None  # no txid is spent on an empty table
     for rows in (1, 4, 1):
         shop.sell(rows)
     batches = all_batches(shop, source)
 
     assert [batch["rows"] for batch in batches] == [5, 1]
     assert [row[1] for batch in batches for row in shop.rows(source, batch)] == [1, 2, 3, 4, 5, 6]
-
-
-def test_an_empty_table_has_no_batch(shop: Shop) -> None:
-    """No txid is spent on it."""
-    assert shop.plan(ORDERS) is None
-    assert shop.plan(DATED) is None
 
 
 def test_names_are_those_of_sql(shop: Shop) -> None:
@@ -465,104 +288,67 @@ def test_names_are_those_of_sql(shop: Shop) -> None:
         assert shop.rows(replace(ORDERS, table=table), shop.planned(replace(ORDERS, table=table))) == [(1, "n1", 1)]
 
 
-@pytest.mark.parametrize(
-    ("postgres_type", "spark_type", "keys"),
-    [
-        ("smallint", "smallint", [-32768, -1, 0, 32767]),
-        ("bigint", "bigint", [-(2**63), 0, 2**63 - 1]),
-        ("numeric", "decimal(38,10)", [Decimal("-1.5"), Decimal("1.0000000001"), Decimal("1.1"), Decimal(10) ** 27]),
-        ("text", "string", ["", "A'b\\", "a", 'ä\n\t"', "\U0001f30a"]),
-        ("uuid", "string", ["00000000-0000-0000-0000-000000000001", "ffffffff-ffff-ffff-ffff-ffffffffffff"]),
-        ("timestamptz", "timestamp", [datetime(1, 1, 1, tzinfo=UTC), datetime(2024, 2, 29, 1, 2, 3, 456789, UTC)]),
-    ],
-)
-def test_keys_of_all_types_cut_ranges(shop: Shop, postgres_type: str, spark_type: str, keys: list) -> None:
+KEYS: dict[tuple[str, str], list[Any]] = {
+    ("smallint", "smallint"): [-32768, -1, 0, 32767],
+    ("bigint", "bigint"): [-(2**63), 0, 2**63 - 1],
+    ("numeric", "decimal(38,10)"): [Decimal("-1.5"), Decimal("1.0000000001"), Decimal("1.1"), Decimal(10) ** 27],
+    ("text", "string"): ["", "A'b\\", "a", 'ä\n\t"', "\U0001f30a"],
+    ("uuid", "string"): ["00000000-0000-0000-0000-000000000001", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
+    ("timestamptz", "timestamp"): [datetime(1, 1, 1, tzinfo=UTC), datetime(2024, 2, 29, 1, 2, 3, 456789, UTC)],
+}
+
+
+@pytest.mark.parametrize("types", KEYS, ids=" ".join)
+def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> None:
     """A position loses nothing of the key: one row a batch, in the order of the keys, each once."""
-    shop.execute(f"CREATE TABLE keyed (k {postgres_type} NOT NULL)")
-    shop.execute("SET timezone = 'Asia/Kathmandu'")
-    for key in random.Random(1).sample(keys, len(keys)):
+    shop.run(f"CREATE TABLE keyed (k {types[0]} NOT NULL); SET timezone = 'Asia/Kathmandu'")
+    for key in random.Random(1).sample(KEYS[types], len(KEYS[types])):
         shop.execute("INSERT INTO keyed VALUES (%s)", [key])
-    source = PostgresTable(table="keyed", key="k", schema={"k": spark_type}, max_rows=1, wait_seconds=0)
+    source = PostgresTable(table="keyed", key="k", schema={"k": types[1]}, max_rows=1, wait_seconds=0)
     source = source if source.is_by_clock else replace(source, key_is_drawn=True)
 
-    assert [shop.rows(source, batch) for batch in all_batches(shop, source)] == [[(key,)] for key in keys]
+    assert [shop.rows(source, batch) for batch in all_batches(shop, source)] == [[(key,)] for key in KEYS[types]]
 
 
 # ------------------------------------------------------------------------------------------------------- values
 
-TYPED = {
-    "id": ("serial", "int"),
-    "small": ("smallint", "smallint"),
-    "whole": ("integer", "bigint"),
-    "long": ("bigint", "bigint"),
-    "price": ("numeric(20,8)", "decimal(12,4)"),
-    "free": ("numeric", "decimal(38,18)"),
-    "number": ("double precision", "double"),
-    "short": ("real", "float"),
-    "yes": ("boolean", "boolean"),
-    "day": ("date", "date"),
-    "moment": ("timestamptz", "timestamp"),
-    "wall": ("timestamp", "timestamp_ntz"),
-    "bytes": ("bytea", "binary"),
-    "words": ("text", "string"),
-    "letters": ("char(4)", "string"),
-    "doc": ("jsonb", "string"),
-    "who": ("uuid", "string"),
-    "list": ("integer[]", "string"),
-}
-VALUES = {
-    "small": [-32768, 32767],
-    "whole": [-(2**31), 2**31 - 1],
-    "long": [-(2**63), 2**63 - 1],
-    "price": [Decimal("-99999999.9999"), Decimal("0.0001"), Decimal("12345678")],
-    "free": [Decimal("99999999999999999999.999999999999999999"), Decimal("-1E-18"), Decimal(0)],
-    "number": [0.1, -1e-300, 1.7976931348623157e308, float("inf")],
-    "short": [0.5, -1.25],
-    "yes": [True, False],
-    "day": [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)],
-    "moment": [
-        datetime(2026, 3, 29, 1, 30, 0, 123456, UTC),
-        datetime(1900, 1, 1, tzinfo=UTC),
-        datetime(9999, 12, 31, tzinfo=UTC),
-    ],
-    "wall": [datetime(2026, 3, 29, 2, 30, 0, 1), datetime(1, 1, 1)],
-    "bytes": [b"", b"\x00\xff\\'\"\n", bytes(range(256))],
-    "words": [
-        "",
-        " ",
-        '"',
-        "a,b",
-        "two\nlines",
-        "\r\n",
-        "\\",
-        "\\N",
-        "\\.",
-        "NULL",
-        "tab\t",
-        "Zürich \U0001f30a",
-        "t",
-        "\ufeff",
-    ],
-    "letters": ["ab  ", "\\.  "],
-    "doc": ['{"a": [1, null]}'],
-    "who": ["12345678-1234-5678-1234-567812345678"],
-    "list": ["{1,NULL,3}"],
+WORDS = ["", " ", '"', "a,b", "two\nlines", "\r\n", "\\", "\\N", "\\.", "NULL", "tab\t", "Zürich \U0001f30a", "t", "\ufeff"]
+MOMENTS = [datetime(2026, 3, 29, 1, 30, 0, 123456, UTC), datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
+TYPED: dict[str, tuple[str, str, list[Any]]] = {
+    "id": ("serial", "int", []),
+    "small": ("smallint", "smallint", [-32768, 32767]),
+    "whole": ("integer", "bigint", [-(2**31), 2**31 - 1]),
+    "long": ("bigint", "bigint", [-(2**63), 2**63 - 1]),
+    "price": ("numeric(20,8)", "decimal(12,4)", [Decimal("-99999999.9999"), Decimal("0.0001"), Decimal("12345678")]),
+    "free": ("numeric", "decimal(38,18)", [Decimal("9" * 20 + "." + "9" * 18), Decimal("-1E-18"), Decimal(0)]),
+    "number": ("double precision", "double", [0.1, -1e-300, 1.7976931348623157e308, float("inf")]),
+    "short": ("real", "float", [0.5, -1.25]),
+    "yes": ("boolean", "boolean", [True, False]),
+    "day": ("date", "date", [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]),
+    "moment": ("timestamptz", "timestamp", MOMENTS),
+    "wall": ("timestamp", "timestamp_ntz", [datetime(2026, 3, 29, 2, 30, 0, 1), datetime(1, 1, 1)]),
+    "bytes": ("bytea", "binary", [b"", b"\x00\xff\\'\"\n", bytes(range(256))]),
+    "words": ("text", "string", WORDS),
+    "letters": ("char(4)", "string", ["ab  ", "\\.  "]),
+    "doc": ("jsonb", "string", ['{"a": [1, null]}']),
+    "who": ("uuid", "string", ["12345678-1234-5678-1234-567812345678"]),
+    "list": ("integer[]", "string", ["{1,NULL,3}"]),
 }
 
 
 def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
     """NULL is not the empty text, decimals keep their digits, times their microseconds, bytes and texts every character."""
     shop.execute("SET timezone = 'UTC'")
-    shop.execute(f"CREATE TABLE typed ({', '.join(f'{name} {kind}' for name, (kind, _) in TYPED.items())})")
-    for name, values in VALUES.items():
+    shop.execute(f"CREATE TABLE typed ({', '.join(f'{name} {kind}' for name, (kind, _, _) in TYPED.items())})")
+    for name, (_, _, values) in list(TYPED.items())[1:]:
         for value in [*values, None]:
             shop.execute(f"INSERT INTO typed ({name}) VALUES (%s)", [value])
     source = PostgresTable(
-        table="typed", key="id", schema={name: kind for name, (_, kind) in TYPED.items()}, partitions=2, max_rows=60
+        table="typed", key="id", schema={name: kind for name, (_, kind, _) in TYPED.items()}, partitions=2, max_rows=60
     )
 
     columns = ", ".join(
-        f"{name}::text" if kind == "string" and name != "letters" else name for name, (_, kind) in TYPED.items()
+        f"{name}::text" if kind == "string" and name != "letters" else name for name, (_, kind, _) in TYPED.items()
     )
     raw = [
         tuple(bytes(v) if isinstance(v, memoryview) else v for v in row)
@@ -572,7 +358,7 @@ def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
     assert len(parts_of(batches[0])) == 2
     assert [row for batch in batches for row in shop.rows(source, batch)] == raw
     # Spark returns times in the zone of this process, without a zone.
-    zones = [column for column, (_, kind) in enumerate(TYPED.values()) if kind == "timestamp"]
+    zones = [column for column, (_, kind, _) in enumerate(TYPED.values()) if kind == "timestamp"]
     for row, through_spark in zip(raw, (row for batch in batches for row in spark_rows(inbox, source, batch)), strict=True):
         assert through_spark == tuple(
             value and value.astimezone().replace(tzinfo=None) if column in zones else value for column, value in enumerate(row)
@@ -582,29 +368,27 @@ def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
 @pytest.mark.parametrize(
     ("postgres_type", "value", "spark_type", "shown"),
     [
-        ("bigint", "2147483648", "int", "'2147483648' does not fit int"),
-        ("integer", "-129", "tinyint", "'-129' does not fit tinyint"),
-        ("numeric", "1.005", "decimal(10,2)", "'1.005' does not fit decimal(10,2)"),
-        ("numeric", "1000", "decimal(5,2)", "'1000' does not fit decimal(5,2)"),
-        ("numeric", "'NaN'", "decimal(5,2)", "'NaN' does not fit"),
-        ("numeric", "1e60", "decimal(38,0)", "does not fit decimal(38,0)"),
-        ("timestamptz", "'infinity'", "timestamp", "'infinity' does not fit timestamp"),
-        ("timestamptz", "'20000-01-01'", "timestamp", "'20000-01-01 00:00:00+00' does not fit timestamp"),
-        ("date", "'0044-03-15 BC'", "date", "'0044-03-15 BC' does not fit date"),
+        ("bigint", "2147483648", "int", "'2147483648'"),
+        ("integer", "-129", "tinyint", "'-129'"),
+        ("numeric", "1.005", "decimal(10,2)", "'1.005'"),
+        ("numeric", "1000", "decimal(5,2)", "'1000'"),
+        ("numeric", "'NaN'", "decimal(5,2)", "'NaN'"),
+        ("numeric", "1e60", "decimal(38,0)", ""),
+        ("timestamptz", "'infinity'", "timestamp", "'infinity'"),
+        ("timestamptz", "'20000-01-01'", "timestamp", "'20000-01-01 00:00:00+00'"),
+        ("date", "'0044-03-15 BC'", "date", "'0044-03-15 BC'"),
     ],
 )
 def test_a_value_that_does_not_fit_fails_with_column_and_key(
     shop: Shop, postgres_type: str, value: str, spark_type: str, shown: str
 ) -> None:
     """It is never rounded, cut or made NULL."""
-    shop.execute(f"CREATE TABLE odd (id serial, v {postgres_type})")
-    shop.execute("INSERT INTO odd (v) SELECT NULL FROM generate_series(1, 100)")
-    shop.execute(f"INSERT INTO odd (v) VALUES ({value}), (NULL)")
+    shop.run(f"CREATE TABLE odd (id serial, v {postgres_type}); INSERT INTO odd (v) SELECT NULL FROM generate_series(1, 100)")
+    shop.run(f"INSERT INTO odd (v) VALUES ({value}), (NULL)")
     source = PostgresTable(table="odd", key="id", schema={"id": "int", "v": spark_type}, wait_seconds=0)
-    with pytest.raises(MalformedRecord) as refusal:
+    with pytest.raises(MalformedRecord, match=r"^Table odd, row id=101: v=") as refusal:
         shop.rows(source, shop.planned(source))
-    assert str(refusal.value).startswith("Table odd, row id=101: v=")
-    assert shown in str(refusal.value)
+    assert f"{shown} does not fit {spark_type}" in str(refusal.value)
 
 
 def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
@@ -688,19 +472,3 @@ def test_the_identity_says_which_rows_and_where() -> None:
 def test_types_have_the_names_that_spark_knows(text: str, name: str) -> None:
     """Case does not matter."""
     assert readable_type(text).name == name
-
-
-def test_a_query_that_writes_is_refused(shop: Shop) -> None:
-    """A query that changes rows is refused by its own transaction."""
-    shop.sell()
-    source = replace(ORDERS, table=None, query="SELECT nextval('orders_id_seq') AS id, name, amount FROM orders")
-    shop.execute("GRANT USAGE ON SEQUENCE orders_id_seq TO tidegate_stager")
-    with pytest.raises(SourceUnreadable, match="read-only transaction"):
-        shop.plan(source)
-    with (
-        suppress(TidegateError),
-        connected(shop.settings.conninfo(), source.selection) as connection,
-        transaction(connection) as cursor,
-    ):
-        cursor.execute("SELECT 1")
-        assert cursor.fetchone() == (1,)

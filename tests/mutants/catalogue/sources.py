@@ -228,7 +228,7 @@ MUTANTS = (
         "PostgresReader.verify_batch",
         'if rows != metadata["rows"]:',
         'if rows > metadata["rows"]:',
-        (f"{TABLE}::test_a_batch_that_cannot_be_replayed_halts",),
+        (f"{GUARDS}::test_a_batch_that_cannot_be_replayed_halts",),
     ),
     Mutant(
         "a-row-that-fills-an-old-gap-is-never-read",
