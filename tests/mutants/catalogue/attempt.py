@@ -62,7 +62,7 @@ MUTANTS = (
         "start_attempt",
         "elif done := ordered_commit.find(connection, spec.name, txid):",
         "elif done := None:",
-        ("tests/conformance/test_states.py::test_an_equal_txid_is_done_already", ATTEMPTS),
+        ("tests/conformance/test_states.py::test_greater_txids_add_up_and_an_equal_one_is_done_already", ATTEMPTS),
     ),
     Mutant(
         "a-batch-keeps-an-input-that-continues-nothing",

@@ -20,7 +20,7 @@ MUTANTS = (
         "redo",
         "if batch.attempt == cursor.attempt:",
         "if batch.attempt < (cursor.attempt or 0):",
-        (f"{STATES}::test_a_redo_without_a_new_sealed_attempt_changes_nothing",),
+        (f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",),
     ),
     Mutant(
         "a-redo-of-an-attempt-that-is-not-sealed",
@@ -29,7 +29,7 @@ MUTANTS = (
         "redo",
         "ordered_commit.check_sealed(connection, spec, batch, attempt_timeout_seconds=0)",
         "pass",
-        (f"{STATES}::test_a_redo_without_a_new_sealed_attempt_changes_nothing", "tests/conformance/test_crashes.py"),
+        (f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone", "tests/conformance/test_crashes.py"),
     ),
     Mutant(
         "a-redo-that-a-policy-hides-rows-from",
@@ -74,7 +74,7 @@ MUTANTS = (
         "redo",
         'write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")',
         "pass",
-        (f"{STATES}::test_a_redo_is_recorded_in_the_ledger",),
+        (f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",),
     ),
     Mutant(
         "a-redo-of-an-earlier-txid",
@@ -83,7 +83,7 @@ MUTANTS = (
         "check_redoable",
         "if txid != committed_txid:",
         "if txid > committed_txid:",
-        (f"{STATES}::test_only_the_last_committed_txid_is_redone",),
+        (f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",),
     ),
     Mutant(
         "a-redo-of-a-state-that-does-not-know-what-it-was",
@@ -110,7 +110,10 @@ MUTANTS = (
         "_replace_commit",
         "connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))",
         "pass",
-        (f"{STATES}::test_a_redo_is_recorded_in_the_ledger", f"{STATES}::test_the_states_equal_the_model_after_every_step"),
+        (
+            f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+            f"{STATES}::test_the_states_equal_the_model_after_every_step",
+        ),
     ),
     Mutant(
         "a-redo-of-what-the-next-batch-has-read",

@@ -59,7 +59,7 @@ MUTANTS = (
         "SELECT value",
         (
             f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-            f"{STATES}::test_greater_txids_add_up_and_leave_other_keys_alone",
+            f"{STATES}::test_greater_txids_add_up_and_an_equal_one_is_done_already",
         ),
     ),
     Mutant(
