@@ -1,10 +1,14 @@
 """A pipeline with two states, whose batches go through the real ledger without Spark: tests stage the rows."""
 
 import io
+import os
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -12,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
 
+from tests import in_process
 from tests.store import (
     Attempt,
     Commit,
@@ -97,6 +102,12 @@ class Tally:
         spec = self.spec.state(name)
         assert spec is not None
         return [tuple(row.values()) for row in self.store.state_rows(spec)]
+
+
+def run_verb(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `tidegate` in a project's folder, on the test's database."""
+    environment = os.environ | in_process.environment_of(replace(settings, home=folder))
+    return in_process.run(arguments, environment, folder)
 
 
 def frozen(*numbers: int) -> list[bytes]:

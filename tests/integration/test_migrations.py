@@ -17,8 +17,9 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tests import in_process
 from tests.checkout import copy_to
-from tests.integration.conftest import Execute, Tally, until
+from tests.integration.conftest import Execute, Tally, run_verb, until
 from tests.servers import Server
 from tests.store import ColumnType, KeyColumn, ValueColumn, project, schema_revision, state_tables, tables
 from tidegate import migrations
@@ -127,22 +128,25 @@ def revision(settings: Settings) -> str | None:
 # up and down
 
 
-def test_an_upgrade_builds_the_declared_tables(empty: Settings, home: Path) -> None:
-    """The first call builds everything and registers the pipelines; the second finds nothing to do."""
-    assert migrations.upgrade(empty, SPECS) == ("0001", [spec.name for spec in SPECS])
-    built = shape(empty)
-    with StateStore.connect(empty) as store:
-        assert [lag.pipeline for lag in store.lag()] == sorted(spec.name for spec in SPECS)
-
-    assert migrations.upgrade(empty, SPECS) == ("0001", [])
-    assert shape(empty) == built
-
-
-def test_migrations_create_the_declared_tables(empty: Settings, home: Path) -> None:
-    """Not one column, type, default or constraint is missing or left over."""
-    migrations.upgrade(empty, [])
+def test_migrations_lead_to_the_declared_tables_and_back(empty: Settings, home: Path) -> None:
+    """Not a column, constraint, trigger or grant is missing or left over; a second run finds nothing to do."""
+    assert migrations.upgrade(empty, []) == ("0001", [])
     assert migrations.new_revision(empty, SPECS, "nothing") is None
     assert [file.name for file in (home / "migrations").glob("*.py")] == ["0001_states.py"]
+    migrated = shape(empty)
+    with migrations.connected(empty) as connection:
+        state_tables.metadata_of(tuple(SPECS)).drop_all(connection)
+        state_tables.metadata_of(tuple(SPECS)).create_all(connection)
+    assert shape(empty) == migrated
+
+    assert migrations.upgrade(empty, SPECS) == ("0001", [spec.name for spec in SPECS])
+    built = shape(empty)
+    assert migrations.upgrade(empty, SPECS) == ("0001", [])
+    migrations.walk(empty, SPECS, "0000")
+    assert revision(empty) is None
+    assert not any("state.daily" in line for line in shape(empty)["relations"])
+    migrations.walk(empty, SPECS, "0001")
+    assert shape(empty) == built
 
 
 def test_without_a_project_no_migration_is_written(empty: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -153,46 +157,56 @@ def test_without_a_project_no_migration_is_written(empty: Settings, monkeypatch:
     assert shape(empty)["relations"] == []
 
 
-def test_state_tables_of_migrations_equal_those_of_declarations(empty: Settings, server: Server, home: Path) -> None:
-    """Storage, triggers and grants, which autogenerate does not compare, are the same too."""
-    migrations.upgrade(empty, [])
-    name = server.create_database()
-    declared = replace(empty, pg_database=name)
-    try:
-        migrations.upgrade(declared, [])
-        with migrations.connected(declared) as connection:
-            state_tables.metadata_of(tuple(SPECS)).drop_all(connection)
-            state_tables.metadata_of(tuple(SPECS)).create_all(connection)
-        assert shape(declared) == shape(empty)
-    finally:
-        server.drop_database(name)
-
-
-def test_all_the_way_down_and_up_again(empty: Settings, home: Path) -> None:
-    """What the project's migrations have made can be taken back, and made again."""
-    migrations.upgrade(empty, SPECS)
-    built = shape(empty)
-    migrations.walk(empty, SPECS, "0000")
-    assert revision(empty) is None
-    assert not any("state.daily" in line for line in shape(empty)["relations"])
-    migrations.walk(empty, SPECS, "0001")
-    assert shape(empty) == built
-
-
 # refusals
 
 
-def test_a_state_without_a_migration_is_refused_and_nothing_is_done(empty: Settings, home: Path) -> None:
-    """One sentence names the pipeline, its state and the command; the database stays as empty as it was."""
-    (state,) = SPECS[0].states
-    extra = replace(SPECS[0], name="extra", states=(replace(state, name="extra_state"),))
+DAILY = SPECS[0].states[0]
+CHANGED = {
+    "key added": {"keys": (*DAILY.keys, KeyColumn("more", ColumnType("text")))},
+    "value added": {"values": (*DAILY.values, ValueColumn("more", ColumnType("bigint"), "sum"))},
+    "value removed": {"values": DAILY.values[1:]},
+    "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in DAILY.values)},
+    "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in DAILY.keys)},
+}
+
+
+def test_a_state_that_its_migrations_do_not_make_is_refused_and_nothing_is_done(empty: Settings, home: Path) -> None:
+    """The comparison sees every kind of change; one sentence names the pipeline, its state and the command."""
+    extra = replace(SPECS[0], name="extra", states=(replace(DAILY, name="extra_state"),))
     with pytest.raises(SchemaOutOfDate) as refused:
         migrations.upgrade(empty, [*SPECS, extra])
     assert str(refused.value) == (
         "Pipeline extra is not registered: no migration creates its state extra_state. Write the missing migration: "
         "tidegate migrate --new 'what changed', then run: tidegate migrate"
     )
+    for change in CHANGED.values():
+        with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
+            migrations.upgrade(empty, [replace(SPECS[0], states=(replace(DAILY, **change),)), SPECS[1]])
     assert shape(empty)["relations"] == []
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ("0032", r"made by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources"),
+        ("0123456789ab", r"made by another revision.*\(schema.sql 0123456789ab\).*use the code that made it; or make a new"),
+    ],
+)
+def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute, found: str, message: str) -> None:
+    """It is not migrated in part, or read: the message says what to do."""
+    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
+    before = shape(settings)
+    steps: list[Callable[[], object]] = [
+        lambda: migrations.upgrade(settings, SPECS),
+        lambda: migrations.upgrade_all_but_broken(settings, SPECS),
+        lambda: migrations.column_changes(settings, SPECS),
+        lambda: migrations.new_revision(settings, SPECS, "states"),
+        lambda: migrations.accept_epoch(settings, "an operator"),
+    ]
+    for step in steps:
+        with pytest.raises(SchemaOutOfDate, match=message):
+            step()
+    assert shape(settings) == before
 
 
 @pytest.mark.promise("decision:0020")
@@ -228,50 +242,6 @@ def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: 
     assert upgrade(empty, moved) in ({}, ("0001", [counts.name, daily.name]))
     with migrations.connected(empty) as connection:
         assert set(connection.scalars(sa.select(tables.state_table.c.pipeline))) == {daily.name}
-
-
-CHANGED = {
-    "key added": {"keys": (*SPECS[0].states[0].keys, KeyColumn("more", ColumnType("text")))},
-    "value added": {"values": (*SPECS[0].states[0].values, ValueColumn("more", ColumnType("bigint"), "sum"))},
-    "value removed": {"values": SPECS[0].states[0].values[1:]},
-    "value type": {"values": tuple(replace(value, type=ColumnType("numeric(38,2)")) for value in SPECS[0].states[0].values)},
-    "keys nullable": {"keys": tuple(replace(key, nullable=True) for key in SPECS[0].states[0].keys)},
-}
-
-
-@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED.keys())
-def test_a_state_that_differs_from_its_migrations_is_refused(empty: Settings, home: Path, change: dict) -> None:
-    """The comparison sees every kind of change that a declaration can make."""
-    changed = replace(SPECS[0], states=(replace(SPECS[0].states[0], **change), *SPECS[0].states[1:]))
-    with pytest.raises(SchemaOutOfDate, match="tidegate migrate --new"):
-        migrations.upgrade(empty, [changed, *SPECS[1:]])
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (
-            "0032",
-            r"made by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources again",
-        ),
-        (
-            "0123456789ab",
-            r"made by another revision.*\(schema.sql 0123456789ab\).*use the code that made it; or make a new database",
-        ),
-    ],
-)
-def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute, found: str, message: str) -> None:
-    """It is not migrated in part, or read: the message says what to do."""
-    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
-    before = shape(settings)
-    for step in (migrations.upgrade, migrations.upgrade_all_but_broken, migrations.column_changes):
-        with pytest.raises(SchemaOutOfDate, match=message):
-            step(settings, SPECS)
-    with pytest.raises(SchemaOutOfDate, match=message):
-        migrations.new_revision(settings, SPECS, "states")
-    with pytest.raises(SchemaOutOfDate, match=message):
-        migrations.accept_epoch(settings, "an operator")
-    assert shape(settings) == before
 
 
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
@@ -356,37 +326,74 @@ PIPELINE = Pipeline(
     },
 )
 '''
-MAIN = "from tidegate.cli import main; main()"
+
+
+class Author:
+    """Somebody who works in a project's folder, with an empty database."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        for part in ("pipelines", "migrations"):
+            (folder / part).mkdir(parents=True)
+
+    def declare(self, declared: str) -> None:
+        """Write the only pipeline."""
+        name = re.search('name="(.*)"', declared)
+        assert name is not None
+        (self.folder / "pipelines" / f"{name[1]}.py").write_text(declared)
+
+    def tries(self, *arguments: str) -> str:
+        """Run a verb that fails, and return what it says."""
+        done = run_verb(self.settings, self.folder, *arguments)
+        assert done.returncode == 1
+        return done.stderr
+
+    def runs(self, *arguments: str) -> str:
+        """Run a verb that succeeds, and return what it says."""
+        done = run_verb(self.settings, self.folder, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def migrates(self, declared: str) -> None:
+        """Declare, write the migration and run it; then none is missing."""
+        self.declare(declared)
+        self.runs("migrate", "--new", "visits")
+        self.runs("migrate")
+        assert "No migration is missing" in self.runs("migrate", "--new", "again")
+
+    def walks(self, target: str) -> None:
+        """Go to a revision of the project."""
+        with in_process.started_with({project.HOME_VARIABLE: str(self.folder)}, alone=False):
+            migrations.walk(self.settings, [], target)
+
+    def by_hand(self, statement: str) -> list[tuple]:
+        """Run statements as an administrator does."""
+        connection = psycopg2.connect(**self.settings.conninfo(user=self.settings.pg_owner))
+        with closing(connection), connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
 
 
 @pytest.fixture
-def author(tmp_path: Path) -> Path:
-    """The folder of a project in which an author works."""
-    for part in ("pipelines", "migrations"):
-        (tmp_path / "author" / part).mkdir(parents=True)
-    return tmp_path / "author"
+def author(empty: Settings, tmp_path: Path) -> Author:
+    """An author with a project that is empty."""
+    return Author(empty, tmp_path / "author")
 
 
 @pytest.mark.promise("verb:migrate")
-def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as_role: Execute) -> None:
+def test_an_author_gets_a_migration_that_works(empty: Settings, author: Author) -> None:
     """Declare, `migrate --new`, `migrate`: typed, guarded tables, downwards too; nothing is written elsewhere."""
     tree = _digest(REPOSITORY / "migrations")
-    (author / "pipelines/page_views.py").write_text(PAGE_VIEWS)
-
-    refused = _tidegate(author, empty, "migrate")
-    assert refused.returncode == 1
-    assert "page_views" in refused.stderr
-    assert "tidegate migrate --new" in refused.stderr
-
-    wrote = _tidegate(author, empty, "migrate", "--new", "Page views: 'two' states!")
-    assert wrote.returncode == 0, wrote.stderr
-    (file,) = (file.name for file in (author / "migrations").glob("*.py"))
+    author.declare(PAGE_VIEWS)
+    assert re.search("page_views.*tidegate migrate --new", author.tries("migrate"))
+    wrote = author.runs("migrate", "--new", "Page views: 'two' states!")
+    (file,) = (file.name for file in (author.folder / "migrations").glob("*.py"))
     assert file == "0001_page_views_two_states.py"
-    assert file in wrote.stdout + wrote.stderr
-    assert "No migration is missing" in (again := _tidegate(author, empty, "migrate", "--new", "again")).stdout + again.stderr
-
-    done = _tidegate(author, empty, "migrate")
-    assert done.returncode == 0, done.stderr
+    assert file in wrote
+    assert "# ###" not in (author.folder / "migrations" / file).read_text(), "what Alembic says of a draft"
+    assert "No migration is missing" in author.runs("migrate", "--new", "again")
+    author.runs("migrate")
     assert revision(empty) == "0001"
     built = shape(empty)
     assert [line for line in built["columns"] if line.startswith("state.page_v")] == [
@@ -412,13 +419,9 @@ def test_an_author_gets_a_migration_that_works(empty: Settings, author: Path, as
     assert "tidegate_stager=r/" in grants["state.sessions_final"]
     assert "state.ix_sessions_window_end" in grants
 
-    walk = (
-        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
-    )
-    for target in ("0000", "0001"):
-        walked = _python(author, empty, walk.format(target))
-        assert walked.returncode == 0, walked.stderr
-    assert _tidegate(author, empty, "migrate").returncode == 0  # registration makes views
+    author.walks("0000")
+    author.walks("0001")
+    author.runs("migrate")  # registration makes views
     assert shape(empty) == built
     assert _digest(REPOSITORY / "migrations") == tree
 
@@ -435,91 +438,44 @@ PIPELINE = Pipeline(
 '''
 
 
-def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: Path) -> None:
+def divided(by: str) -> str:
+    """Declare the visits in ranges."""
+    return VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions=Ranges({by}))}},')
+
+
+ROWS = "SELECT * FROM state.visit ORDER BY 1, 2"
+TABLES = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 ORDER BY 1"
+
+
+def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: Author) -> None:
     """Up and down, with every row and grant; a row that is in no range stops it, and nothing is changed."""
-
-    def by_hand(statement: str, *, reads: bool = True) -> list[tuple]:
-        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
-            cursor = connection.cursor()
-            cursor.execute("SET LOCAL tidegate.writer = 'visits'")
-            cursor.execute(statement)
-            return cursor.fetchall() if reads else []
-
-    def migrated(ranges: str | None) -> None:
-        declared.write_text(
-            VISITS if ranges is None else VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions={ranges})}},')
-        )
-        for arguments in (("migrate", "--new", "visits"), ("migrate",)):
-            done = _tidegate(author, empty, *arguments)
-            assert done.returncode == 0, done.stderr
-        again = _tidegate(author, empty, "migrate", "--new", "again")
-        assert "No migration is missing" in again.stdout + again.stderr
-
-    declared = author / "pipelines/visits.py"
-    migrated(None)
-    (written,) = author.glob("migrations/*_visits.py")
-    assert "# ###" not in written.read_text(), "what Alembic says of a draft"
-    times = ("(1, 0, 'a', '2026-01-31 23:59:59Z', -1)", "(1, 1, NULL, '2026-02-01Z', 5)", "(2, 0, 'a', '2026-02-02Z', NULL)")
-    values = ", ".join(times)
-    by_hand(f"INSERT INTO state.visit VALUES {values}", reads=False)
-    by_hand("GRANT SELECT ON state.visit TO PUBLIC", reads=False)
-    before = by_hand("SELECT * FROM state.visit ORDER BY 1, 2")
-    whole = shape(empty)
-    divided = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 ORDER BY 1"
-    migrated('Ranges("at", "month")')
-    assert by_hand(divided) == [('state."visit$20260101"', 1), ('state."visit$20260201"', 2)]
-    migrated('Ranges("at", "day")')
-    assert by_hand(divided) == [(f'state."visit${day}"', 1) for day in ("20260131", "20260201", "20260202")]
-    assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before
+    author.migrates(VISITS)
+    times = "(1, 0, 'a', '2026-01-31 23:59:59Z', -1), (1, 1, NULL, '2026-02-01Z', 5), (2, 0, 'a', '2026-02-02Z', NULL)"
+    author.by_hand(f"SET LOCAL tidegate.writer = 'visits'; INSERT INTO state.visit VALUES {times}")
+    author.by_hand("GRANT SELECT ON state.visit TO PUBLIC")
+    before, whole = author.by_hand(ROWS), shape(empty)
+    author.migrates(divided('"at", "month"'))
+    assert author.by_hand(TABLES) == [('state."visit$20260101"', 1), ('state."visit$20260201"', 2)]
+    author.migrates(divided('"at", "day"'))
+    assert author.by_hand(TABLES) == [(f'state."visit${day}"', 1) for day in ("20260131", "20260201", "20260202")]
+    assert author.by_hand(ROWS) == before
     by_day = shape(empty)
     assert [line for line in by_day["relations"] if "visit$" in line and "=r/" in line] == [], "they are read by their table"
     assert any(line.startswith("state.visit ") and ",=r/" in line for line in by_day["relations"])
 
-    declared.write_text(VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("number", 10))},'))
-    assert _tidegate(author, empty, "migrate", "--new", "numbers").returncode == 0
-    refused = _tidegate(author, empty, "migrate")
-    assert "state visit has rows without number, by which they are to be divided" in refused.stderr
+    author.declare(divided('"number", 10'))
+    author.runs("migrate", "--new", "numbers")
+    assert "state visit has rows without number, by which they are to be divided" in author.tries("migrate")
     assert shape(empty) == by_day
-    by_hand("DELETE FROM state.visit WHERE number IS NULL", reads=False)
-    assert _tidegate(author, empty, "migrate").returncode == 0
-    assert by_hand(divided) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
-    migrated(None)
-    assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
-    walk = (
-        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '{}')"
-    )
-    for revision_ in range(4, 0, -1):
-        done = _python(author, empty, walk.format(f"{revision_:04d}"))
-        assert done.returncode == 0, done.stderr
-        assert by_hand("SELECT * FROM state.visit ORDER BY 1, 2") == before[:2]
-    of_table = [
-        {what: [line for line in found[what] if "state.visit" in line] for what in found} for found in (whole, shape(empty))
-    ]
-    assert of_table[0] == of_table[1]
-
-
-def test_a_detached_table_in_the_way_of_new_ranges_is_named(empty: Settings, author: Path) -> None:
-    """It has rows that were to be kept, so no migration takes it away; when it is gone from there, the migration goes on."""
-
-    def by_hand(statement: str) -> None:
-        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_owner))) as connection, connection:
-            connection.cursor().execute(f"SET LOCAL tidegate.writer = 'visits'; {statement}")
-
-    declared = author / "pipelines/visits.py"
-    declared.write_text(VISITS)
-    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
-        assert _tidegate(author, empty, *arguments).returncode == 0
-    by_hand("INSERT INTO state.visit VALUES (1, 0, 'a', '2026-01-31Z', 1)")
-    by_hand('CREATE TABLE state."visit$20260101" AS SELECT * FROM state.visit')
-    declared.write_text(VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("at", "month"))},'))
-    assert _tidegate(author, empty, "migrate", "--new", "months").returncode == 0
-    before = shape(empty)
-    refused = _tidegate(author, empty, "migrate")
-    assert refused.returncode == 1
-    assert 'A table is in the way while migrating: relation "visit$20260101" already exists.' in refused.stderr
-    assert shape(empty) == before
-    by_hand('ALTER TABLE state."visit$20260101" RENAME TO kept')
-    assert _tidegate(author, empty, "migrate").returncode == 0
+    author.by_hand("SET LOCAL tidegate.writer = 'visits'; DELETE FROM state.visit WHERE number IS NULL")
+    author.runs("migrate")
+    assert author.by_hand(TABLES) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
+    author.migrates(VISITS)
+    for target in range(4, 0, -1):
+        author.walks(f"{target:04d}")
+        assert author.by_hand(ROWS) == before[:2]
+    for what, lines in shape(empty).items():
+        assert [line for line in lines if "state.visit" in line] == [line for line in whole[what] if "state.visit" in line]
 
 
 HOURS = '''"""Views per hour."""
@@ -534,31 +490,20 @@ PIPELINE = Pipeline(
 '''
 
 
-def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, author: Path) -> None:
+def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, author: Author) -> None:
     """The migration makes the index by which windows are found, and lets commits delete."""
-
-    def declare(more: str, *commands: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        (author / "pipelines/hours.py").write_text(HOURS.replace("@MORE@", more))
-        done = [_tidegate(author, empty, *arguments) for arguments in commands]
-        return done[-1]
 
     def of_table() -> list[str]:
         return [line for line in shape(empty)["relations"] if "state.hours" in line or "state.ix_hours" in line]
 
-    new, migrate = ("migrate", "--new", "hours"), ("migrate",)
-    done = declare("final_after='1 hour'", new, migrate)
-    assert done.returncode == 0, done.stderr
-    before = of_table()
-    assert "tidegate=arw/" in before[0]
-
-    refused = declare("final_after='1 hour', keep='9 days'", migrate)
-    assert "the migrations make another table of its state hours" in refused.stderr
-    done = declare("final_after='1 hour', keep='9 days'", new, migrate)
-    assert done.returncode == 0, done.stderr
+    author.migrates(HOURS.replace("@MORE@", "final_after='1 hour'"))
+    assert "tidegate=arw/" in of_table()[0]
+    kept = HOURS.replace("@MORE@", "final_after='1 hour', keep='9 days'")
+    author.declare(kept)
+    assert "the migrations make another table of its state hours" in author.tries("migrate")
+    author.migrates(kept)
     assert any(line.startswith("state.ix_hours_window_end") for line in of_table())
     assert "tidegate=arwd/" in of_table()[0]
-    again = _tidegate(author, empty, *new)
-    assert "No migration is missing" in again.stdout + again.stderr
 
 
 A_ROW = """
@@ -594,23 +539,11 @@ BY_HAND = """
     COMMENT ON COLUMN state.visit.number IS 'how often';
     ALTER TABLE state.visit REPLICA IDENTITY FULL;
 """
-BY_MONTH = VISITS.replace('"bigint"})},', '"bigint"}, range_partitions=Ranges("at", "month"))},')
+BY_MONTH = divided('"at", "month"')
 
 
-def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path) -> None:
+def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Author) -> None:
     """Exactly its privileges, its triggers, and what an administrator gave it; up and down."""
-
-    def migrate(declared: str, *commands: tuple[str, ...]) -> None:
-        (author / "pipelines/visits.py").write_text(declared)
-        for arguments in commands:
-            done = _tidegate(author, empty, *arguments)
-            assert done.returncode == 0, done.stderr
-
-    def by_hand(statement: str) -> list[tuple]:
-        settings = empty.conninfo(user=empty.pg_owner)
-        with closing(psycopg2.connect(**settings)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
 
     def found() -> dict[str, list[str]]:
         """Return all but what says that the table is divided, and by which migration."""
@@ -623,123 +556,83 @@ def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Path
         dividing = ("state.visit.at ", "state.pk_visit.at ")  # it is part of the key of a divided table
         lines["columns"] = [line for line in lines["columns"] if not line.startswith(dividing)]
         lines["relations"] = [re.sub(r"^(state\.\w+) \w", r"\1 ", line) for line in lines["relations"]]
-        given = [(what.replace(" ON ONLY ", " ON "), how) for what, how in by_hand(ENABLED)]
+        given = [(what.replace(" ON ONLY ", " ON "), how) for what, how in author.by_hand(ENABLED)]
         return lines | {"enabled": sorted(given)}
 
-    migrate(VISITS, ("migrate", "--new", "visits"), ("migrate",))
-    by_hand(BY_HAND)
-    by_hand(A_ROW)
-    before, rows = found(), by_hand("SELECT * FROM state.visit")
+    author.migrates(VISITS)
+    author.by_hand(BY_HAND)
+    author.by_hand(A_ROW)
+    before, rows = found(), author.by_hand(ROWS)
 
-    migrate(BY_MONTH, ("migrate", "--new", "divided"))
-    migrate(BY_MONTH, ("migrate", "--new", "nothing is missing"))  # runs migrations, and registers nothing
+    author.declare(BY_MONTH)
+    author.runs("migrate", "--new", "divided")
+    author.runs("migrate", "--new", "nothing is missing")  # runs migrations, and registers nothing
     assert found() == before
-    assert by_hand("SELECT * FROM state.visit") == rows
-    assert len(by_hand("SELECT inhrelid FROM pg_inherits WHERE inhparent = 'state.visit'::regclass")) == 1
+    assert author.by_hand(ROWS) == rows
+    assert len(author.by_hand("SELECT inhrelid FROM pg_inherits WHERE inhparent = 'state.visit'::regclass")) == 1
     parts = [line for line in shape(empty)["relations"] if line.startswith('state."visit$')]
     assert not any("tidegate_reader" in line for line in parts), "a partition is not readable where the table is not"
-    migrate(BY_MONTH, ("migrate",))
+    author.runs("migrate")
     assert found() == before
-
-    walk = "from tidegate.state_store import Settings; migrations.walk(Settings.load(), [], '0001')"
-    assert _python(author, empty, f"from tidegate import migrations; {walk}").returncode == 0
+    author.walks("0001")
     assert found() == before
-    assert by_hand("SELECT * FROM state.visit") == rows
+    assert author.by_hand(ROWS) == rows
 
 
-# What a team has given to a table, and how it is taken back.
+SECURED = """
+    ALTER TABLE state.visit ENABLE ROW LEVEL SECURITY;
+    CREATE POLICY of_readers ON state.visit FOR SELECT TO tidegate_reader USING (number <= 10);
+"""
+IN_THE_OPEN = """
+    DROP POLICY of_readers ON state.visit;
+    ALTER TABLE state.visit DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;
+"""
+# What a team has given to a table, what a migration says of it, and how it is taken back.
 IN_THE_WAY = {
-    "publication": ("CREATE PUBLICATION subscribed FOR TABLE state.visit", "DROP PUBLICATION subscribed"),
+    "publication": (
+        "CREATE PUBLICATION subscribed FOR TABLE state.visit",
+        ("state.visit is in a publication",),
+        "DROP PUBLICATION subscribed",
+    ),
     "rule": (
         "CREATE RULE noted AS ON INSERT TO state.visit DO ALSO NOTIFY pages",
+        ("state.visit has a rule",),
         "DROP RULE noted ON state.visit",
     ),
     "constraint": (
         "ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number)",
+        ("state.visit cannot have any more ", "(ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number))"),
         "ALTER TABLE state.visit DROP CONSTRAINT once",
     ),
-}
-SAID = {
-    "publication": "state.visit is in a publication",
-    "rule": "state.visit has a rule",
-    "constraint": "state.visit cannot have any more .*(ALTER TABLE state.visit ADD CONSTRAINT once UNIQUE (number))",
+    "rows that readers do not see": (SECURED, ("row-level security",), IN_THE_OPEN),
+    "rows that the owner does not see": (
+        f"{SECURED} ALTER TABLE state.visit FORCE ROW LEVEL SECURITY",
+        ("row-level security",),
+        IN_THE_OPEN,
+    ),
+    "a partition that was detached": (
+        'CREATE TABLE state."visit$20260101" AS SELECT * FROM state.visit',
+        ('A table is in the way while migrating: relation "visit$20260101" already exists.',),
+        'ALTER TABLE state."visit$20260101" RENAME TO kept',
+    ),
 }
 
 
-@pytest.mark.parametrize("what", IN_THE_WAY)
-def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: Settings, author: Path, what: str) -> None:
+def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: Settings, author: Author) -> None:
     """It is named, and nothing is changed; without it, the same migration goes on."""
-
-    def by_hand(statement: str) -> list[tuple]:
-        connection = psycopg2.connect(**empty.conninfo(user=empty.pg_owner))
-        with closing(connection), connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-    declared = author / "pipelines/visits.py"
-    declared.write_text(VISITS)
-    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
-        done = _tidegate(author, empty, *arguments)
-        assert done.returncode == 0, done.stderr
-    made, gone = IN_THE_WAY[what]
-    by_hand(made)
-    declared.write_text(BY_MONTH)
-    assert _tidegate(author, empty, "migrate", "--new", "divided").returncode == 0
-    refused = _tidegate(author, empty, "migrate")
-    assert refused.returncode == 1
-    before, _, after = SAID[what].partition(".*")
-    assert before in refused.stderr, refused.stderr
-    assert after in refused.stderr, refused.stderr
-    assert by_hand("SELECT relkind::text FROM pg_class WHERE oid = 'state.visit'::regclass") == [("r",)]
-    by_hand(gone)
-    done = _tidegate(author, empty, "migrate")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("force", [True, False], ids=["forced", "not for the owner"])
-def test_a_table_with_row_level_security_is_not_made_again(empty: Settings, author: Path, force: bool) -> None:
-    """The copy would lack the rows that are hidden from the owner, or show everybody those that are hidden from readers."""
-
-    def by_hand(*statements: str) -> None:
-        connection = psycopg2.connect(**empty.conninfo(user=empty.pg_owner))
-        with closing(connection), connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-
-    def rows() -> list[tuple]:
-        with closing(psycopg2.connect(**empty.conninfo(user=empty.pg_reader))) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT page, number FROM state.visit ORDER BY 1")
-            return cursor.fetchall()
-
-    declared = author / "pipelines/visits.py"
-    declared.write_text(VISITS)
-    for arguments in (("migrate", "--new", "visits"), ("migrate",)):
-        done = _tidegate(author, empty, *arguments)
-        assert done.returncode == 0, done.stderr
-    by_hand(
-        "SET LOCAL tidegate.writer = 'visits'",
-        "INSERT INTO state.visit SELECT 1, n, 'p', '2026-01-01Z', n FROM generate_series(1, 1000) AS n",
-        "ALTER TABLE state.visit ENABLE ROW LEVEL SECURITY",
-        "CREATE POLICY of_readers ON state.visit FOR SELECT TO tidegate_reader USING (number <= 10)",
-        *(["ALTER TABLE state.visit FORCE ROW LEVEL SECURITY"] if force else []),
-    )
-    before = rows()
-    assert len(before) == 10
-
-    declared.write_text(BY_MONTH)
-    assert _tidegate(author, empty, "migrate", "--new", "divided").returncode == 0
-    refused = _tidegate(author, empty, "migrate")
-    assert refused.returncode != 0
-    assert "row-level security" in refused.stderr
-    assert rows() == before
-
-    by_hand(
-        "DROP POLICY of_readers ON state.visit",
-        "ALTER TABLE state.visit DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY",
-    )
-    done = _tidegate(author, empty, "migrate")
-    assert done.returncode == 0, done.stderr
-    assert len(rows()) == 1000
+    author.migrates(VISITS)
+    author.by_hand(A_ROW)
+    author.declare(BY_MONTH)
+    author.runs("migrate", "--new", "divided")
+    for made, said, gone in IN_THE_WAY.values():
+        author.by_hand(made)
+        before = shape(empty)
+        refused = author.tries("migrate")
+        assert [words for words in said if words not in refused] == [], refused
+        assert shape(empty) == before
+        author.by_hand(gone)
+    author.runs("migrate")
+    assert len(author.by_hand(ROWS)) == 1
 
 
 def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: Settings, tmp_path: Path) -> None:
@@ -755,9 +648,9 @@ def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: 
     with (code / "state_store/ledger/schema.sql").open("a") as schema:
         schema.write("\nCOMMENT ON SCHEMA tidegate IS 'newer';\n")
     migrate = (
-        "from tidegate import migrations; from tidegate.state_store import Settings; migrations.upgrade(Settings.load(), [])"
+        "from tidegate import migrations; from tidegate.state_store import Settings as S; migrations.upgrade(S.load(), [])"
     )
-    migrated = _python(tmp_path, empty, migrate, code=code)
+    migrated = subprocess.run(**_command(tmp_path, empty, migrate, code=code), capture_output=True, timeout=400, check=False)
     assert migrated.returncode == 0, migrated.stderr
 
     _, message = started.communicate("\n", timeout=60)
@@ -765,34 +658,11 @@ def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: 
     assert started.returncode != 0
     assert f"than this process was started with ({schema_revision.DIGEST})" in message
     assert "restart the stack: tidegate down && tidegate up" in message
-    again = _python(tmp_path, empty, program.replace("input(); ", ""), code=code)
-    assert again.returncode == 0, again.stderr
 
 
-def _tidegate(folder: Path, settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _python(folder, settings, MAIN, *arguments)
-
-
-def _python(
-    folder: Path, settings: Settings, program: str, *arguments: str, code: Path = REPOSITORY
-) -> subprocess.CompletedProcess[str]:
-    """Run Python in a project, or in no project, on the test's database."""
-    command = _command(folder, settings, program, *arguments, code=code)
-    return subprocess.run(**command, capture_output=True, timeout=400, check=False)
-
-
-def _command(folder: Path, settings: Settings, program: str, *arguments: str, code: Path) -> dict[str, Any]:
-    where = settings.conninfo()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(code),
-        "TIDEGATE_HOME": str(folder),
-        "PGHOST": where["host"],
-        "PGPORT": str(where["port"]),
-        "PGDATABASE": where["dbname"],
-        "PGPASSFILE": where["passfile"],
-    }
-    return {"args": [sys.executable, "-c", program, *arguments], "cwd": folder, "env": environment, "text": True}
+def _command(folder: Path, settings: Settings, program: str, code: Path) -> dict[str, Any]:
+    environment = os.environ | in_process.environment_of(replace(settings, home=folder)) | {"PYTHONPATH": str(code)}
+    return {"args": [sys.executable, "-c", program], "cwd": folder, "env": environment, "text": True}
 
 
 def _digest(folder: Path) -> dict[str, str]:
