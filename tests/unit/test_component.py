@@ -1,16 +1,12 @@
 """How a stack recognizes its own processes."""
 
 import os
-import resource
 import shutil
-import stat
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tidegate.stack.components.postgres import write_secret
-from tidegate.stack.components.server_process import Identity, RunFolder, unfinished_name
+from tidegate.stack.components.server_process import Identity, RunFolder
 
 
 def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,24 +45,3 @@ def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) ->
     assert (copy.read("supervisor"), copy.sessions()) == (None, set())
     (tmp_path / "stack").rename(tmp_path / "moved")
     assert RunFolder(tmp_path / "moved").sessions() == {os.getpid()}
-
-
-def test_a_secret_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
-    """An empty one would be taken for the password; what a killed process has left is no obstacle."""
-    file = tmp_path / "password"
-    write_secret(file, "old")
-    unfinished_name(file).write_text("left by a killed process")
-    if (child := os.fork()) == 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full disk
-        try:
-            write_secret(file, "new")
-        except OSError:
-            os._exit(3)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    assert file.read_text() == "old"
-
-    write_secret(file, "new")
-
-    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("new", 0o600)
-    assert list(tmp_path.iterdir()) == [file]

@@ -4,7 +4,6 @@ No Docker engine is needed: the file is compared with the embedded stack's own c
 made in a Postgres of the same version.
 """
 
-import configparser
 import itertools
 import json
 import os
@@ -24,18 +23,13 @@ import yaml
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from tests.examples import EXAMPLES
 from tests.servers import fetch_kafka
-from tests.store import HOME_VARIABLE
-from tidegate import migrations
-from tidegate.jobs.registry import all_pipelines
 from tidegate.jobs.sources.kafka.login import kafka_client
-from tidegate.stack.components import airflow_cleanup, java_libraries
+from tidegate.stack.components import java_libraries
 from tidegate.stack.components import server_process as components
-from tidegate.stack.components.airflow import LOCAL_SETTINGS, PROCESSES, PROJECT, airflow_settings
+from tidegate.stack.components.airflow import PROCESSES, PROJECT, airflow_settings
 from tidegate.stack.components.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, SPARK_PACKAGES, VERSION
 from tidegate.stack.components.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
-from tidegate.stack.components.spark import JAVA_VERSIONS, PYTHON_SETTINGS
 from tidegate.stack.layout import USUAL_PORTS, Layout
 from tidegate.state_store import Settings
 
@@ -46,7 +40,6 @@ SERVICES = STACK["services"]
 AIRFLOW = [f"airflow-{process}" for process in PROCESSES]
 COMMAND_LINES = {"tidegate", "tidegate-owner"}
 ONE_SHOT = {"airflow-migrate", "tidegate-migrate", *COMMAND_LINES}
-MOUNTED = "${TIDEGATE_PROJECT:-./examples}"
 DOCKERFILE = (COMPOSE / "Dockerfile").read_text()
 
 
@@ -114,16 +107,6 @@ def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
     assert {k: v for k, v in actual.items() if k != of_the_machine} == {k: expected[k] for k in actual if k != of_the_machine}
 
 
-def test_airflows_history_is_removed_as_in_the_embedded_stack(embedded: Layout) -> None:
-    """The same program removes it every day, with the same limit, where the logs are."""
-    service = SERVICES["airflow-history"]
-
-    assert service["command"] == [*by_place(list(embedded.airflow.history().command)), "--daily"]
-    assert given("airflow-history")["TIDEGATE_AIRFLOW_HISTORY_DAYS"].endswith(f":-{Settings().airflow_history_days}}}")
-    assert service["volumes"] == SERVICES["airflow-scheduler"]["volumes"][:1]
-    assert str(airflow_cleanup.marker(Path(given("airflow-history")["AIRFLOW_HOME"]))) in service["healthcheck"]["test"][1]
-
-
 @pytest.mark.promise("performance:limits-of-airflow-are-raised-its-scheduler")
 @pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate", "airflow-history"])
 def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
@@ -134,26 +117,6 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
     assert actual.keys() == expected
     assert actual["AIRFLOW__CORE__DAGS_FOLDER"] == f"{given(service)['TIDEGATE_HOME']}/dags"
-
-
-def test_what_the_caller_says_about_telemetry_wins(embedded: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded stack has defaults for it, but a process of Airflow gets them only where the caller has set nothing."""
-    default = embedded.airflow.environment()["OTEL_EXPORTER_OTLP_TIMEOUT"]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", f"{default}0")
-
-    assert "OTEL_EXPORTER_OTLP_TIMEOUT" not in embedded.airflow.environment()  # so the caller's is passed on
-
-
-def test_a_project_reaches_every_service_that_loads_pipelines() -> None:
-    """Its folders and settings are where TIDEGATE_HOME says, read-only; without a project of a team's, the examples'."""
-    parts = ("pipelines", "dags", "migrations", "tidegate.toml")
-    loading = {"spark", *COMMAND_LINES, "tidegate-migrate", *AIRFLOW}
-
-    for name, service in SERVICES.items():
-        home = service.get("environment", {}).get("TIDEGATE_HOME")
-        mounted = [volume for volume in service.get("volumes", []) if volume.startswith(f"{MOUNTED}/")]
-        assert mounted == [f"{MOUNTED}/{part}:{home}/{part}:ro" for part in parts if name in loading]
-    assert {(PROJECT / "examples" / part).exists() for part in parts} == {True}
 
 
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
@@ -192,39 +155,6 @@ def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
     assert {k: v for k, v in actual.items() if k not in folders} == {k: expected[k] for k in actual if k not in folders}
 
 
-def test_kafka_has_the_embedded_properties(embedded: Layout) -> None:
-    """The broker's properties differ in addresses and folders; one more listener is for this machine."""
-    fetch_kafka()
-    embedded.kafka.initialize()
-    expected = properties_of(embedded.folder / "secrets" / "kafka_server.properties")
-    actual = properties_of(COMPOSE / "kafka.properties")
-    places = {"controller.quorum.voters", "listeners", "advertised.listeners", "log.dirs", "listener.security.protocol.map"}
-    same = expected.keys() & actual.keys() - places
-    address = given("spark", with_kafka=True)["TIDEGATE_KAFKA_BOOTSTRAP"]
-
-    assert {name for name in expected.keys() - actual.keys() if not name.endswith("jaas.config")} == set()
-    assert actual.keys() - expected.keys() == {"listener.name.host.sasl.enabled.mechanisms"}
-    assert {name: actual[name] for name in same} == {name: expected[name] for name in same}
-    assert all(pair.endswith(":SASL_PLAINTEXT") for pair in actual["listener.security.protocol.map"].split(","))
-    assert f"CLIENT://{address}" in actual["advertised.listeners"].split(",")
-
-
-def test_kafka_runs_only_if_requested() -> None:
-    """Profile kafka starts the broker, and only then Spark loads the embedded stack's connector."""
-    assert SERVICES["kafka"]["profiles"] == ["kafka"]
-    assert given("spark")["TIDEGATE_SPARK_PACKAGES"] == ""
-    assert given("spark", with_kafka=True)["TIDEGATE_SPARK_PACKAGES"].split(",") == list(SPARK_PACKAGES)
-    with_password = {name for name, service in SERVICES.items() if "kafka_tidegate_password" in service.get("secrets", [])}
-    assert with_password == {"kafka", "spark", "airflow-scheduler", *COMMAND_LINES}
-
-
-def test_spark_has_the_embedded_environment(embedded: Layout) -> None:
-    """Executors find the project's packages, Postgres and their passwords by the variables of the embedded stack."""
-    expected = embedded.spark.component().environment.keys()
-
-    assert expected <= given("spark").keys() | set(re.findall(r"^(?:ENV|  +) ?([A-Z_]+)=", DOCKERFILE, re.MULTILINE))
-
-
 def test_spark_and_its_users_share_a_loopback() -> None:
     """Spark listens on a loopback that it shares with tasks and command line only; so they can send the token."""
     together = {name for name, service in SERVICES.items() if service.get("network_mode") == "service:loopback"}
@@ -232,17 +162,6 @@ def test_spark_and_its_users_share_a_loopback() -> None:
     assert together == {"spark", "airflow-scheduler", *COMMAND_LINES}
     assert not SERVICES["loopback"].get("ports")
     assert all("spark_token" in SERVICES[name]["secrets"] for name in together)
-
-
-def test_planned_files_have_one_path_everywhere() -> None:
-    """The data folder is below the project folder, at the same path in every service that plans or reads batches."""
-    mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
-    places = {name: volume for name, volumes in mounts.items() for volume in volumes if ":/srv/tidegate/data:" in volume}
-
-    assert places.keys() == {"spark", "airflow-scheduler", *COMMAND_LINES}
-    sources = {volume.rpartition(":/srv/tidegate/data:")[0] for volume in places.values()}
-    assert sources == {f"${{TIDEGATE_DATA:-{MOUNTED}/data}}"}
-    assert all(given(name)["TIDEGATE_HOME"] == "/srv/tidegate" for name in places)
 
 
 def test_committing_services_keep_the_witness_outside_the_database() -> None:
@@ -258,20 +177,6 @@ def test_committing_services_keep_the_witness_outside_the_database() -> None:
     assert "witness" in STACK["volumes"]
     made = (COMPOSE / "Dockerfile").read_text()
     assert folder in made[made.index("install --directory --owner tidegate") :]  # or the volume would be root's
-
-
-def test_only_services_that_ack_may_move_source_files() -> None:
-    """`done_folder` needs a writable data folder, if the operator says so; Spark only reads."""
-    modes = {
-        name: mode
-        for name, service in SERVICES.items()
-        for volume in service.get("volumes", [])
-        for _, data, mode in [str(volume).partition(":/srv/tidegate/data:")]
-        if data
-    }
-
-    assert modes.pop("spark") == "ro"
-    assert set(modes.values()) == {"${TIDEGATE_DATA_MODE:-ro}"}
 
 
 # -- safe by default ---------------------------------------------------------------------------------------------------
@@ -303,65 +208,6 @@ def test_images_are_pinned(embedded: Layout) -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert len(bases) == 1
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases[0])
-
-
-def test_the_image_has_java_and_every_file_it_copies() -> None:
-    """The image has a Java that Spark supports; every file it copies exists and is not ignored by the builder."""
-    ignore = (COMPOSE / "Dockerfile.dockerignore").read_text().splitlines()
-    sources = [source for line in re.findall(r"^COPY (.*)", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]]
-
-    assert int(re.search(r"openjdk-(\d+)-jre", DOCKERFILE)[1]) in JAVA_VERSIONS
-    assert {source for source in sources if not (PROJECT / source).exists()} == set()
-    assert {line[1:] for line in ignore if line.startswith("!")} == set(sources)
-    assert "*" in ignore
-    path = re.search(r"PYTHONPATH=(\S+)", DOCKERFILE)[1]
-    folders = [IMAGE_FOLDER, *(f"{IMAGE_FOLDER}/{folder.relative_to(PROJECT)}" for folder in (LOCAL_SETTINGS, PYTHON_SETTINGS))]
-    assert path.split(":") == folders
-
-
-def test_one_service_builds_the_image() -> None:
-    """Several services that build the same name at once would fail; none pulls an image of this name from a registry."""
-    ours = {name: service for name, service in SERVICES.items() if service["image"].startswith("tidegate:")}
-
-    assert [name for name, service in ours.items() if "build" in service] == ["loopback"]
-    assert {service["pull_policy"] for service in ours.values()} == {"never"}
-    assert not any("build" in service for name, service in SERVICES.items() if name not in ours)
-
-
-def test_nothing_grows_without_bounds() -> None:
-    """Logs of containers are rotated, and the number of processes of each service is limited."""
-    for name, service in SERVICES.items():
-        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
-        assert service["pids_limit"] > 0, name
-
-
-def test_a_reboot_starts_the_stack_in_its_order() -> None:
-    """The engine alone may leave Spark down, because it may start containers before the one whose loopback they share."""
-    unit = configparser.ConfigParser(strict=False)
-    unit.optionxform = str
-    unit.read_string((COMPOSE / "tidegate.service").read_text())
-
-    assert unit["Service"]["Type"] == "oneshot"
-    assert unit["Service"]["ExecStart"].split() == ["docker", "compose", "up", "--detach"]
-    assert unit["Unit"]["Requires"] == "docker.service"
-    assert "compose/tidegate.service" in (PROJECT / "docker-compose.yml").read_text()
-
-
-def test_the_image_can_be_read_whatever_the_clones_modes_are() -> None:
-    """Copies keep modes; the user of the image owns none of them."""
-    lines = DOCKERFILE.splitlines()
-    last_copy = max(number for number, line in enumerate(lines) if line.startswith("COPY"))
-    opened = next(number for number, line in enumerate(lines) if line == f"RUN chmod --recursive a+rX {IMAGE_FOLDER}")
-    user = next(number for number, line in enumerate(lines) if line.startswith("USER"))
-
-    assert last_copy < opened < user
-
-
-def test_every_service_is_watched_or_runs_once() -> None:
-    """A service either has a health check and is restarted, or does its work once."""
-    assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == ONE_SHOT
-    assert {name for name, service in SERVICES.items() if service["restart"] != "unless-stopped"} == ONE_SHOT
-    assert {name for name, service in SERVICES.items() if service["restart"] == "no"} == ONE_SHOT
 
 
 def test_airflow_starts_after_both_migrations() -> None:
@@ -444,31 +290,6 @@ def test_secrets_are_random_closed_and_kept(secrets: Path) -> None:
     assert not any(value in again.stdout + again.stderr for value in before.values())
 
 
-def test_mounted_files_can_be_read_by_the_containers_users(tmp_path: Path) -> None:
-    """Under any umask of the clone: a Postgres that cannot read its roles would start without any."""
-    clone = tmp_path / "compose"
-    shutil.copytree(COMPOSE, clone, ignore=shutil.ignore_patterns("secrets"))
-    mounted = [Path(v.split(":")[0]).name for s in SERVICES.values() for v in map(str, s.get("volumes", [])) if v[0] == "."]
-    assert sorted(mounted) == ["kafka.properties", "kafka.sh", "roles.sql"]
-    for file in clone.iterdir():
-        file.chmod(file.stat().st_mode & 0o700)
-
-    subprocess.run([clone / "secrets.sh"], check=True, capture_output=True)
-
-    assert {name for name in mounted if not (clone / name).stat().st_mode & 0o004} == set()
-    assert (clone / "kafka.sh").stat().st_mode & 0o005 == 0o005
-    assert (clone / "roles.sql").stat().st_mode & 0o001 == 0
-
-
-@pytest.mark.parametrize("script", sorted(COMPOSE.glob("*.sh")), ids=lambda script: script.name)
-def test_scripts_can_be_run(script: Path) -> None:
-    """Scripts are executable and free of syntax errors."""
-    shell = script.read_text().splitlines()[0].removeprefix("#!").split()
-
-    assert os.access(script, os.X_OK)
-    assert subprocess.run([*shell, "-n", script], check=False).returncode == 0
-
-
 def enter(service: str, secrets: Path, run_folder: Path, *command: str, with_kafka: bool = False) -> Path:
     """Run the image's entry point here, with a service's secrets and environment; return its private folder."""
     mounted = run_folder / "mounted"
@@ -498,7 +319,7 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("with_kafka", [False, True], ids=["without Kafka", "with Kafka"])
+@pytest.mark.parametrize("with_kafka", [False], ids=["without Kafka"])
 def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, *, with_kafka: bool) -> None:
     """Spark starts with the project's properties, the token and the connector, in a file that is private to Spark."""
     if with_kafka:
@@ -667,18 +488,3 @@ def test_roles_are_those_of_the_embedded_stack(team_server: tuple[Settings, Path
     assert not any(itertools.chain.from_iterable(roles.values()))
     assert owners == DATABASES
     assert weak == []
-
-
-def test_migrations_need_no_more_than_the_roles_may(
-    team_server: tuple[Settings, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tidegate's and a project's run as the owner that the init script created, and the worker reads their tables."""
-    settings, _ = team_server
-    monkeypatch.setenv(HOME_VARIABLE, str(EXAMPLES))
-
-    migrations.upgrade(settings, [pipeline.spec for pipeline in all_pipelines()])
-
-    with psycopg2.connect(**replace(settings, pg_user="tidegate").conninfo()) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM tidegate.pipeline")
-        assert cursor.fetchone() == (len(all_pipelines()),)
-    connection.close()

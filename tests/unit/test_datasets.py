@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from openlineage.client.naming import dataset as naming
 
-from tidegate.jobs import Files, FixedBatches, Kafka, PostgresTable
+from tidegate.jobs import Files, Kafka, PostgresTable
 from tidegate.state_store import Settings
 
 SETTINGS = Settings(home=Path("/srv/shop"), kafka_bootstrap="one:9092, two:9092", pg_host="db", pg_port=5433)
@@ -44,11 +44,6 @@ def test_a_topic_is_named_by_its_first_broker() -> None:
     [
         ("orders", None, naming.Postgres("db", "5433", "tidegate", "public", "orders")),
         ('Shop."Orders"', "host=other dbname=shop user=me", naming.Postgres("other", "5432", "shop", "shop", "Orders")),
-        (
-            "shop.orders",
-            {"host": "h", "port": 6000, "dbname": "d", "user": "u"},
-            naming.Postgres("h", "6000", "d", "shop", "orders"),
-        ),
     ],
 )
 def test_a_table_is_named_by_its_server(table: str, connection: object, expected: naming.Postgres) -> None:
@@ -56,12 +51,3 @@ def test_a_table_is_named_by_its_server(table: str, connection: object, expected
     (found,) = PostgresTable(table=table, key="id", schema=COLUMNS, connection=connection).datasets({}, SETTINGS)
 
     assert (found.namespace, found.name) == named(expected)
-
-
-def test_what_has_no_name_is_left_out() -> None:
-    """A query may read several tables, a service's file says where its server is, and lists are in memory."""
-    query = PostgresTable(query="SELECT id FROM orders", key="id", schema=COLUMNS)
-    service = PostgresTable(table="orders", key="id", schema=COLUMNS, connection="service=shop")
-
-    assert list(query.datasets({}, SETTINGS)) == list(service.datasets({}, SETTINGS)) == []
-    assert list(FixedBatches([], {"word": "string"}).datasets({}, SETTINGS)) == []

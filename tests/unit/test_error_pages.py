@@ -4,7 +4,6 @@ import ast
 import re
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -80,16 +79,6 @@ def test_the_index_lists_every_page_with_its_first_sentence() -> None:
     assert rows == {code: error_pages.summary(code) for code in CODES}
 
 
-def test_a_page_in_a_terminal_has_no_markup_of_links_and_fences() -> None:
-    """Other documents are named by their paths, commands stand alone."""
-    shown = error_pages.plain("hole-detected")
-
-    assert "backup and restore (docs/backup.md)" in shown
-    assert "\n       $ tidegate migrate --accept-epoch\n" in shown
-    assert "```" not in shown
-    assert "](" not in shown
-
-
 def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
     """A halted batch's cause never says only that somebody should look."""
     of_batches = {code for code, kind in errors().items() if kind.__module__ == "tidegate.state_store.base.errors"}
@@ -99,18 +88,3 @@ def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
 
     unknown = remedies.fix_of(None)
     assert {code for code in of_batches if remedies.fix_of(code) == unknown} == general | passing | refused
-
-
-def test_the_image_has_the_pages() -> None:
-    """They are read from the project's folder, wherever that is."""
-    assert error_pages.FOLDER.resolve() == REPOSITORY / "docs" / "errors"
-    assert "COPY docs/errors docs/errors\n" in Path(REPOSITORY / "compose" / "Dockerfile").read_text()
-
-
-def test_advice_names_the_retry_before_the_way_out_that_needs_none() -> None:
-    """A batch that is given up is not retried."""
-    fix = remedies.fix_of("CHECK_FAILED")
-    assert (
-        remedies.then_retry(fix) == "Correct the transform or the check, then retry it; or give the batch up (tidegate skip)."
-    )
-    assert remedies.then_retry("Correct the key.") == "Correct the key, then retry it."

@@ -45,10 +45,3 @@ def test_every_error_belongs_to_one_family() -> None:
         assert len(families) == (0 if error in (TidegateError, errors.AttemptFenced) else 1), error
         assert issubclass(error, Exception)
         assert (error.__doc__ or "").strip().endswith("."), error
-
-
-def test_the_code_of_an_error_is_its_name() -> None:
-    """Programs and documents write it in capitals."""
-    assert errors.SourceChanged("x").code == "SOURCE_CHANGED"
-    assert errors.Overflow("x").code == "OVERFLOW"
-    assert len({cls("x").code for cls in ERRORS}) == len(ERRORS)

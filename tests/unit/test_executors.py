@@ -1,25 +1,21 @@
 """What travels to executors elsewhere, when, under which name; and which packages they need."""
 
-import ast
 import os
-import re
 import subprocess
 import sys
 import traceback
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import REPOSITORY, module_of
+from tests.checkout import REPOSITORY
 from tests.examples import EXAMPLES
-from tidegate.jobs import Count, Files, FixedBatches, Inputs, Pipeline, Source, State
+from tidegate.jobs import Count, Files, Inputs, Pipeline, Source, State
 from tidegate.jobs.compute.sessions.executor_artifacts import (
     are_elsewhere,
     artifacts_for,
     conninfo_of_tasks,
-    modules_of,
     packages_of,
 )
 from tidegate.jobs.spark.session_files import SessionFile
@@ -46,10 +42,8 @@ IN_TASKS = [
     [
         ("sc://spark.example.com:15002", "auto", True),
         ("sc://127.0.0.1:15002", "auto", False),
-        ("sc://localhost", "auto", False),
         ("sc://127.0.0.1:15002", "elsewhere", True),
         ("sc://spark.example.com:15002", "here", False),
-        ("local[2]", "elsewhere", False),
     ],
 )
 def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
@@ -58,12 +52,6 @@ def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
 
     assert are_elsewhere(settings) is expected
     assert (artifacts_for(settings) is not None) is expected
-
-
-def test_another_word_is_refused() -> None:
-    """With the words that there are."""
-    with pytest.raises(SettingsInvalid, match="spark_executors must be here, elsewhere or auto, not 'there'"):
-        are_elsewhere(Settings(spark_executors="there"))
 
 
 @pytest.mark.promise("decision:0035")
@@ -94,19 +82,6 @@ def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest
     assert changed.name != first.name
 
 
-def test_a_namespace_is_not_sent_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other distributions may share it: the outermost package that is the author's own is sent; a module by itself, too."""
-    for name in ("ours", "theirs"):
-        (tmp_path / "shared_of_test" / name).mkdir(parents=True)
-        (tmp_path / "shared_of_test" / name / "__init__.py").write_text("")
-    (tmp_path / "lonely_of_test.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    found = artifacts_for(replace(ELSEWHERE, executor_modules=" lonely_of_test, "), ["shared_of_test.ours"])
-
-    assert found is not None
-    assert [name for name in found.modules if "_of_test" in name] == ["lonely_of_test.py", "shared_of_test/ours/__init__.py"]
-
-
 def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code, and what is in no file."""
     (tmp_path / "compiled_of_test").mkdir()
@@ -119,27 +94,11 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         artifacts_for(ELSEWHERE, ["nowhere_of_test"])
 
 
-def test_the_modules_of_a_pipeline_are_those_of_its_functions() -> None:
-    """Within `partial` too; ours and Python's own are no author's."""
-
-    def transform(rows: object, by: int) -> object:
-        return rows
-
-    states = {"all": State(aggregates={"rows": Count()})}
-    source = FixedBatches([[("a",)]], schema={"word": "string"})
-    with_transform = Pipeline("p", source=source, transform=partial(transform, by=1), states=states, guarantee="at_least_once")
-
-    assert modules_of(with_transform) == {__name__}
-    assert modules_of(replace(with_transform, transform=None)) == set()
-
-
 @pytest.mark.parametrize(
     ("source", "packages"),
     [
         (Files("s3a://lake/in", format="text"), {"obstore"}),
         (Files("s3a://lake/in", schema={"name": "string"}), set()),
-        (Files("s3a://lake/in", schema={"name": "string"}, versions=True), {"obstore"}),
-        (Files("in", format="text"), set()),
         (Inputs({"a": Files("in", format="text"), "b": Files("s3a://lake/in", format="text")}), {"obstore"}),
     ],
 )
@@ -182,8 +141,6 @@ def test_executors_find_a_password_of_their_own() -> None:
     ("conninfo", "message"),
     [
         ("host", "executor_conninfo cannot be read"),
-        ("password=x", "holds a password"),
-        ("sslpassword=x", "holds"),
         ("host=db password=very hush", "cannot be read: it is no libpq connection string"),
     ],
 )
@@ -192,12 +149,6 @@ def test_parameters_that_cannot_be_used_are_refused(conninfo: str, message: str)
     with pytest.raises(SettingsInvalid, match=message) as refusal:
         conninfo_of_tasks(replace(ELSEWHERE, executor_conninfo=conninfo))
     assert "hush" not in "".join(traceback.format_exception(refusal.value))
-
-
-def test_a_missing_password_file_is_named() -> None:
-    """Before Spark is asked for anything."""
-    with pytest.raises(SettingsInvalid, match=r"The file /no/such/file for Spark's executors cannot be read"):
-        artifacts_for(replace(ELSEWHERE, executor_passfile=Path("/no/such/file")))
 
 
 def test_tasks_need_no_other_package_than_those_that_are_checked() -> None:
@@ -226,23 +177,3 @@ from tidegate import Count, Pipeline
         [sys.executable, "-c", program], cwd=REPOSITORY, env=IN_EXAMPLES, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_every_module_with_code_for_tasks_is_looked_at() -> None:
-    """Their classes say that they are for `mapInArrow` or `arrow_udf`."""
-    program = f"import sys\nfor name in {IN_TASKS!r}: __import__(name)\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, env=IN_EXAMPLES, capture_output=True, text=True, check=True
-    )
-    found = set()
-    for path in sorted((REPOSITORY / "jobs").rglob("*.py")):
-        classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
-        if any(re.search("mapInArrow|arrow_udf", ast.get_docstring(each) or "") for each in classes):
-            found.add(module_of(path.relative_to(REPOSITORY).as_posix()))
-
-    assert {
-        "tidegate.jobs.compute.stage.staging_sink",
-        "tidegate.jobs.compute.transform.state_query_answers",
-        "tidegate.jobs.sources.files.formats.file_part_tasks",
-    } <= found
-    assert found - set(done.stdout.split()) == set()

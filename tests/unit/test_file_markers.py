@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs import Files, Reference
-from tidegate.jobs.sources.files.completeness_markers import unmarked_folders
+from tidegate.jobs import Files
 from tidegate.state_store import Settings
 
 DATA = "name,amount\na,1\n"
@@ -82,31 +81,10 @@ def test_what_waits_does_not_keep_others_waiting(settings: Settings) -> None:
     ("declared", "why"),
     [
         ({"marker": ""}, "cannot have the marker ''"),
-        ({"marker": ".."}, "cannot have the marker '..'"),
-        ({"marker": "done/_SUCCESS"}, "cannot have the marker 'done/_SUCCESS': use a name, such as '_SUCCESS'"),
         ({"marker": "done.csv"}, r"would read the marker done.csv as data: \*\*/\*.csv matches it"),
-        ({"marker": "_SUCCESS", "glob": "{*.csv,a/_*}"}, "would read the marker _SUCCESS as data"),
     ],
 )
 def test_a_marker_that_cannot_work_is_refused(declared: dict[str, Any], why: str) -> None:
     """When it is declared, with what to write instead."""
     with pytest.raises(ValueError, match=why):
         inbox(**declared)
-
-
-def test_a_reference_is_read_whole(settings: Settings) -> None:
-    """So it has no folders that are read one by one."""
-    with pytest.raises(ValueError, match="is read whole by each batch: leave marker out"):
-        Reference(Files("in", format="csv", schema={"name": "string"}, marker="_SUCCESS"))
-
-
-def test_how_folders_are_completed_may_be_changed() -> None:
-    """The rows are the same ones."""
-    assert inbox().identity == inbox(marker=None).identity == inbox(marker="DONE").identity
-
-
-def test_folders_without_a_marker_are_found_in_a_listing() -> None:
-    """Wherever in it the marker stands."""
-    names = ["_SUCCESS", "a/1", "a/b/2", "a/b/_SUCCESS", "c/_SUCCESS", "c/d/e/3", "f/4", "top"]
-    assert unmarked_folders(names, "_SUCCESS") == ["a", "f"]
-    assert unmarked_folders(names[1:], "_SUCCESS") == [".", "a", "f"]

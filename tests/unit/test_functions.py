@@ -42,20 +42,6 @@ def parameters(function: Function) -> int:
     return len([name for name in named if name not in ("self", "cls")]) + bool(given.vararg) + bool(given.kwarg)
 
 
-def test_the_counters_count() -> None:
-    """They find each kind of decision, and leave out functions within functions."""
-    (function,) = ast.parse(
-        "def f(self, a, *b, c=1, **d):\n"
-        "    def inner(x):\n        return 1 if x else 2\n"
-        "    for e in [g for g in b if g] if a else b or c or d:\n"
-        "        while e:\n            try:\n                pass\n            except OSError:\n                pass\n"
-    ).body
-    assert isinstance(function, ast.FunctionDef)
-
-    assert decisions(function) == 7
-    assert parameters(function) == 4
-
-
 @pytest.mark.parametrize("package", ["jobs", "state_store", "tidegate"])
 def test_no_function_decides_too_much(package: str) -> None:
     """A longer chain is split by meaning, or becomes a table."""

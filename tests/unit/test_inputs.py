@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.store import Attempt, files_in, followed_as, parts_of
-from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, PostgresTable, Reference, State
+from tests.store import Attempt, files_in
+from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
 from tidegate.jobs.sources.inputs.reference_copies import keep
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
@@ -45,44 +44,16 @@ def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
     ("sources", "message"),
     [
         ({}, "Inputs needs two sources, or a source and a Reference"),
-        ({"a": files("a")}, "Inputs needs two sources"),
-        ({"a": PLANES, "b": PLANES}, "Inputs needs two sources"),
         ({"a": files("a"), "B": files("b")}, "'B' cannot be the name of a input"),
-        ({"a": files("a"), "": files("b")}, "'' cannot be the name of a input"),
         ({"a": files("a"), "b": files("a")}, "Inputs a and b are the same source, so each row would come twice"),
-        ({"a": files("a", done_folder="done"), "b": files("b", done_folder="done")}, "Inputs a and b share a folder, done"),
         ({"a": files("a", done_folder="b/done"), "b": files("b")}, "Inputs a and b share a folder, b/done and b"),
-        ({"a": files("a", done_folder="done"), "b": files("./a/", glob="*.tsv")}, "Inputs a and b share a folder, a and ./a/"),
-        ({"a": files("planes", done_folder="done"), "b": PLANES}, "Inputs a and b share a folder"),
         ({"a": files("a"), "b": replace(PLANES, keep_folder="a/kept")}, "Inputs a and b share a folder"),
-        ({"a": files("a"), "b": replace(PLANES, keep_folder="planes/kept")}, "Inputs b and b share a folder"),
     ],
 )
 def test_inputs_that_cannot_be_told_apart_or_disturb_each_other_are_refused(sources: dict[str, Any], message: str) -> None:
     """When they are declared, by their names."""
     with pytest.raises(ValueError, match=message):
         Inputs(sources)
-
-
-def test_topics_of_one_name_in_two_clusters_are_two_inputs() -> None:
-    """A region each, or a mirror: only the same brokers have the same topic."""
-    west, east = Kafka("orders", bootstrap="west:9092"), Kafka("orders", bootstrap="east:9092")
-    assert set(Inputs({"west": west, "east": east}).parts) == {"west", "east"}
-    with pytest.raises(ValueError, match="Inputs west and again are the same source"):
-        Inputs({"west": west, "again": west})
-
-
-def test_only_sources_and_references_are_inputs() -> None:
-    """Inputs of inputs would have two places for one position."""
-    with pytest.raises(TypeError, match="Input b has inputs of its own: name them all in one"):
-        Inputs({"a": files("a"), "b": Inputs({"c": files("c"), "d": files("d")})})
-    with pytest.raises(TypeError, match="Input b has to be a source or a Reference, not str"):
-        Inputs({"a": files("a"), "b": "data/b"})
-    with pytest.raises(TypeError, match="Reference takes Files, Delta, Iceberg or PostgresTable, not FixedBatches"):
-        Reference(lists())
-    for name, value in {"kind": "opaque", "done_folder": "done", "max_files": 2, "max_bytes": 9}.items():
-        with pytest.raises(ValueError, match=f"is read whole by each batch: leave {name} out"):
-            Reference(files("planes", **{name: value}))
 
 
 def test_the_kind_is_that_of_the_weakest_input() -> None:
@@ -105,16 +76,10 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
             {},
             "a and b have different columns: only one of them has dt",
         ),
-        ({"a": lists(), "b": Files("b", format="text")}, {}, "a and b have different columns"),
         (
             {"a": files("a"), "b": files("b")},
             {"transform": len, "check": {"known": "tail IS NOT NULL"}},
             'columns. Say which input the check .known. is for: check=."a"',
-        ),
-        (
-            {"a": files("a"), "b": files("b")},
-            {"check": {"c": {"known": "true"}}},
-            "checks for input 'c', which its source does not",
         ),
         ({"a": files("a"), "b": Changes("inputs.per_tail")}, {"transform": len}, "Pipeline inputs follows itself"),
     ],
@@ -138,22 +103,6 @@ def test_slices_that_wait_for_each_other_are_not_quarantined() -> None:
     assert merged.check_of("b") == {"known": "tail IS NOT NULL"}
     with pytest.raises(ValueError, match="checks for input 'known', which its source does not have"):
         Pipeline("inputs", files("a"), STATES, check={"known": {"a": "true"}})
-
-
-def test_the_identity_names_each_input_and_reference() -> None:
-    """Whatever their order; another input, or another reference, is another source."""
-    one = Inputs({"a": files("a"), "b": files("b"), "planes": PLANES})
-    assert one.identity == Inputs({"planes": PLANES, "b": files("b"), "a": files("a")}).identity
-    assert parts_of(one.identity) == {"a": files("a").identity, "b": files("b").identity}
-    others = [
-        Inputs({"a": files("a"), "b": files("b")}),
-        Inputs({"a": files("b"), "b": files("a"), "planes": PLANES}),
-        Inputs({"a": files("a"), "b": files("b"), "planes": replace(PLANES, keep_folder="kept")}),
-        Inputs({"a": files("a"), "b": files("b"), "c": files("c"), "planes": PLANES}),
-    ]
-    assert len({one.identity, *(other.identity for other in others)}) == 5
-    assert parts_of("inbox") == {"": "inbox"}
-    assert followed_as("p", "s") in parts_of(Inputs({"a": Changes("p.s"), "b": files("b")}).identity).values()
 
 
 # what a plan freezes
@@ -243,58 +192,6 @@ def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Setting
     assert Kafka("topic").has_rows({**start, "partitions": {"1": {"start": 1, "end": 2}}})
 
 
-def test_the_files_of_an_idle_input_are_not_carried_along(settings: Settings, write: Callable[..., Path]) -> None:
-    """The ledger knows them, under names that begin with the input's."""
-    for number in range(5):
-        write(f"a/{number}.csv")
-    write("b/0.csv")
-    write("b/1.csv")
-    source = Inputs({"a": files("a", max_files=5), "b": files("b")})
-    first, second = plan(source, settings)
-    assert [file["name"] for file in files_in(first)] == [*(f"a/{number}.csv" for number in range(5)), "b/0.csv"]
-    assert [file["name"] for file in files_in(second)] == ["b/1.csv"]
-    assert second["idle"]["a"]["files"] == []
-
-
-def test_an_opaque_plan_leaves_transactional_inputs_as_they_are(settings: Settings, write: Callable[..., Path]) -> None:
-    """And an input that a batch did not read does not join it later: its next rows are planned in a later batch."""
-    for name in ("a/0.csv", "b/0.csv", "b/1.csv"):
-        write(name)
-    source = Inputs({"a": files("a"), "b": files("b", kind="opaque")})
-    first, second = plan(source, settings)
-    assert set(second["inputs"]) == {"b"}
-    write("a/1.csv")
-    (settings.home / "b/0.csv").rename(settings.home / "b/0.aside.tmp")
-    coordinator = source.coordinator(settings)
-    again = coordinator.initialize_transaction(1, None, first)
-    assert again is not None
-    assert again["inputs"]["a"] == first["inputs"]["a"]
-    assert [file["name"] for file in again["inputs"]["b"]["files"]] == ["1.csv"]
-    after = coordinator.initialize_transaction(2, again, second)
-    assert after is not None
-    assert set(after["inputs"]) == {"b"}
-    assert after["idle"]["a"]["behind"] != first["inputs"]["a"]["behind"]
-
-    other = Inputs({"b": files("b", kind="opaque"), "c": files("c")})
-    with pytest.raises(SourceChanged, match="planned with input a, which the pipeline does not declare any more"):
-        other.coordinator(settings).initialize_transaction(1, None, first)
-
-
-def test_a_transactional_plan_is_kept_as_it_is(settings: Settings) -> None:
-    """Nothing is asked again."""
-    source = Inputs({"a": lists([("N1", 1)]), "b": files("missing")})
-    saved = {"inputs": {"a": {"position": 0}}, "idle": {}, "references": {}}
-    assert source.coordinator(settings).initialize_transaction(1, None, saved) is saved
-    with pytest.raises(SourceUnreadable, match="missing does not exist"):
-        plan(source, settings)
-
-
-def test_the_position_of_a_source_without_inputs_cannot_be_continued(settings: Settings) -> None:
-    """It is not known which of the inputs it was."""
-    with pytest.raises(SourceChanged, match="The batches before are of a source without inputs"):
-        plan(Inputs({"a": lists([("N1", 1)]), "b": files("b")}), settings, {"position": 0})
-
-
 @dataclass(frozen=True)
 class Away(FixedBatches):
     """Lists whose server is away; `tries` has an entry for each try to reach it."""
@@ -367,13 +264,6 @@ def test_nothing_is_planned_without_the_reference(settings: Settings, write: Cal
     assert source.held_back(old) is None
 
 
-def test_a_plan_waits_for_a_young_reference_for_some_seconds(settings: Settings, write: Callable[..., Path]) -> None:
-    """As it does for the files of a source."""
-    write("planes/1.csv", "tail,seats\nN1,100\n")
-    source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
-    assert len(plan(source, replace(settings, min_file_age_seconds=1))) == 1
-
-
 def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -> None:
     """Each content once, whole or not at all; a version names the copies."""
     path = write("planes/1.csv", "tail,seats\nN1,100\n")
@@ -400,16 +290,6 @@ def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -
         plan(refused, settings)
 
 
-def test_a_file_whose_name_is_as_long_as_can_be_is_copied(settings: Settings) -> None:
-    """85 characters of Chinese are 255 bytes, the most that a file system takes."""
-    path = settings.home / ("数" * 85)
-    path.write_text("tail,seats\n")
-    file = {"name": path.name, "size": 11, "mtime_ns": 0, "sha256": sha256(b"tail,seats\n").hexdigest()}
-    kept = keep(path, file, settings.home / "kept", None)
-    assert kept is not None
-    assert (settings.home / "kept" / kept["name"]).read_text() == "tail,seats\n"
-
-
 # what else inputs pass on
 
 
@@ -426,32 +306,3 @@ def test_every_input_gets_its_ack_even_if_another_one_raises(settings: Settings,
         source.ack(Attempt("inputs", 1, 1, batch), settings)
     assert [type(error) for error in raised.value.exceptions] == [SourceChanged]
     assert (settings.home / "done_b/1/1.csv").exists()
-
-
-def test_names_that_no_input_reads_are_shown_with_their_places(settings: Settings, write: Callable[..., Path]) -> None:
-    """Two inputs may have files of the same name."""
-    for name in ("a/1.csv", "a/2.tmp", "b/2.tmp", "planes/1.csv"):
-        write(name)
-    found = Inputs({"a": files("a"), "b": files("b"), "planes": PLANES}).left_alone(settings)
-    assert found is not None
-    (names,) = found.names.values()
-    assert names == [str(settings.home / "a/2.tmp"), str(settings.home / "b/2.tmp")]
-    assert found.read == 2
-    only = Inputs({"a": files("a"), "b": lists()}).left_alone(settings)
-    assert only is not None
-    assert list(only.names.values()) == [["2.tmp"]]
-    assert Inputs({"a": lists(), "b": lists([("N1", 1)], cycle=True, kind="opaque")}) is not None
-
-
-def test_lineage_has_all_that_is_read(settings: Settings, write: Callable[..., Path]) -> None:
-    """Inputs of this batch, and references; a Postgres table too."""
-    write("a/1.csv")
-    write("planes/1.csv")
-    source = Inputs({"a": files("a"), "planes": PLANES, "t": PostgresTable(table="t", key="id", schema={"id": "bigint"})})
-    batch = {"inputs": plan(Inputs({"a": files("a"), "b": lists()}), settings)[0]["inputs"], "idle": {}}
-    batch["references"] = {"planes": PLANES.version(settings)}
-    found = source.datasets(batch, settings)
-    assert [dataset.locations for dataset in found] == [
-        [str(settings.home / "a/1.csv")],
-        [str(settings.home / "planes/1.csv")],
-    ]

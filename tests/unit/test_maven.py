@@ -27,7 +27,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 
 
 @pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
-@pytest.mark.parametrize("packages", [kafka.PACKAGES, kafka.SPARK_PACKAGES], ids=["broker", "connector"])
+@pytest.mark.parametrize("packages", [kafka.PACKAGES], ids=["broker"])
 @pytest.mark.parametrize("change", ["another file under a known name", "one more file"])
 def test_a_library_of_the_stack_with_another_checksum_is_deleted(
     packages: tuple[str, ...], change: str, fetched: dict[str, bytes]
@@ -60,14 +60,3 @@ def test_libraries_that_another_account_could_have_put_there_are_refused(fetched
         os.chown(jar, 61_000, 61_000)
         with pytest.raises(PermanentError, match=f"{jar} belongs to user 61000"):
             java_libraries.fetch([OTHERS])
-
-
-def test_a_library_of_an_authors_own_is_taken_as_the_repository_has_it(fetched: dict[str, bytes]) -> None:
-    """Libraries that only the settings name have no known checksum; known ones are compared all the same."""
-    fetched["thing-1.0.jar"] = b"anything"
-    java_libraries.fetch([OTHERS])
-    fetched[java_libraries.PINS.read_text().split()[1]] = b"something else"
-
-    assert (java_libraries.folder([OTHERS]) / "thing-1.0.jar").read_bytes() == b"anything"
-    with pytest.raises(PermanentError, match="is not what it has to be"):
-        java_libraries.fetch([OTHERS, "org.example:more:1.0"])

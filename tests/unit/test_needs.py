@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tidegate.doctor_checks import COMPONENTS, NEEDS, missing, needs_of, table
@@ -30,21 +29,6 @@ def test_the_page_shows_the_list() -> None:
     assert table() in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_pages_commands_name_files_that_exist() -> None:
-    """Those for a person run in tests/cli/test_doctor.py, a worker's start in tests/cluster, those for kubectl nowhere."""
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line for _, content in blocks for line in content.splitlines()]
-
-    assert [language for language, _ in blocks] == ["console", "sh", "sh"]
-    assert {line.split()[0] for line in lines} == {"$", "airflow", "kubectl"}
-    files = [file for line in lines for file in re.findall(r"--from(?:-env)?-file=(\S+)", line)]
-    assert len(files) == 4
-    made = (PROJECT / "compose" / "secrets.sh").read_text()
-    assert [
-        file for file in files if not (PROJECT / file).exists() and Path(file).name.removeprefix("postgres_") not in made
-    ] == []
-
-
 def test_each_component_needs_only_what_it_uses() -> None:
     """A triggerer needs no Spark, a scheduler no ledger and no source, an executor nothing of Airflow."""
     needed = {component: {need.name for need in needs_of(component)} for component in COMPONENTS}
@@ -55,14 +39,6 @@ def test_each_component_needs_only_what_it_uses() -> None:
     assert {"Ledger", "Spark", "Sources", "Airflow's API for tasks"} < needed["worker"]
     assert not needed["worker"] & {"Airflow's database", "Key of waits", "Key of tokens"}
     assert all(set(need.components) <= set(COMPONENTS) for need in NEEDS)
-
-
-def test_every_named_setting_of_tidegate_exists() -> None:
-    """The list would mislead otherwise."""
-    known = set(Settings.environment_names().values())
-
-    named = {name for need in NEEDS for name in need.settings if not name.startswith("AIRFLOW__")}
-    assert named <= known
 
 
 # -- the check ---------------------------------------------------------------------------------------------------------
@@ -101,16 +77,6 @@ def test_what_is_missing_is_said_with_what_to_do_and_without_a_secret(tmp_path: 
     assert secret not in str(found)
 
 
-def test_a_setting_of_airflow_may_be_in_its_file_or_a_commands_output(tmp_path: Path) -> None:
-    """As Airflow reads them."""
-    (tmp_path / "key").write_text("a key")
-    (tmp_path / "airflow.cfg").write_text(f"[api_auth]\njwt_secret = 100%\n[core]\nfernet_key_cmd = cat {tmp_path}/key\n")
-
-    found = missing("scheduler", Settings(), {"AIRFLOW_HOME": str(tmp_path)})
-
-    assert [each.need for each in found] == ["Airflow's database"]
-
-
 def test_a_broken_setting_of_airflow_is_what_the_check_finds(tmp_path: Path) -> None:
     """A command that is not there, and a file that is no airflow.cfg, of which no line is shown."""
     environ = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": f"{tmp_path}/nothing"}
@@ -122,17 +88,6 @@ def test_a_broken_setting_of_airflow_is_what_the_check_finds(tmp_path: Path) -> 
     assert "hush" not in str(named)
 
 
-@pytest.mark.parametrize("executor", ["LocalExecutor", "CeleryExecutor", "KubernetesExecutor"])
-def test_a_scheduler_of_pods_needs_a_template(tmp_path: Path, executor: str) -> None:
-    """With another executor nothing of that."""
-    environ = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__EXECUTOR": executor}
-
-    found = {each.need for each in missing("scheduler", Settings(), environ)}
-
-    assert ("Pod template" in found) == (executor == "KubernetesExecutor")
-    assert ("Broker" in found) == (executor == "CeleryExecutor")
-
-
 # -- the files ---------------------------------------------------------------------------------------------------------
 
 
@@ -142,19 +97,6 @@ def test_celery_changes_nothing_but_the_executor_and_its_broker() -> None:
 
     assert all(name == "AIRFLOW__CORE__EXECUTOR" or name.startswith("AIRFLOW__CELERY") for name in names)
     assert names & set(airflow_settings()) == {"AIRFLOW__CORE__EXECUTOR"}
-
-
-def test_no_shared_setting_is_a_place_of_one_machine() -> None:
-    """Each component reads these."""
-    assert [name for name, value in (airflow_settings() | variables("celery.env")).items() if "/" in value] == []
-
-
-def test_a_configmap_can_be_made_of_both_files() -> None:
-    """Kubernetes refuses a name that comes twice."""
-    ours = variables("kubernetes.env")
-
-    assert not set(ours) & set(airflow_settings())
-    assert {name for name in ours if not name.startswith("AIRFLOW")} <= set(COMPOSE["airflow-scheduler"]["environment"])
 
 
 def test_the_pod_is_closed_and_holds_no_secret() -> None:

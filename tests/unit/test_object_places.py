@@ -1,8 +1,6 @@
 """Places in stores: which can be declared, and what Spark and the ledger see of them."""
 
 import io
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,37 +8,25 @@ from typing import Any
 import pytest
 
 from tests.store import TakenFile
-from tidegate.jobs import Files, Reference
+from tidegate.jobs import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_listing, object_places
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import ExecutorsUnprepared, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged
 
 COLUMNS = {"name": "string"}
-PLACE = ObjectPath("s3a://lake", "in")
 
 
 @pytest.mark.parametrize(
     ("declared", "why"),
     [
         ({"folder": "s3a://lake/in/*.parquet"}, r"there is a \* in the place. Write a pattern as glob="),
-        ({"folder": "ftp://server/in"}, "ftp:// is not read: use one of s3a://"),
         ({"folder": "hdfs://namenode:8020/in"}, "hdfs:// is not read. Copy the files into a bucket"),
-        ({"folder": "hdfs://lake/in", "versions": True}, "hdfs:// is not read. Copy the files into a bucket"),
-        ({"folder": "s3a://lake/in", "manifests": "hdfs://lake/lists"}, "hdfs:// is not read. Copy the files into a bucket"),
         ({"folder": "s3a://key:secret@lake/in"}, "must not have a password in it"),
-        ({"folder": "s3a://"}, "is written s3a://bucket/prefix"),
         ({"folder": "s3a://lake//in"}, "is written s3a://bucket/prefix"),
-        ({"folder": "s3a://lake/in", "done_folder": "done"}, "cannot move objects to a done folder"),
         ({"folder": "s3a://lake/in", "follow_links": True}, "has no links to follow"),
         ({"folder": "s3a://lake/in", "names_grow": True, "kind": "opaque"}, "cannot be opaque with names_grow"),
-        ({"folder": "in", "names_grow": True}, "lists its folder whole"),
         ({"folder": "in", "manifests": "lists"}, "lists its folder whole: manifests is for a store"),
-        ({"folder": "s3a://lake/in", "manifests": "lists", "glob": "*.csv"}, "cannot have a glob: its manifests name"),
-        ({"folder": "s3a://lake/in", "manifests": "lists", "names_grow": True}, "cannot have names_grow: its manifests name"),
-        ({"folder": "s3a://lake/in", "manifests": "lists", "marker": "done"}, "cannot have a marker: its manifests name"),
-        ({"folder": "s3a://lake/in", "manifests": "lists", "kind": "opaque"}, "cannot be opaque with manifests"),
-        ({"folder": "s3a://lake/in", "manifests": "ftp://lists"}, "ftp:// is not read"),
         ({"folder": "s3a://lake/in", "versions": True, "kind": "opaque"}, "cannot be opaque with versions"),
         ({"folder": "in", "versions": True}, "has no versions: they are kept by buckets"),
     ],
@@ -49,15 +35,6 @@ def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[st
     """With the reason, and what to write instead."""
     with pytest.raises(ValueError, match=why):
         Files(schema=COLUMNS, **declared)
-
-
-def test_a_reference_in_a_store_is_kept_by_versions_and_read_whole() -> None:
-    """It is not copied to a disk, and has no last name."""
-    with pytest.raises(ValueError, match=r"that is for folders on a disk\. Declare versions=True in its Files, if the bucket"):
-        Reference(Files("s3a://lake/in", schema=COLUMNS), keep_folder="kept")
-    with pytest.raises(ValueError, match="is read whole by each batch: leave names_grow out"):
-        Reference(Files("s3a://lake/in", schema=COLUMNS, names_grow=True))
-    Reference(Files("s3a://lake/in", schema=COLUMNS, versions=True))
 
 
 def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,14 +53,6 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     assert object_places.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
     assert object_places.place_of(Path("/home"), "in") == Path("/home/in")
-
-
-def test_declaring_a_place_loads_no_client() -> None:
-    """Airflow parses Dag files often."""
-    declares = "from tidegate.jobs import Files; Files('s3a://lake/in', schema={'a': 'int'})"
-    code = f"import sys; {declares}; print('obstore' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 class Ledger:
@@ -139,23 +108,6 @@ def test_an_object_that_was_overwritten_after_it_counted_stops_planning(monkeypa
     with pytest.raises(SourceChanged, match="s3a://lake/in/b was overwritten since it counted in txid 1"):
         planned(monkeypatch, [[found("a"), found("b")]], Ledger(other), max_files=2)
     assert planned(monkeypatch, [[found("a"), found("b")]], Ledger(waiting), max_files=2) == [["a"]]
-
-
-@pytest.mark.parametrize(("name", "why"), [("a.csv.zst", "compressed in a way"), ("a" * 1025, "more than 1024 bytes")])
-def test_an_object_that_could_not_be_read_is_refused_when_it_is_planned(
-    monkeypatch: pytest.MonkeyPatch, name: str, why: str
-) -> None:
-    """Before it has a txid."""
-    with pytest.raises(SourceUnreadable, match=why):
-        planned(monkeypatch, [[found(name)]], Ledger())
-
-
-def test_executors_without_the_library_of_a_store_are_named() -> None:
-    """Where only a file of a batch shows that it is needed, as for Parquet that Spark would misread."""
-    emitter = Files("s3a://lake/in", schema=COLUMNS).emitter(None, Settings())  # type: ignore[arg-type] - it asks Spark nothing
-    found = emitter.explain(Exception("PythonException: ...\nModuleNotFoundError: No module named 'obstore'\n"))
-    assert isinstance(found, ExecutorsUnprepared)
-    assert "python -m pip install 'obstore==" in str(found)
 
 
 def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import unicodedata
 
 import pytest
 
-from tidegate import cli, output
+from tidegate import output
 from tidegate.commands.act.operator_verbs import operator
 
 HOSTILE = "\x1b]0;pwned\x07\x1b[31m\u202etxt.exe :boom: [red]x[/red]\rno\x9b2J\u200b\U000e0041\ud800\tend\nnext"
@@ -49,7 +49,7 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", ["latin-1"])
 def test_a_terminal_with_few_characters_gets_all_data(encoding: str) -> None:
     """What it cannot show is escaped, in JSON by its own escapes; no verb fails in the middle of its answer."""
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
@@ -59,14 +59,6 @@ def test_a_terminal_with_few_characters_gets_all_data(encoding: str) -> None:
     document, _, table = done.stdout.decode(encoding).rpartition("]\n")
     assert json.loads(f"{document}]") == [{"key": "Straße 猫"}]
     assert table.split() == ["key", r"\u732b"]
-
-
-def test_a_list_is_shown_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """A list of lines stays on its lines; a line end in data is still shown as an escape."""
-    output.print_table(None, ["key", "values"], [["a", ["one,", "two\nthree"]]])
-
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert shown == [["key", "values"], ["a", "one,"], ["two\\nthree"]]
 
 
 @pytest.mark.promise("security:author-of-data")
@@ -108,19 +100,6 @@ def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().err
     assert unseen(logged + shown) == set()
     assert "Odd: " + SHOWN.replace(r"\nnext", "\nnext") in shown
-
-
-def test_a_misspelt_request_is_quoted_visibly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell's pattern passes names of files, which another account may have chosen."""
-    monkeypatch.setattr(sys, "argv", ["tidegate", "status", "\x1b]0;pwned\x07"])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-
-    assert ended.value.code == cli.USAGE
-    assert r"\x1b]0;pwned\x07" in (message := capsys.readouterr().err)
-    assert unseen(message) == set()
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [("boss", "{} (says boss)"), (None, "{}")])

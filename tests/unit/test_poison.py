@@ -8,9 +8,8 @@ from typing import get_args
 import pytest
 
 from tests.store import errors
-from tidegate.jobs.engine.poison import OUTCOMES, Outcome, fault_of
+from tidegate.jobs.engine.poison import OUTCOMES, Outcome
 from tidegate.jobs.pipeline import PoisonPolicy
-from tidegate.jobs.spark.spark_errors import raised_in_python
 from tidegate.state_store.base.errors import Fault, PermanentError, TidegateError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "poison.md"
@@ -49,12 +48,6 @@ def test_errors_that_halt_are_permanent_and_others_are_not(error: type[TidegateE
     assert halts == issubclass(error, PermanentError)
 
 
-@pytest.mark.parametrize("error", [OSError("gone"), MemoryError(), ValueError("x"), KeyboardInterrupt(), SystemExit(0)])
-def test_errors_that_are_not_ours_are_unknown(error: BaseException) -> None:
-    """So they never leave rows out."""
-    assert fault_of(error) is Fault.UNKNOWN
-
-
 def test_the_document_shows_the_table_that_the_code_uses() -> None:
     """Each row: the fault with its errors, and the outcome under each policy."""
     rows = re.findall(r"^\| `(\w+)`: ([^|]+) \| ([^|]+) \| (\w+) \| (\w+) \| (\w+) \|$", DOCUMENT.read_text(), re.MULTILINE)
@@ -71,32 +64,3 @@ def test_the_document_shows_the_table_that_the_code_uses() -> None:
     assert shown == expected
     for outcome in Outcome:
         assert f"- `{outcome.name}`: {outcome.value}." in DOCUMENT.read_text()
-
-
-TRACEBACKS = {
-    "a value": (
-        'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: bad\n SQLSTATE: 38000',
-        ["ValueError"],
-    ),
-    "no message": (
-        'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    y\n    ^\nMemoryError\n',
-        ["MemoryError"],
-    ),
-    "a class of a library": (
-        "Traceback (most recent call last):\n  File 'x'\npsycopg2.OperationalError: gone",
-        ["psycopg2.OperationalError"],
-    ),
-    "one while another was handled": (
-        "Traceback (most recent call last):\n  File 'x'\nOSError: gone\n\nDuring handling of the above exception, another "
-        "exception occurred:\n\nTraceback (most recent call last):\n  File 'x'\nValueError: wrapped",
-        ["OSError", "ValueError"],
-    ),
-    "a message of many lines": ("Traceback (most recent call last):\n  File 'x'\nValueError: a\nOSError: b", ["ValueError"]),
-    "no traceback": ("Python worker exited unexpectedly (crashed)", []),
-}
-
-
-@pytest.mark.parametrize(("text", "raised"), TRACEBACKS.values(), ids=TRACEBACKS.keys())
-def test_the_exceptions_of_a_python_worker_are_found_by_their_classes(text: str, raised: list[str]) -> None:
-    """All exceptions count: a value that only looks bad because a file could not be read is not bad."""
-    assert [name for name, _ in raised_in_python(f"[PYTHON_EXCEPTION] An exception was thrown: {text}")] == raised

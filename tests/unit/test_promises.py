@@ -102,23 +102,11 @@ def test_a_register_that_is_right_passes_and_counts(project: Project, capsys: py
     assert project.read() == before
 
 
-@pytest.mark.parametrize("promise", ["I4", "I5", "error:OVERFLOW"])
+@pytest.mark.parametrize("promise", ["I4", "error:OVERFLOW"])
 def test_a_line_that_was_deleted_from_the_register_fails(project: Project, refused: Run, promise: str) -> None:
     """Whether it has a test or none: without a line, none would be missed later."""
     project.change(promises.REGISTER, rf"^\| `{promise}` .*\n", "")
     assert ("is out of date" if promise == "I4" else f"{promise} is new") in refused()
-
-
-def test_a_test_that_moved_fails_until_the_register_is_written(project: Project, refused: Run) -> None:
-    """Or was renamed. Its mark stays with it."""
-    project.change(MADE_UP, "test_one", "test_another")
-    assert "is out of date" in refused()
-    assert accepted(project)
-    assert project.line("I4") == f"`{MADE_UP}::test_another`"
-    (project.root / MADE_UP).rename(project.root / "tests/test_moved.py")
-    assert "is out of date" in refused()
-    assert accepted(project)
-    assert project.line("I4") == "`tests/test_moved.py::test_another`"
 
 
 def test_a_promise_that_loses_its_last_test_fails(project: Project, refused: Run) -> None:
@@ -131,7 +119,7 @@ def test_a_promise_that_loses_its_last_test_fails(project: Project, refused: Run
     assert accepted(project)
 
 
-@pytest.mark.parametrize("promise", ["limit:WINDOW", "limit:MAX_VALUE_BYTES"])
+@pytest.mark.parametrize("promise", ["limit:WINDOW"])
 def test_a_promise_that_is_gone_needs_a_line_in_the_changelog(project: Project, refused: Run, promise: str) -> None:
     """With a test or without one. The test that held it goes, too, or its mark."""
     project.change("docs/limits.md", rf"^.*`{promise.removeprefix('limit:')}`.*\n", "")
@@ -155,20 +143,6 @@ def test_a_new_promise_needs_a_test(project: Project, refused: Run) -> None:
     assert project.line("error:TOO_MUCH") == f"`{MADE_UP}::test_one`"
 
 
-def test_a_line_without_a_test_gets_one_and_keeps_it(project: Project, refused: Run) -> None:
-    """So the list of those without may only become shorter."""
-    project.change(MADE_UP, '"I4"', '"I4", "I5"')
-    assert accepted(project)
-    project.change(MADE_UP, '"I5", ', "")
-    assert "I5 has lost its last test" in refused()
-
-
-def test_a_mark_of_no_promise_fails(project: Project, refused: Run) -> None:
-    """A misspelt one would hold nothing."""
-    project.change(MADE_UP, '"I4"', '"I4", "limit:NOTHING"')
-    assert f"{MADE_UP}::test_one is marked with limit:NOTHING, which is no promise." in refused()
-
-
 def test_a_promise_that_is_worded_otherwise_is_renamed(project: Project, refused: Run) -> None:
     """In the register and in all tests, by one command."""
     project.change("docs/limits.md", "`WINDOW`", "`LONGEST_WINDOW`")
@@ -176,38 +150,6 @@ def test_a_promise_that_is_worded_otherwise_is_renamed(project: Project, refused
     assert promises.main(["--rename", "limit:WINDOW", "limit:LONGEST_WINDOW"], project.root) == 0
     assert '"limit:LONGEST_WINDOW"' in project.read(MADE_UP)
     assert (project.line("limit:WINDOW"), project.line("limit:LONGEST_WINDOW")) == (None, f"`{MADE_UP}::test_one`")
-
-
-def test_a_decision_that_is_superseded_says_so_itself(project: Project) -> None:
-    """Its record is the line that it needs."""
-    (record,) = (project.root / "docs/decisions").glob("0005-*.md")
-    project.change(str(record.relative_to(project.root)), r"^\*Status:\* accepted", "*Status:* superseded by another")
-    assert accepted(project)
-    assert project.line("decision:0005") is None
-
-
-def test_a_merge_may_leave_both_sides_lines(project: Project, refused: Run) -> None:
-    """What a conflict leaves in the register is written anew; a line that had a test on either side keeps one."""
-    right = project.read()
-    without = f"| `I4` | Fence | {promises.NO_TEST} |"
-    project.change(promises.REGISTER, r"^(\| `I4` .*)$", f"<<<<<<< HEAD\n\\1\n=======\n{without}\n>>>>>>> other")
-    assert "is out of date" in refused()
-    project.change(MADE_UP, '"I4", ', "")
-    assert "I4 has lost its last test" in refused()
-    project.write(MADE_UP, A_TEST)
-    assert accepted(project)
-    assert project.read() == right
-
-
-def test_two_promises_of_one_id_and_a_source_without_any_are_refused(project: Project) -> None:
-    """One would hide the other; a table whose head has changed would hide all."""
-    row = "| another limit | 1 | `jobs/elsewhere.py`, `WINDOW` | |\n"
-    project.change("docs/limits.md", r"^\| a value of a text key", row + "\\g<0>")
-    with pytest.raises(SystemExit, match="two promises limit:WINDOW"):
-        promises.main(["--check"], project.root)
-    project.change("docs/limits.md", r"^\| limit \| is", "| limit | value")
-    with pytest.raises(SystemExit, match=r"docs/limits\.md has no promise \(limit\)"):
-        promises.main(["--check"], project.root)
 
 
 def test_no_line_of_a_source_is_left_out() -> None:

@@ -10,8 +10,6 @@ import pytest
 
 import tidegate
 from tests.checkout import PACKAGES, SUBPACKAGES, copy_to
-from tidegate import jobs
-from tidegate.dags.batch_dag import batch_dag
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
@@ -62,15 +60,6 @@ def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "tidegate/jobs/__init__.py"), "tidegate.dags.batch_dag"]
 
 
-def test_the_door_offers_what_the_packages_offer() -> None:
-    """Each name is the thing of its package, and others are refused."""
-    assert tidegate.Pipeline is jobs.Pipeline
-    assert tidegate.batch_dag is batch_dag
-    assert set(jobs.__all__) <= set(tidegate.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'Pipelines'"):
-        _ = tidegate.Pipelines
-
-
 def test_packages_of_the_same_names_do_no_harm(shipped: Path, tmp_path: Path) -> None:
     """Another project's `jobs` or `dags`, first on the path, stay what they are; Tidegate's have its own name before theirs."""
     other = foreign(tmp_path / "other", *SUBPACKAGES)
@@ -86,9 +75,3 @@ def test_the_folders_are_no_packages_of_their_own(package: str) -> None:
     done = run(f"import {package}", REPOSITORY, REPOSITORY)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"ImportError: Import tidegate.{package}: there is no package {package}."
-
-
-def test_a_migration_can_be_written_from_the_shipped_files(shipped: Path) -> None:
-    """The template and the ledger are there; tests/integration/test_migrations.py covers `migrate --new`."""
-    for file in ("migrations/script.py.mako", "migrations/versions/0001_ledger.py", "state_store/ledger/schema.sql"):
-        assert (shipped / file).is_file()
