@@ -41,18 +41,8 @@ ROWS, PER_BATCH = 80_000, 10_000
 TXIDS = list(range(1, ROWS // PER_BATCH + 1))
 # A dead worker is noticed after seconds, for the test; docs/airflow-workers.md has the values for production.
 SHORT = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__CELERY__WORKER_CONCURRENCY": "3"}
-COLUMNS = {
-    "year": "int",
-    "month": "int",
-    "day": "int",
-    "dep_time": "int",
-    "dep_delay": "int",
-    "carrier": "text",
-    "flight": "int",
-    "origin": "text",
-    "dest": "text",
-    "distance": "int",
-}
+NAMES = ("year", "month", "day", "dep_time", "dep_delay", "carrier", "flight", "origin", "dest", "distance")
+COLUMNS = {name: "text" if name in ("carrier", "origin", "dest") else "int" for name in NAMES}
 PIPELINE = '''
 """The flights of the example pipeline, read from a table: its states are the example's."""
 
@@ -188,13 +178,6 @@ class Cluster:
             environment["AIRFLOW__CORE__DAGS_FOLDER"] = str(folder / "dags")
         self.machines[name] = Machine(name, folder, environment)
         return self.machines[name]
-
-    def add_passfile_of_executors(self, worker: Machine) -> None:
-        """Let a worker send Spark's executors the password for the server of the states, which theirs lacks."""
-        assert self.settings.executor_passfile
-        file = worker.folder / "secrets" / "pgpass_of_executors"
-        self._write(file, self.settings.executor_passfile.read_text())
-        worker.environment |= {"TIDEGATE_SPARK_EXECUTORS": "elsewhere", "TIDEGATE_EXECUTOR_PASSFILE": str(file)}
 
     @staticmethod
     def _write(file: Path, content: str) -> None:
@@ -369,8 +352,6 @@ def celery_cluster(
             name, ["tidegate", "tidegate_stager"], ["TIDEGATE_SPARK_TOKEN_FILE", log, *queue], has_dags=True
         )
         worker.environment["AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT"] = str(free_port())
-        if settings.executor_passfile:
-            cluster.add_passfile_of_executors(worker)
     cluster.machine(
         "command-line", ["tidegate", "tidegate_reader"], ["TIDEGATE_SPARK_TOKEN_FILE", "TIDEGATE_AIRFLOW_PASSWORD_FILE"]
     )

@@ -24,6 +24,7 @@ LONG = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long form: ma
 ROW = [("a", 1, 1, 1, 1)]
 PASSWORD = "of an administrator"
 STANDBY_HOST = "127.0.0.2"
+NEW_KEY = "req -newkey rsa:2048 -nodes"
 
 
 def psql(postgres: AnyPostgres, script: str, *, user: str, database: str = "postgres", answers: str = "") -> None:
@@ -90,21 +91,7 @@ class Authority:
         """Make an authority's key and certificate."""
         folder.mkdir()
         made = cls(folder)
-        made._run(
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=authority",
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.crt",
-        )
+        made._run(f"{NEW_KEY} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt")
         return made
 
     @property
@@ -114,42 +101,15 @@ class Authority:
 
     def sign(self, name: str, *, common_name: str, alternative: str = "") -> tuple[Path, Path]:
         """Make a key and a certificate for it; return both files."""
-        self._run(
-            "req",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-subj",
-            f"/CN={common_name}",
-            "-keyout",
-            f"{name}.key",
-            "-out",
-            f"{name}.csr",
-        )
-        extensions = self.folder / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={alternative}\n" if alternative else "")
-        self._run(
-            "x509",
-            "-req",
-            "-in",
-            f"{name}.csr",
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            "2",
-            "-extfile",
-            extensions.name,
-            "-out",
-            f"{name}.crt",
-        )
+        self._run(f"{NEW_KEY} -subj /CN={common_name} -keyout {name}.key -out {name}.csr")
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName={alternative}\n" if alternative else "")
+        signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 2"
+        self._run(f"x509 -req -in {name}.csr {signed} -extfile {name}.ext -out {name}.crt")
         (self.folder / f"{name}.key").chmod(0o600)
         return self.folder / f"{name}.key", self.folder / f"{name}.crt"
 
-    def _run(self, *arguments: str) -> None:
-        done = subprocess.run(["openssl", *arguments], cwd=self.folder, capture_output=True, text=True, check=False)
+    def _run(self, arguments: str) -> None:
+        done = subprocess.run(["openssl", *arguments.split()], cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
 

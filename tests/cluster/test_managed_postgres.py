@@ -196,21 +196,14 @@ def _start_of_database() -> int:
 
 
 def test_all_connections_are_encrypted_and_verified(secured: tuple[Settings, Authority, Authority]) -> None:
-    """The store's, and those that Spark's tasks make with the same parameters, which stage the rows."""
-    settings, _, _ = secured
+    """The store's, and those of Spark's tasks; a role of which the server asks for a certificate presents one."""
+    settings, ours, _ = secured
     assert commit_next(settings, 2) == 2
     encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
     assert scalar(settings, "tidegate", encrypted) is True
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
         cursor.execute(encrypted)
         assert cursor.fetchone() == (True,)
-
-
-def test_a_client_certificate_is_presented_where_the_server_asks_for_one(
-    secured: tuple[Settings, Authority, Authority],
-) -> None:
-    """The server compares its name with the role's."""
-    settings, ours, _ = secured
     key, certificate = ours.sign("reader", common_name="tidegate_reader")
     with pytest.raises(AccessRefused, match="certificate"):
         StateStore.connect(settings, user="tidegate_reader")
@@ -245,10 +238,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
         yield postgres
 
 
-@pytest.fixture
-def pooled(plain: AnyPostgres, tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Settings]:
+@pytest.fixture(scope="module")
+def pooled(plain: AnyPostgres, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[Settings]:
     """Settings that lead through a pooler with two connections per role."""
-    with pooler(plain, tmp_path / "pooler", free_port(), size=2) as settings:
+    with pooler(plain, tmp_path_factory.mktemp("pooled") / "pooler", free_port(), size=2) as settings:
         yield settings
 
 
@@ -345,17 +338,6 @@ def test_sessions_are_in_utc_through_a_pooler(plain: AnyPostgres, tmp_path: Path
         plain.execute("ALTER ROLE tidegate RESET timezone")
 
 
-@LONG
-def test_a_run_with_spark_goes_through_a_pooler(pooled: Settings, stack: Settings, tmp_path: Path) -> None:
-    """Planned, computed by Spark, staged and committed; equal to plain Python over the raw files."""
-    settings = beside_spark(pooled, stack, tmp_path)
-    pipeline = replace(SALES, states={"sales_per_shop": SALES.states["per_shop"]})  # tally has the other name
-    register_pipelines(settings, pipeline)
-    write_sales(tmp_path, *(f"{number:02d}" for number in range(1, 9)))
-    assert run_once(settings, "pooled", pipeline) == [1, 2, 3, 4]
-    assert stored_state(settings, pipeline) == clean_state(tmp_path)
-
-
 # failover
 
 
@@ -368,8 +350,14 @@ def pair(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Any]:
 
 @pytest.mark.promise("decision:0036", "I4")
 def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, tmp_path: Path) -> None:
-    """Asynchronous: the standby lacks txids 3 to 5, of which one had been planned before. Nothing is lost silently."""
-    commit_next(pair.settings, 2)
+    """Asynchronous: the standby, which refuses writes until then, lacks txids 3 to 5. Nothing is lost silently."""
+    pair.wait_for_both()
+    with StateStore.connect(replace(pair.settings, pg_host=pair.standby.host)) as store:
+        for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
+            with pytest.raises(StoreUnavailable, match="standby"):
+                step()
+    reversed_hosts = replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}")
+    assert commit_next(reversed_hosts, 2) == 2
     with StateStore.connect(pair.settings) as store:
         assert Tally(store).plan(run_id="early") == [3]
     pair.wait_for_both()
@@ -444,18 +432,6 @@ def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Any) -> Non
     # Where the promotion may have lost something, the same database halts.
     with pytest.raises(HoleDetected, match="restored, promoted or copied"):
         commit_next(replace(settings, pg_failover="halt"))
-
-
-def test_a_standby_is_waited_for_and_never_written(pair: Any) -> None:
-    """Before the promotion it refuses writes; a list of hosts passes it over."""
-    pair.wait_for_both()
-    standby = replace(pair.settings, pg_host=pair.standby.host)
-    with StateStore.connect(standby) as store:
-        for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
-            with pytest.raises(StoreUnavailable, match="standby"):
-                step()
-    reversed_hosts = replace(pair.settings, pg_host=f"{pair.standby.host},{pair.primary.host}")
-    assert commit_next(reversed_hosts) == 1
 
 
 def _while_spark_computes(pair: Any) -> None:

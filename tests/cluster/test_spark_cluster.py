@@ -213,16 +213,19 @@ def assert_secret(cluster: SparkCluster, settings: Settings) -> None:
 
 
 @pytest.mark.promise("decision:0035")
+@long
+@pytest.mark.parametrize("without", [None, "psycopg2-binary"], ids=["installed", "packed"])
 def test_code_and_password_travel(
     stack: Settings,
     database: str,
     author: Callable[..., Author],
     days: Path,
     free_port: Callable[[], int],
+    without: str | None,
 ) -> None:
-    """The executor has no project, and no password of its own; changed code arrives with the next batch."""
+    """The executor has no project, no password, and no packages if a packed Python travels; changed code arrives, too."""
     package = author(files_per_batch=2)
-    with small_cluster(stack, free_port) as cluster:
+    with small_cluster(stack, free_port, without=without, packed=without is not None) as cluster:
         settings = replace(cluster.settings, pg_database=database)
         pipeline = package.module().PIPELINE
         register_pipelines(settings, pipeline)
@@ -401,19 +404,6 @@ def test_executors_without_a_driver_of_postgres_are_refused(
 def events_of(cluster: SparkCluster) -> str:
     """Return what Spark has written about its tasks: where each ran, and how it ended."""
     return "".join(file.read_text() for file in sorted(cluster.events.glob("*app-*")) if file.is_file())
-
-
-@long
-def test_a_packed_python_travels(
-    stack: Settings, database: str, author: Callable[..., Author], days: Path, free_port: Callable[[], int]
-) -> None:
-    """Executors run the Python of the archive, which has the packages that their machine lacks."""
-    with small_cluster(stack, free_port, without="psycopg2-binary", packed=True) as cluster:
-        settings, pipeline = replace(cluster.settings, pg_database=database), author(files_per_batch=2).module().PIPELINE
-        register_pipelines(settings, pipeline)
-        files = put(settings, days, 0, 2)
-        assert run_pipeline(settings, pipeline, run_id="run").txids == [1]
-        assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
 
 
 @long

@@ -1,22 +1,19 @@
-"""Stores at full size, by `make cluster-test`: a million objects, and crashes at many points."""
+"""A store of a million objects, by `make cluster-test`."""
 
 import os
-from collections.abc import Callable
 
 import psycopg2
 import pytest
 
-from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.conftest import register_pipelines
 from tests.servers import Server
 from tests.sources.beside_store import server, template
-from tests.sources.feeds import ObjectsFeed
-from tests.sources.s3 import Bucket, many_objects, pages_asked_for, plan_many, set_count
-from tests.sources.test_objects_in_spark import beside_store, bucket, s3
+from tests.sources.s3 import many_objects, pages_asked_for, plan_many, set_count
+from tests.sources.test_objects_in_spark import beside_store, s3
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.state_store import Settings
 
-__all__ = ["beside_store", "bucket", "s3", "server", "template"]  # fixtures
+__all__ = ["beside_store", "s3", "server", "template"]  # fixtures
 
 pytestmark = pytest.mark.skipif(not os.environ.get("CLUSTER"), reason="make cluster-test")
 
@@ -66,19 +63,3 @@ def record_as_counted(server: Server, database: str, count: int) -> None:
                 cursor.execute(statement)
     finally:
         connection.close()
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("variant", [{}, {"kind": "opaque"}, {"names_grow": True}], ids=["usual", "opaque", "names grow"])
-def test_a_crash_at_many_points_leaves_the_state_of_a_clean_run(
-    settings: Settings,
-    server: Server,
-    register: Callable[..., None],
-    bucket: Bucket,
-    variant: dict,
-) -> None:
-    """At every fifth statement and COMMIT of plan, process and commit."""
-    feed = ObjectsFeed(bucket, **variant)
-    pipeline = pipeline_over(feed)
-    register(pipeline)
-    die_everywhere(settings, server, pipeline, feed, stride=5)
