@@ -44,7 +44,6 @@ OFFERED = {
     "tidegate completion ''": ["bash", "zsh", "fish"],
     "tidegate inspect flights --limit 5 --state d": ["daily"],
 }
-BROKEN = ["raise RuntimeError('broken')", "import sys; sys.exit(3)", "print('noise'); 1 / 0", "def ("]
 
 
 def offered(words: str, **environment: str) -> list[str]:
@@ -59,23 +58,6 @@ def offered(words: str, **environment: str) -> list[str]:
 def test_words_are_completed() -> None:
     """Only what the shell needs is looked up."""
     assert {words: offered(words) for words in OFFERED} == OFFERED
-
-
-def test_a_broken_pipeline_disturbs_no_completion(tmp_path: Path) -> None:
-    """Its name is offered, so that the verb can say what is wrong; its states are not, and nothing is printed."""
-    metadata = tmp_path / "broken-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    points = "".join(f"broken_{number} = broken_{number}:PIPELINE\n" for number, _ in enumerate(BROKEN))
-    (metadata / "entry_points.txt").write_text(f"[tidegate.pipelines]\n{points}")
-    for number, code in enumerate(BROKEN):
-        (tmp_path / f"broken_{number}.py").write_text(code)
-    names = [f"broken_{number}" for number, _ in enumerate(BROKEN)]
-    assert offered("tidegate run ''", PYTHONPATH=str(tmp_path)) == [*names, "flights", "word_count"]
-    assert {name: offered(f"tidegate get {name} ''", PYTHONPATH=str(tmp_path)) for name in names} == {
-        name: [] for name in names
-    }
-    assert offered("tidegate get flights ''", PYTHONPATH=str(tmp_path)) == ["daily"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """A plan that fails, as the command line shows it until another succeeds."""
 
-import json
 from datetime import datetime
 
 import pytest
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine
-from tidegate.state_store import StateStore
 
 
 def causes(tidegate: CommandLine) -> list[dict]:
@@ -53,27 +51,3 @@ def test_every_verb_shows_that_plans_fail_until_one_succeeds(tidegate: CommandLi
     assert (found["failed_plans"], found["plans_failing_since"], found["plan_error"]) == (0, None, None)
     assert [cause["code"] for cause in causes(tidegate)] == ["IDLE"]
     assert "plan" not in tidegate("inspect", "flights").stderr.replace("planned", "")
-
-
-def test_what_fails_now_is_named_beside_what_failed_before(tidegate: CommandLine, store: StateStore) -> None:
-    """`why` asks the source itself; the same error is not named twice."""
-    for error, codes in {
-        "SOURCE_UNAVAILABLE: no answer.": ["PLAN_FAILED", "SOURCE_UNREADABLE"],
-        "SOURCE_UNREADABLE: it is not there.": ["PLAN_FAILED"],
-    }.items():
-        assert store.fail_plan("flights", store.begin_plan("flights", "run"), "run", error)
-        assert [cause["code"] for cause in causes(tidegate)] == codes
-
-
-def test_text_from_a_source_is_shown_with_every_character_visible(tidegate: CommandLine) -> None:
-    """An error may quote names; a terminal obeys none of it."""
-    folder = tidegate.settings.home / "data" / "flights"
-    folder.mkdir(parents=True)
-    (folder / "\x1b[31m.csv").symlink_to("/etc/passwd")
-    assert tidegate("run", "flights").returncode == 1
-    for verb in (("status",), ("inspect", "flights"), ("why", "flights")):
-        done = tidegate(*verb)
-        assert "\x1b" not in done.stdout + done.stderr
-        assert "\\x1b[31m" in (done.stdout + done.stderr).replace("\n", "")
-    assert "\x1b" not in tidegate("status", "--json").stdout
-    assert "\x1b[31m" in json.loads(tidegate("status", "--json").stdout)["pipelines"][0]["plan_error"]

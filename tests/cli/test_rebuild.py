@@ -1,6 +1,5 @@
 """The verb rebuild: a changed aggregate of a pipeline that has committed, in a project of its own, from end to end."""
 
-import shutil
 import signal
 import time
 from dataclasses import replace
@@ -12,7 +11,6 @@ import psycopg2
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file
-from tests.conftest import copied
 from tests.servers import Server
 from tests.store import HOME_VARIABLE, PipelineSpec
 from tidegate import migrations
@@ -203,63 +201,6 @@ def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine
     assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 8
     assert project.json("migrate")["changed"] == ["sales"]
     assert project.json("run", "sales")["committed"] == [9]
-    assert rows(project) == oracle(project, BY_SHOP)
-
-
-@pytest.mark.soak
-def test_the_former_code_goes_on_beside_a_rebuild(project: CommandLine, tmp_path: Path) -> None:
-    """As where the changed code is tried from another checkout: the rebuild follows until the former code stops."""
-    for day in (1, 2):
-        sell(project, day)
-    assert project.json("run", "sales")["committed"] == [1, 2]
-    new = tmp_path / "new release"
-    for part in ("pipelines", "migrations"):
-        shutil.copytree(project.settings.home / part, new / part)
-    (new / "data").symlink_to(project.settings.home / "data")
-    changed = replace(project, settings=replace(project.settings, home=new), environment={"TIDEGATE_HOME": str(new)})
-    declare(new, aggregates=MORE, version=2)
-    assert changed.json("rebuild", "sales", "--yes")["rebuilt"] == 2
-    sell(project, 3)
-    assert project.json("run", "sales")["committed"] == [3]
-    changed.json("migrate", "--new", "more")
-    refused = changed("migrate")
-    assert "sales__v2 has committed 2 of its 3 batches" in refused.stderr, refused.stderr
-    assert changed.json("rebuild", "sales", "--yes")["rebuilt"] == 3
-    assert changed.json("migrate")["changed"] == ["sales"]
-    sell(project, 4)
-    late = project("run", "sales")
-    assert late.returncode == 1
-    assert "Update the project" in late.stderr, late.stderr
-    assert changed.json("run", "sales")["committed"] == [4]
-    assert rows(project) == oracle(project, ALL.format(0))
-
-
-@pytest.mark.soak
-def test_a_migration_that_arrives_with_the_changed_code_waits_for_the_rebuild(
-    project: CommandLine, server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in production: the change was tried, and its migration written, where another database is."""
-    for day in (1, 2, 3):
-        sell(project, day)
-    assert project.json("run", "sales")["committed"] == [1, 2, 3]
-    declare(project.settings.home, key='{"shop": "text"}', aggregates=MORE, version=2)
-    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
-    with copied(server, settings) as elsewhere:
-        tried = replace(project, settings=elsewhere)
-        assert tried.json("rebuild", "sales", "--yes")["rebuilt"] == 3
-        migrate(tried, "by shop")
-    before = rows(project)
-
-    sales = [spec for spec in specs_of(project) if spec.name == "sales"]
-    assert "tidegate rebuild sales" in migrations.upgrade_all_but_broken(project.settings, sales)["sales"]
-    assert "run: tidegate rebuild sales" in project("migrate").stderr
-    assert "3 batches of sales would be computed again" in project("rebuild", "sales").stderr
-    assert rows(project) == before
-    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 3
-    assert rows(project) == before
-    assert project.json("migrate")["changed"] == ["sales"]
-    sell(project, 4)
-    assert project.json("run", "sales")["committed"] == [4]
     assert rows(project) == oracle(project, BY_SHOP)
 
 

@@ -122,14 +122,3 @@ def test_what_is_left_undone_is_said(tidegate: CommandLine, store: StateStore) -
         "flights is retired at txid 1. 2 opened batches will never count. The source has not had its ack for 1 batch"
     )
     assert "Take its files away: the pipeline and its Dag. To let it go on where it stood: tidegate reinstate flights" in said
-
-
-def test_an_unknown_name_is_refused_with_the_nearest_one(tidegate: CommandLine) -> None:
-    """Of what is declared or registered; what is declared only has nothing to retire."""
-    for verb in (("retire", *WHY), ("reinstate",)):
-        refused = tidegate(verb[0], "flight", *verb[1:])
-        assert (refused.returncode, refused.stdout) == (USAGE, "")
-        assert "There is no pipeline flight. Did you mean flights?" in refused.stderr
-        refused = tidegate(verb[0], "word_count", *verb[1:])
-        assert refused.returncode == USAGE
-        assert "Pipeline word_count is not registered in this database." in refused.stderr

@@ -1,17 +1,14 @@
 """A run that `trigger --wait` follows, with an Airflow that says what the test wants."""
 
-from typing import Any
-
 import pytest
 
 from tests.cli.conftest import CommandLine
 from tests.store import encode_metadata
 from tidegate import airflow_client
-from tidegate.airflow_client import AirflowClient
 from tidegate.commands.act import run_verbs
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import PermanentError, PipelinePaused, UnknownPipeline
+from tidegate.state_store.base.errors import PermanentError, PipelinePaused
 
 SPEC = flights.PIPELINE.spec
 
@@ -91,39 +88,3 @@ def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
     story = r"failed in plan \(1\)\. flights waits for a plan that succeeds: SOURCE_UNREADABLE: The folder is gone\. Create it"
     with pytest.raises(PermanentError, match=story):
         _trigger()
-
-
-def test_a_run_that_was_deleted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Dag's file is not at fault."""
-
-    def gone(*_: Any, **__: Any) -> Any:
-        raise UnknownPipeline("Airflow has no such thing.")
-
-    monkeypatch.setattr(AirflowClient, "_call", gone)
-    client = AirflowClient.__new__(AirflowClient)
-
-    with pytest.raises(PermanentError, match="no Dag run manual__1 of flights any more: it was deleted"):
-        client.run_state("flights", "manual__1")
-
-
-@pytest.mark.parametrize("broken", ["/opt/dags/orders.py", "/opt/dags/preorders.py"])
-def test_only_the_dags_own_file_is_reported_as_broken(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    """A Dag that is not there yet is waited for, though another file, whose name ends like its own, cannot be read."""
-    answers = [None, {"is_paused": False}]
-
-    def call(_self: AirflowClient, _method: str, path: str, **_: Any) -> Any:
-        if path == "/api/v2/importErrors":
-            return {"import_errors": [{"filename": broken, "stack_trace": "Traceback\nNameError: x"}]}
-        if (answer := answers.pop(0)) is None:
-            raise UnknownPipeline("Airflow has no such Dag.")
-        return answer
-
-    monkeypatch.setattr(AirflowClient, "_call", call)
-    monkeypatch.setattr(airflow_client.time, "sleep", lambda _seconds: None)
-    client = AirflowClient.__new__(AirflowClient)
-
-    if broken.endswith("/orders.py"):
-        with pytest.raises(PermanentError, match=r"Airflow cannot read /opt/dags/orders\.py: NameError: x"):
-            client._dag("orders")
-    else:
-        assert client._dag("orders") == {"is_paused": False}

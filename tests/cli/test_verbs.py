@@ -45,7 +45,8 @@ def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Comm
 COMMANDS = dict(_commands(app))
 
 
-@pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "json:inspect", "json:run", "json:status")
+@pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "verb:backfill")
+@pytest.mark.promise("json:backfill", "json:get", "json:inspect", "json:run", "json:status")
 def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
     """One small batch, seen from all sides."""
     write_flights(tidegate.settings.home, 1, *ROWS)
@@ -69,72 +70,40 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
     table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()
     assert [line.split() for line in table] == [list(UNITED), [str(value) for value in UNITED.values()]]
+    (keys := tidegate.settings.home / "keys.csv").write_text("UA,2013-01-01\nAA,2013-01-01\n")
+    several = tidegate.json("get", "flights", "daily", "--keys-from", str(keys))
+    assert [found["row"]["carrier"] for found in several] == ["UA", "AA"]
+    missing = tidegate("get", "flights", "daily", "UA", "2013-01-01", "ZZ", "2013-01-01")
+    assert (missing.returncode, "UA" in missing.stdout) == (1, True)
+    assert "State daily has no row for ZZ 2013-01-01." in missing.stderr
+
+    plan = tidegate.json("backfill", "flights", "--from-txid", "1", "--to-txid", "3", "--dry-run")
+    assert plan == {"already_committed": [1], "opened_before": [], "to_open": [2, 3]}
+    assert len(tidegate.json("inspect", "flights")) == 1
 
 
 def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: CommandLine) -> None:
     """An unread file is reported wherever a person looks for its rows: run, status and inspect."""
     home = tidegate.settings.home
-    write_flights(home, 1, *ROWS)
-    for name in ("_old.csv", "2013-01-02.csv.filepart", "notes.txt", "2012/2012-12-31.csv", "\x1b[31m.csv~"):
+    for name in ("_old.csv", "notes.txt", "\x1b[31m.csv~"):
         write_file(home, f"flights/{name}", "not for us")
-    tidegate.json("run", "flights")
     folder = home / "data/flights"
     counted = (
-        f"flights: In {folder} 5 name(s) are left alone, 1 match *.csv. It does not match *.csv: 3, such as \\x1b[31m.csv~; "
-        "it is a folder that the glob does not lead into: 1, such as 2012/; it starts with . or _, as what writers keep for "
-        "themselves does: 1, such as _old.csv. All of them: tidegate inspect flights --source\n"
+        f"flights: In {folder} 3 name(s) are left alone, *.csv matches nothing there. It does not match *.csv: 2, such as "
+        "\\x1b[31m.csv~; it starts with . or _, as what writers keep for themselves does: 1, such as _old.csv. "
+        "All of them: tidegate inspect flights --source\n"
     )
 
     assert tidegate("run", "flights").stderr == "Skipped: nothing new at the source, no txid spent.\n" + counted
     assert counted in tidegate("status").stderr
-    assert "notes.txt" not in tidegate("status").stdout
     assert tidegate.json("status")["left_alone"] == {"flights": counted.strip().replace("\\x1b", "\x1b")}
-    assert tidegate("inspect", "flights").stderr == counted
-    assert len(tidegate.json("inspect", "flights")) == 1
-
+    assert tidegate("inspect", "flights").stderr.endswith(counted)
     found = tidegate.json("inspect", "flights", "--source")
-    assert (found["place"], found["pattern"], found["read"]) == (str(folder), "*.csv", 1)
-    assert found["left_alone"]["does not match *.csv"] == ["\x1b[31m.csv~", "2013-01-02.csv.filepart", "notes.txt"]
+    assert (found["place"], found["pattern"], found["read"]) == (str(folder), "*.csv", 0)
+    assert found["left_alone"]["does not match *.csv"] == ["\x1b[31m.csv~", "notes.txt"]
     listed = tidegate("inspect", "flights", "--source")
-    assert [line.split()[0] for line in listed.stdout.splitlines()[2:]] == [
-        *("\\x1b[31m.csv~", "2012/", "2013-01-02.csv.filepart", "_old.csv", "notes.txt"),
-    ]
-    assert listed.stderr == "1 name(s) match *.csv, 5 are left alone.\n"
+    assert [line.split()[0] for line in listed.stdout.splitlines()[2:]] == ["\\x1b[31m.csv~", "_old.csv", "notes.txt"]
     assert "There are more names" in tidegate("inspect", "flights", "--source", "--limit", "2").stderr
-
-    (folder / "2013-01-01.csv").rename(folder / "2013-01-01.csv.bak")
-    assert "6 name(s) are left alone, *.csv matches nothing there." in tidegate("status").stderr
-
-
-@pytest.mark.promise("verb:get", "json:get")
-def test_many_keys_are_looked_up_at_once_and_the_missing_are_named(tidegate: CommandLine) -> None:
-    """From the command line, a file or standard input; in the requested order."""
-    write_flights(tidegate.settings.home, 1, *ROWS)
-    tidegate.json("run", "flights")
-    keys = tidegate.settings.home / "keys.csv"
-    keys.write_text("UA,2013-01-01\nAA,2013-01-01\n")
-
-    assert [found["row"]["carrier"] for found in tidegate.json("get", "flights", "daily", "--keys-from", str(keys))] == [
-        "UA",
-        "AA",
-    ]
-
-    done = tidegate("get", "flights", "daily", "UA", "2013-01-01", "ZZ", "2013-01-01")
-    assert done.returncode == 1
-    assert "State daily has no row for ZZ 2013-01-01." in done.stderr
-    assert "UA" in done.stdout
-
-
-@pytest.mark.promise("verb:backfill", "json:backfill")
-def test_a_dry_run_of_a_backfill_changes_nothing(tidegate: CommandLine) -> None:
-    """It shows its plan only."""
-    write_flights(tidegate.settings.home, 1, *ROWS)
-    tidegate.json("run", "flights")
-
-    plan = tidegate.json("backfill", "flights", "--from-txid", "1", "--to-txid", "3", "--dry-run")
-
-    assert plan == {"already_committed": [1], "opened_before": [], "to_open": [2, 3]}
-    assert len(tidegate.json("inspect", "flights")) == 1
 
 
 @pytest.mark.promise("limit:Pipeline.tries", "verb:pipelines", "json:pipelines")
@@ -142,31 +111,20 @@ def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None
     """With source, keys, values, guarantee and reason, checks, handling of bad records, and undetected losses."""
     found = {row["pipeline"]: row for row in shops.json("pipelines")}
 
-    assert found["flights"]["source"] == "transactional Files"
-    assert found["flights"]["states"]["daily"]["key"] == ["carrier", "date"]
-    assert (found["flights"]["guarantee"], found["flights"]["on_poison"], found["flights"]["tries"]) == (
-        "exactly once",
-        "block",
-        6,
-    )
+    of_flights = found["flights"]
+    assert (of_flights["source"], of_flights["states"]["daily"]["key"]) == ("transactional Files", ["carrier", "date"])
+    assert (of_flights["guarantee"], of_flights["on_poison"], of_flights["tries"]) == ("exactly once", "block", 6)
     orders, visits = found["orders"], found["visits"]
-    assert (orders["states"]["revenue"]["kind"], orders["guarantee"], orders["checks"]) == (
-        "opaque",
-        "exactly once",
-        {"paid": "cents > 0"},
-    )
+    assert (orders["states"]["revenue"]["kind"], orders["checks"]) == ("opaque", {"paid": "cents > 0"})
     assert orders["goes_unnoticed"] == ["rows lost on the way into revenue go unnoticed: it is unanchored"]
     assert (visits["guarantee"], visits["states"]["per_page"]["guarantee"]) == ("at least once", "at least once")
 
     shown = shops("pipelines").stdout
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     for line in (
-        "flights Files transactional exactly once block, 6 tries 4 16",
         "orders Files transactional exactly once quarantine, 6 tries 4 16",
         "visits Files transactional at least once skip, 1 try 4 16",
-        "orders revenue opaque shop orders, cents exactly once",
         "visits per_page non-transactional page visits, seconds at least once",
-        "orders check paid: cents > 0",
         "orders an attempt may take 600 s",
         "visits lost rows and changed replays go unnoticed: tracking is off",
     ):
@@ -227,21 +185,14 @@ def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
 
 
 @pytest.mark.promise("verb:*")
-def test_every_verb_and_option_has_help_and_every_verb_json_output() -> None:
+def test_every_verb_and_option_has_help_and_every_verb_json_output(tmp_path: Path) -> None:
     """A sentence for the verb, and help for each option and argument; programs need no tables."""
+    shown = in_process.run(["--help"], {}, tmp_path).stdout
     for verb, command in COMMANDS.items():
         assert command.help, verb
         assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == [], verb
+        assert verb.split()[0] in shown, verb
         assert verb == "demo" or "--json" in [name for p in command.params for name in p.opts], verb
-
-
-@pytest.mark.promise("verb:*")
-def test_help_lists_the_verbs(tmp_path: Path) -> None:
-    """Newcomers start there."""
-    shown = in_process.run(["--help"], {}, tmp_path)
-
-    assert shown.returncode == 0
-    assert [verb for verb in COMMANDS if verb.split()[0] not in shown.stdout] == []
 
 
 @pytest.mark.promise("performance:get-uses-psycopg2-alone")

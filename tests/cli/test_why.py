@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import command_lines
-from tests.cli.conftest import CommandLine, write_file, write_flights
+from tests.cli.conftest import CommandLine, write_flights
 from tests.store import LEDGER, VERSION_TABLE
 from tidegate.explain import error_pages
 
@@ -60,15 +60,6 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     tidegate.json("run", "flights")
     assert codes(tidegate, "flights") == ["IDLE"]
     assert codes(tidegate, "flights", "1") == ["COMMITTED"]
-
-
-def test_a_file_that_may_still_be_written_is_mentioned(shops: CommandLine) -> None:
-    """Beside the pipeline's having nothing to do, and until the file is old enough."""
-    write_file(shops.settings.home, "orders/\x1b[31m.csv", "shop,cents")
-    done = shops("why", "orders", TIDEGATE_MIN_FILE_AGE_SECONDS="3600")
-    assert "  Besides: In " in done.stdout
-    assert "1 file(s) changed less than 3600 s ago and may still be written, such as \\x1b[31m.csv." in done.stdout
-    assert codes(shops, "orders") == ["IDLE"]
 
 
 def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_owner: AsOwner) -> None:
