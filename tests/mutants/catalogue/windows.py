@@ -221,7 +221,7 @@ MUTANTS = (
         function="divide",
         old="is_too_old = sa.false() if removed_until is None else judged.c[WINDOW_START] < removed_until",
         new="is_too_old = sa.false()",
-        noticed_by=(f"{TESTS}::test_a_row_that_would_join_a_removed_session_to_an_open_one_comes_too_late", MODEL),
+        noticed_by=(MODEL,),
     ),
     of_windows(
         "a-corrected-session-is-not-counted-as-such",
