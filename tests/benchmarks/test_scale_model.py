@@ -1,11 +1,10 @@
 """The model of docs/scale.md: its tables are those of the page, and it follows from the costs."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from benchmarks.scale_model import PAGE, Costs, Need, Workload, filled, needs, tables, windows
+from benchmarks.scale_model import PAGE, Costs, Need, Workload, filled, needs, tables
 
 
 def test_the_page_has_the_models_tables() -> None:
@@ -26,12 +25,3 @@ def test_twice_the_commits_need_twice_the_scheduler_and_no_more_executors() -> N
         assert twice[part].needs == pytest.approx(2 * usual[part].needs)
     assert twice["executors"].needs == usual["executors"].needs
     assert [need.share for need in needs(Workload(), Costs())] == sorted((n.share for n in usual.values()), reverse=True)
-
-
-def test_a_wider_window_gives_more_throughput_and_keeps_more_waiting() -> None:
-    """Up to what as many slots do without order, which no window exceeds."""
-    simulated = list(windows(batches=500))
-    for (_, before, kept), (_, after, more) in pairwise(simulated):
-        assert before < after <= 1
-        assert kept <= more
-    assert simulated[0][2] == 0, "one batch at a time never waits for an earlier one"

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs import Count, Files, History, Max, Min, Newest, Pipeline, Ranges, Rows, Session, State, Sum
-from tidegate.jobs.compute.shortcuts import has_short_rows
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, Ranges, Rows, State, Sum
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "price": "decimal(10,2)"})
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
@@ -57,16 +56,6 @@ def test_a_column_that_tidegate_or_postgres_keeps_for_itself_is_refused(name: st
         declare_state(key={name: "text"})
     with pytest.raises(ValueError, match=f"cannot have a column named {name}"):
         declare_state(aggregates={name: Count()})
-
-
-def test_a_state_whose_upserts_postgres_could_not_read_is_refused() -> None:
-    """In an upsert, `excluded` is the row that is inserted. Rows and sessions are not upserted, versions have another table."""
-    for state in (STATE, Newest({"name": "text"}, {}, {"at": "date"})):
-        with pytest.raises(ValueError, match="'excluded' cannot be the name of such a state"):
-            declare(states={"excluded": state})
-    for state in (Rows({"name": "text"}), History({"name": "text"}, {"n": "bigint"}, {"at": "date"})):
-        declare(states={"excluded": state})
-    declare(states={"excluded": State({"name": "text"}, {"lines": Count()}, window=Session("at", "1 hour"))})
 
 
 @pytest.mark.parametrize(
@@ -132,25 +121,6 @@ def test_an_inconsistent_aggregate_cannot_be_declared(make: Any) -> None:
     """The aggregate decides how partials are computed and merged, not the author."""
     with pytest.raises((TypeError, ValueError)):
         declare_state(aggregates={"x": make()})
-
-
-NUMBERS = State(key={"amount": "integer"}, aggregates={"lines": Count(), "price": Max("price", "numeric(10,2)")})
-
-
-@pytest.mark.parametrize(
-    ("changes", "are_short"),
-    [
-        ({"states": {"numbers": NUMBERS}}, True),
-        ({"states": {"numbers": NUMBERS, "per_name": STATE}}, False),
-        ({"states": {"numbers": replace(NUMBERS, aggregates={"first": Min("name", "text")})}}, False),
-        ({"states": {"numbers": NUMBERS}, "transform": lambda rows: rows}, False),
-        ({"states": {"numbers": NUMBERS}, "on_poison": "quarantine"}, False),
-    ],
-    ids=["numbers", "a text key beside them", "a text value", "an author's code", "bad records"],
-)
-def test_rows_for_python_are_short_if_nothing_in_them_can_be_long(changes: dict[str, Any], are_short: bool) -> None:
-    """One text anywhere is enough: its length has no limit before Python has looked at it."""
-    assert has_short_rows(declare(**changes)) == are_short
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:

@@ -11,7 +11,7 @@ from tests import command_lines
 from tests.checkout import module_of
 from tests.unit.test_imports import FILES, REPOSITORY
 from tidegate.cli import exit_code
-from tidegate.explain import error_pages, remedies
+from tidegate.explain import error_pages
 from tidegate.state_store.base.errors import TidegateError
 
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
@@ -77,14 +77,3 @@ def test_the_index_lists_every_page_with_its_first_sentence() -> None:
     rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| (.*) \|$", index, re.MULTILINE))
 
     assert rows == {code: error_pages.summary(code) for code in CODES}
-
-
-def test_advice_exists_for_errors_that_a_batch_can_have() -> None:
-    """A halted batch's cause never says only that somebody should look."""
-    of_batches = {code for code, kind in errors().items() if kind.__module__ == "tidegate.state_store.base.errors"}
-    general = {"TIDEGATE_ERROR", "RETRYABLE_ERROR", "PERMANENT_ERROR", "USAGE_ERROR", "UNKNOWN_PIPELINE", "UNKNOWN_BATCH"}
-    passing = {"ATTEMPT_FENCED", "ATTEMPT_NOT_SEALED", "BATCH_RETRIED", "COMMIT_OUT_OF_ORDER", "STAGING_LOST"}
-    refused = {"RANGE_REFUSED", "PIPELINE_PAUSED"}
-
-    unknown = remedies.fix_of(None)
-    assert {code for code in of_batches if remedies.fix_of(code) == unknown} == general | passing | refused

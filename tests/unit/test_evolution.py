@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.store import declaration_changes
-from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling, Update
+from tidegate.jobs import Avg, Count, Files, History, Last, Newest, Pipeline, Ranges, Rows, State, Sum, Tumbling
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import DeclarationChanged
 
@@ -19,7 +19,6 @@ HISTORY = History(
     key={"name": "text"}, columns={"amount": "integer", "city": "text"}, order_by={"at": "timestamptz"}, deleted="gone"
 )
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount"), "mean": Avg("amount")})
-UPDATE = Update({"name": "text"}, lambda _batch: None)
 
 
 def pipeline(*states: AnyState, version: int = 2, **changes: Any) -> Pipeline:
@@ -62,16 +61,6 @@ def test_columns_come_and_go(state: Any) -> None:
     ]
 
 
-def test_rows_have_no_order_of_columns_and_updates_no_values() -> None:
-    """A column of appended rows may be declared anywhere; the columns of an update are only what its code gets."""
-    assert check(pipeline(LOG), pipeline(Rows({"amount": "integer", "more": "text", "name": "text"}))) == [COMES]
-    assert check(pipeline(LOG), pipeline(Rows({"amount": "integer", "name": "text"}))) == []
-    more = replace(UPDATE, columns={"more": "text"})
-    (sentence,) = check(pipeline(UPDATE), pipeline(more))
-    begin = "Update s1 of pipeline inbox"
-    assert sentence == f"{begin} gets more from the next batch on. {begin} loses name from the next batch on."
-
-
 @pytest.mark.promise("decision:0051")
 def test_the_change_is_confirmed_by_the_version() -> None:
     """As a changed source is; the refusal says what would come and go."""
@@ -83,7 +72,6 @@ ELSE = "give the pipeline and its states new names. Or take the change back"
 LAST = Last("amount", "integer", {"at": "date"})
 DATED = Rows({"name": "text", "amount": "integer", "at": "date"}, range_partitions=Ranges("at", "day"))
 NEW = "is new, and would lack the earlier batches for keys that have rows already"
-ORDER = "state s1: the order of its columns, which decides which of two rows is kept, is another one; declare new ones last"
 
 
 def aggregates(**changes: Any) -> State:
@@ -98,13 +86,11 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
         "state s1: column amount was integer, and is bigint, for which Postgres would write",
     ),
     ([LOG], [DATED], "state s1: at divides it by ranges and may not be NULL, which it would be in all rows that committed"),
-    ([NEWEST], [replace(NEWEST, columns={"more": "text", **NEWEST.columns})], ORDER),
     (
         [NEWEST],
         [replace(NEWEST, order_by={"seq": "bigint"})],
         "column at is gone, by which it was decided which row is the newest",
     ),
-    ([NEWEST], [replace(NEWEST, key={"name": "text", "shop": "text"})], "state s1: its key is declared otherwise"),
     ([NEWEST], [HISTORY], "state s1: "),
     ([HISTORY], [replace(HISTORY, deleted=None)], "what its versions are ordered and ended by is declared otherwise"),
     (
@@ -114,26 +100,15 @@ REFUSALS: list[tuple[list[AnyState], list[AnyState], str]] = [
     ),
     (
         [STATE],
-        [replace(STATE, aggregates={"lines": Count(), "amount": Sum("amount")})],
-        "state s1: mean_count, count(amount), is gone; aggregates are not taken out in place",
-    ),
-    (
-        [STATE],
         [aggregates(amount=Sum("amount", "numeric(20,2)"))],
         "amount was sum(amount) as bigint, merged as sum, and is sum(amount) as numeric(20,2), merged as sum: what is kept",
     ),
     ([STATE], [replace(STATE, window=Tumbling("at", "1 hour"))], "state s1: window_end, "),
     (
-        [State({"name": "text"}, {"last": LAST})],
-        [State({"name": "text"}, {"last": LAST, "lines": Count()})],
-        "lines, count(*), is",
-    ),
-    (
         [State({"name": "text"}, {"last": Last("amount", "integer", {"at": "date", "seq": "bigint"})})],
         [State({"name": "text"}, {"last": LAST})],
         "last_seq, last(seq), is gone; aggregates are not taken out in place",
     ),
-    ([LOG, NEWEST], [LOG], "state s2 is gone"),
     ([LOG], [columns(LOG, more="text"), STATE], "state s2 is new, and would lack the earlier batches. "),
 ]
 

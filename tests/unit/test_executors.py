@@ -1,16 +1,11 @@
 """What travels to executors elsewhere, when, under which name; and which packages they need."""
 
-import os
-import subprocess
-import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.checkout import REPOSITORY
-from tests.examples import EXAMPLES
 from tidegate.jobs import Count, Files, Inputs, Pipeline, Source, State
 from tidegate.jobs.compute.sessions.executor_artifacts import (
     are_elsewhere,
@@ -22,19 +17,8 @@ from tidegate.jobs.spark.session_files import SessionFile
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 
-IN_EXAMPLES = {**os.environ, "TIDEGATE_HOME": str(EXAMPLES)}
 ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 # The modules whose objects travel in plans.
-IN_TASKS = [
-    "tidegate.jobs.compute.stage.staging_sink",
-    "tidegate.jobs.compute.stage.bad_records",
-    "tidegate.jobs.compute.transform.state_query_answers",
-    "tidegate.jobs.sources.postgres.read",
-    "tidegate.jobs.sources.files.formats.parquet",
-    "tidegate.jobs.sources.files.formats.text_files.text_tasks",
-    "tidegate.jobs.pipelines.flights",
-    "tidegate.jobs.pipelines.word_count",
-]
 
 
 @pytest.mark.parametrize(
@@ -149,31 +133,3 @@ def test_parameters_that_cannot_be_used_are_refused(conninfo: str, message: str)
     with pytest.raises(SettingsInvalid, match=message) as refusal:
         conninfo_of_tasks(replace(ELSEWHERE, executor_conninfo=conninfo))
     assert "hush" not in "".join(traceback.format_exception(refusal.value))
-
-
-def test_tasks_need_no_other_package_than_those_that_are_checked() -> None:
-    """Whatever travels in a plan is imported where only these are, and Spark."""
-    installed = (
-        "airflow",
-        "sqlalchemy",
-        "sqlparse",
-        "grpc",
-        "confluent_kafka",
-        "alembic",
-        "rich",
-        "requests",
-        "duckdb",
-        "psutil",
-    )
-    program = f"""
-import sys
-for name in {installed!r}:
-    sys.modules[name] = None
-for name in {IN_TASKS!r}:
-    __import__(name)
-from tidegate import Count, Pipeline
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, env=IN_EXAMPLES, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

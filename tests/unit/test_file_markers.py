@@ -62,21 +62,6 @@ def test_a_folder_is_read_once_its_marker_is_there(settings: Settings, caplog: p
     assert source.held_back(settings) is None
 
 
-def test_what_waits_does_not_keep_others_waiting(settings: Settings) -> None:
-    """A batch is filled with files of complete folders; a folder is no marker."""
-    write(settings, "dt=1/a.csv", "dt=2/b.csv", "dt=3/c.csv", "dt=2/DONE", "dt=3/DONE")
-    (settings.home / "in/dt=1/DONE").mkdir()
-    source = inbox(marker="DONE", max_files=1)
-    coordinator = source.coordinator(settings)
-    first = coordinator.initialize_transaction(1, None, None)
-    second = coordinator.initialize_transaction(2, first, None)
-    assert [file["name"] for metadata in (first, second) if metadata for file in metadata["files"]] == [
-        "dt=2/b.csv",
-        "dt=3/c.csv",
-    ]
-    assert coordinator.initialize_transaction(3, second, None) is None
-
-
 @pytest.mark.parametrize(
     ("declared", "why"),
     [

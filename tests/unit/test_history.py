@@ -30,12 +30,3 @@ def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: P
     assert not any(file.exists() for file in old)
     assert not (logs / "dag_id=b").exists()
     assert [path.exists() for path in (new, about_to_be_used, link, elsewhere)] == [True] * 4
-
-
-def test_history_is_removed_once_a_day(tmp_path: Path) -> None:
-    """The first removal follows a day after Airflow was set up; setting the clock back does not postpone it."""
-    assert not airflow_cleanup.is_due(tmp_path)
-    marker = airflow_cleanup.marker(tmp_path)
-    for days, due in {0.9: False, 1.1: True, -400: True}.items():
-        os.utime(marker, times=(time.time() - days * airflow_cleanup.DAY_SECONDS,) * 2)
-        assert airflow_cleanup.is_due(tmp_path) is due

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.store import Attempt, files_in
+from tests.store import files_in
 from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
 from tidegate.jobs.sources.inputs.reference_copies import keep
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"tail": "string", "amount": "int"}
 STATES = {"per_tail": State(key={"tail": "text"}, aggregates={"lines": Count()})}
@@ -288,21 +288,3 @@ def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -
     refused = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept_file")})
     with pytest.raises(SourceUnreadable, match="cannot be copied to"):
         plan(refused, settings)
-
-
-# what else inputs pass on
-
-
-def test_every_input_gets_its_ack_even_if_another_one_raises(settings: Settings, write: Callable[..., Path]) -> None:
-    """Its own slice of the batch; of an input that is idle there is none."""
-    for name in ("a/1.csv", "b/1.csv"):
-        write(name)
-    source = Inputs({"a": files("a", done_folder="done_a"), "b": files("b", done_folder="done_b"), "c": lists()})
-    assert source.wants_acks
-    assert source.keeps_files
-    (batch,) = plan(source, settings)
-    write("a/1.csv", "changed")
-    with pytest.raises(ExceptionGroup) as raised:
-        source.ack(Attempt("inputs", 1, 1, batch), settings)
-    assert [type(error) for error in raised.value.exceptions] == [SourceChanged]
-    assert (settings.home / "done_b/1/1.csv").exists()

@@ -77,17 +77,6 @@ def test_what_is_missing_is_said_with_what_to_do_and_without_a_secret(tmp_path: 
     assert secret not in str(found)
 
 
-def test_a_broken_setting_of_airflow_is_what_the_check_finds(tmp_path: Path) -> None:
-    """A command that is not there, and a file that is no airflow.cfg, of which no line is shown."""
-    environ = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": f"{tmp_path}/nothing"}
-    named = [found.problem for found in missing("scheduler", Settings(home=tmp_path), environ)]
-    assert any(problem.startswith("Airflow's database is not set.") for problem in named)
-    (tmp_path / "airflow.cfg").write_text("sql_alchemy_conn = postgresql://airflow:hush@db/airflow\n")
-    named = [found.problem for found in missing("scheduler", Settings(home=tmp_path), environ)]
-    assert any(problem.startswith(f"{tmp_path}/airflow.cfg cannot be read: MissingSectionHeaderError.") for problem in named)
-    assert "hush" not in str(named)
-
-
 # -- the files ---------------------------------------------------------------------------------------------------------
 
 

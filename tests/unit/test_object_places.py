@@ -1,6 +1,5 @@
 """Places in stores: which can be declared, and what Spark and the ledger see of them."""
 
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,33 +107,3 @@ def test_an_object_that_was_overwritten_after_it_counted_stops_planning(monkeypa
     with pytest.raises(SourceChanged, match="s3a://lake/in/b was overwritten since it counted in txid 1"):
         planned(monkeypatch, [[found("a"), found("b")]], Ledger(other), max_files=2)
     assert planned(monkeypatch, [[found("a"), found("b")]], Ledger(waiting), max_files=2) == [["a"]]
-
-
-def test_an_objects_bytes_are_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read from any place, to the end and no further, in as many requests as there are blocks."""
-    content, ranges = bytes(range(256)) * 40, []
-
-    class Got:
-        def __init__(self, start: int, end: int) -> None:
-            self._bytes = content[start:end]
-
-        def bytes(self) -> bytes:
-            return self._bytes
-
-    def get(_store: Any, key: str, *, options: Any) -> Got:
-        assert (key, options["if_match"]) == ("in/a", '"1"')
-        ranges.append(options["range"])
-        return Got(*options["range"])
-
-    monkeypatch.setattr("obstore.get", get)
-    monkeypatch.setattr(buckets, "_client", lambda _url: None)
-    monkeypatch.setattr(object_places, "_store", buckets.Bucket)
-    monkeypatch.setattr(object_places, "describe", lambda path: ObjectInfo(path.key, len(content), 0, "1", None))
-    with ObjectPath("s3a://lake", "in/a", "1").open() as file:
-        assert file.read() == content
-        assert file.seek(-10, io.SEEK_END) == len(content) - 10
-        assert file.read(100) == content[-10:]
-        assert file.read(1) == b""
-    assert len(ranges) <= 3
-    with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
-        ObjectPath("s3a://lake", "in/a", "2").open()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples import EXAMPLES
 from tests.store import project
 from tidegate.state_store.base.errors import SettingsInvalid
 
@@ -73,19 +72,6 @@ def test_init_makes_what_is_missing(tmp_path: Path) -> None:
     assert run(MAIN, "settings", where=home).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [(str(REPOSITORY), "is the checkout of Tidegate. Choose another folder"), ("file/shop", "cannot become a project")],
-)
-def test_init_refuses_what_cannot_be_a_project(tmp_path: Path, folder: str, message: str) -> None:
-    """Nothing is written."""
-    (tmp_path / "file").write_text("")
-    done = run(MAIN, "init", folder, where=tmp_path)
-
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert not (REPOSITORY / "pipelines").exists()
-
-
 @pytest.mark.promise("decision:0045")
 @pytest.mark.parametrize("where", ["", "data/deep"])
 def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
@@ -137,21 +123,6 @@ def test_where_there_are_no_pipelines_it_says_what_to_do(tmp_path: Path) -> None
     assert run(MAIN, "init", "shop", where=tmp_path).returncode == 0
     shown = run(MAIN, "pipelines", where=tmp_path / "shop").stderr
     assert f"There are no pipelines yet in {tmp_path}/shop/pipelines." in shown
-
-
-def test_the_examples_are_a_project_as_init_makes_it(tmp_path: Path) -> None:
-    """The same files and folders, with one migration: what a stranger copies is what he would have made."""
-    assert run(MAIN, "init", "new", where=tmp_path).returncode == 0
-    made = {file.relative_to(tmp_path / "new").as_posix(): file for file in (tmp_path / "new").rglob("*")}
-    tracked = subprocess.run(["git", "ls-files"], cwd=EXAMPLES, capture_output=True, text=True, check=True).stdout.split()
-
-    assert {name for name, file in made.items() if file.is_dir()} == {name.split("/")[0] for name in tracked if "/" in name}
-    files = {name: file.read_text() for name, file in made.items() if file.is_file()}
-    assert files == {name: (EXAMPLES / name).read_text() for name in tracked if "/" not in name}
-    assert [name for name in tracked if name.startswith("migrations/")] == ["migrations/0001_flights_and_word_count.py"]
-    assert sorted(Path(name).name for name in tracked if name.startswith("dags/")) == sorted(
-        Path(name).name for name in tracked if name.startswith("pipelines/")
-    )
 
 
 @pytest.mark.parametrize(

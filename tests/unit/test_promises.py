@@ -143,15 +143,6 @@ def test_a_new_promise_needs_a_test(project: Project, refused: Run) -> None:
     assert project.line("error:TOO_MUCH") == f"`{MADE_UP}::test_one`"
 
 
-def test_a_promise_that_is_worded_otherwise_is_renamed(project: Project, refused: Run) -> None:
-    """In the register and in all tests, by one command."""
-    project.change("docs/limits.md", "`WINDOW`", "`LONGEST_WINDOW`")
-    assert "limit:WINDOW is in the register and not in its source" in refused()
-    assert promises.main(["--rename", "limit:WINDOW", "limit:LONGEST_WINDOW"], project.root) == 0
-    assert '"limit:LONGEST_WINDOW"' in project.read(MADE_UP)
-    assert (project.line("limit:WINDOW"), project.line("limit:LONGEST_WINDOW")) == (None, f"`{MADE_UP}::test_one`")
-
-
 def test_no_line_of_a_source_is_left_out() -> None:
     """As many promises as a plain search finds."""
 

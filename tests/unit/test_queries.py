@@ -1,18 +1,13 @@
 """State queries and queries are checked when they are declared, and found by name."""
 
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tidegate.jobs.pipelines
 from tests.store import spec_of
 from tidegate.jobs import Count, Files, Newest, Pipeline, Query, Rows, State, StateQuery, Tumbling
-from tidegate.jobs.registry import all_queries
-from tidegate.state_store.base.errors import UsageError
 
 SOURCE = Files("planes", format="csv", schema={"tail": "string", "seats": "int"})
 STATES = {
@@ -99,53 +94,3 @@ def test_a_query_that_could_not_be_asked_is_refused(changes: dict[str, Any], mes
     """When its module is loaded."""
     with pytest.raises(ValueError, match=re.escape(message)):
         query(**changes)
-
-
-def test_values_are_given_in_order() -> None:
-    """An array takes what is left, which may be nothing."""
-    several = query(answer=lambda _states, least, words: (least, words), arguments={"least": "integer", "words": "text[]"})
-    one = query(answer=lambda _states, word: word, arguments={"word": "text"})
-    assert (several.usage, one.usage) == ("total LEAST WORDS...", "total WORD")
-    assert several.in_order(["3", "a", "b"]) == {"least": "3", "words": ["a", "b"]}
-    assert several.in_order(["3"]) == {"least": "3", "words": []}
-    assert one.in_order(["a"]) == {"word": "a"}
-    for wrong, values in ((several, []), (one, []), (one, ["a", "b"])):
-        with pytest.raises(ValueError, match=f"is asked as: {wrong.usage}. {len(values)} values are given."):
-            wrong.in_order(values)
-
-
-MODULE = """
-from tidegate.jobs import Count, Files, Pipeline, Query, State
-PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_s": State({{"value": "text"}}, {{"n": Count()}})}})
-QUERIES = {queries}
-"""
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """A function that adds a module with these queries to package tidegate.jobs.pipelines, for one test."""
-    monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
-
-    def add(name: str, queries: str) -> None:
-        (tmp_path / f"{name}.py").write_text(MODULE.format(name=name, queries=queries))
-        monkeypatch.delitem(sys.modules, f"tidegate.jobs.pipelines.{name}", raising=False)
-
-    return add
-
-
-def test_queries_are_found_beside_pipelines(write: Callable[[str, str], None]) -> None:
-    """A module that cannot be loaded disturbs no other; an unknown name gets the names that there are."""
-    write("ships", '[Query("a_ship", lambda states: states, reads=["ships.ships_s"])]')
-    write("broken", "1 / 0")
-    write("wrong", '{"not": "a list"}')
-    found = all_queries()
-    assert list(found.known) == ["a_ship", "words_total"]
-    assert found.broken == {
-        "broken": "ZeroDivisionError: division by zero",
-        "wrong": "SettingsInvalid: tidegate.jobs.pipelines.wrong must define QUERIES as a list of Query(...)",
-    }
-    assert found.find("a_ship").pipelines == ["ships"]
-    with pytest.raises(
-        UsageError, match=r"There is no query a_shop. Did you mean a_ship\? Queries: a_ship, words_total. Those of"
-    ):
-        found.find("a_shop")

@@ -1,33 +1,18 @@
 """Pipelines are found by name, and a wrong name gets a useful answer."""
 
-import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-import tidegate.jobs.pipelines
 from tidegate.jobs import Pipeline
 from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
-from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline
+from tidegate.state_store.base.errors import UnknownPipeline
 
 DECLARATION = """
 from tidegate.jobs import Count, Files, Pipeline, State
 PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_state": State({{"value": "text"}}, {{"n": Count()}})}})
 """
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """A function that adds a module to package tidegate.jobs.pipelines, for one test."""
-    monkeypatch.setattr(tidegate.jobs.pipelines, "__path__", [*tidegate.jobs.pipelines.__path__, str(tmp_path)])
-
-    def write(name: str, content: str) -> None:
-        (tmp_path / f"{name}.py").write_text(content)
-        monkeypatch.delitem(sys.modules, f"tidegate.jobs.pipelines.{name}", raising=False)
-
-    return write
 
 
 def test_every_pipeline_is_found_by_its_name() -> None:
@@ -55,19 +40,6 @@ def test_any_other_name_gets_the_list(name: str) -> None:
         find_pipeline(name)
     assert str(refusal.value) == f"There is no pipeline {name}. Pipelines: {', '.join(pipeline_names())}."
     assert refusal.value.pipeline == name
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["PIPELINE = 'clicks'", DECLARATION.format(name="klicks")],
-    ids=["no pipeline", "another name"],
-)
-def test_a_module_without_its_pipeline_says_what_to_write(write_module: Callable[[str, str], None], content: str) -> None:
-    """The place and the line to write are in the message."""
-    write_module("clicks", content)
-
-    with pytest.raises(SettingsInvalid, match=r"jobs\.pipelines\.clicks must define PIPELINE = Pipeline\('clicks', \.\.\.\)\."):
-        find_pipeline("clicks")
 
 
 def test_a_pipeline_of_another_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

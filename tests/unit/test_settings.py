@@ -113,15 +113,6 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, 
     assert str(refusal.value) == f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
 
 
-@pytest.mark.parametrize(("name", "choices"), [("pg_sslmode", "verify-full"), ("pg_failover", "halt, go-on")])
-def test_a_value_that_is_none_of_the_choices_is_refused_with_them(tmp_path: Path, name: str, choices: str) -> None:
-    """A misspelt mode would be noticed only when a connection is made."""
-    file = write_toml(tmp_path, f"{name} = 'verify'")
-
-    with pytest.raises(SettingsInvalid, match=f"{name} must be one of .*{choices}, but {file} says 'verify'"):
-        sources(tmp_path)
-
-
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     """A misspelt setting would otherwise be ignored silently."""
     file = write_toml(tmp_path, "pg_hots = 'db'\npassword = 'secret'")
@@ -131,18 +122,6 @@ def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: P
     assert str(refusal.value).startswith(f"{file} has no setting password, pg_hots. Known settings: ")
     assert "pg_host" in str(refusal.value)
     assert "secret" not in str(refusal.value)
-
-
-def test_the_project_folder_is_found_from_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with git, it is the nearest folder upwards with the project's file, or else the current one."""
-    below = tmp_path / "a" / "b"
-    below.mkdir(parents=True)
-    monkeypatch.chdir(below)
-    assert Settings.load({}).home == below
-
-    write_toml(tmp_path, "pg_host = 'db'")
-    found = Settings.load({})
-    assert (found.home, found.pg_host) == (tmp_path, "db")
 
 
 def test_no_setting_is_a_password(tmp_path: Path) -> None:
