@@ -12,11 +12,7 @@ from benchmarks.harness import Bar, compared, write_latest
 
 @pytest.mark.parametrize(
     ("bar", "value", "holds"),
-    [
-        (Bar(at_least=1.5), 1.5, True),
-        (Bar(at_least=1.5), 1.49, False),
-        (Bar(at_most=1.1), 1.2, False),
-    ],
+    [(Bar(at_least=1.5), 1.5, True), (Bar(at_least=1.5), 1.49, False), (Bar(at_most=1.1), 1.2, False)],
 )
 def test_a_bar_is_held_at_its_very_value(bar: Bar, value: float, holds: bool) -> None:
     """Bars are inclusive."""

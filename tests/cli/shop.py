@@ -12,6 +12,7 @@ ORDERS = Pipeline(
             kind="opaque",
             unanchored=True,
             changes=True,
+            null_keys=True,
         ),
         "sale": Rows(columns={"shop": "text", "cents": "integer"}, range_partitions=Ranges("cents", 1000)),
     },

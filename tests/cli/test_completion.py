@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,22 +59,12 @@ def test_words_are_completed() -> None:
     assert {words: offered(words) for words in OFFERED} == OFFERED
 
 
-@pytest.mark.parametrize(
-    ("shell", "script"),
-    [
-        ("bash", ASK_BASH),
-        ("zsh", 'autoload -Uz compinit; compinit -u; eval "$(tidegate completion zsh)"; print ${_comps[tidegate]}'),
-        ("fish", "tidegate completion fish | source; complete --do-complete 'tidegate inspect fl'"),
-    ],
-)
-def test_shells_take_the_script(tmp_path: Path, shell: str, script: str) -> None:
-    """In a real shell, where there is one."""
-    if (program := shutil.which(shell)) is None:
-        pytest.skip(f"{shell} is not installed: apt-get install {shell}")
+def test_bash_takes_the_script(tmp_path: Path) -> None:
+    """In a real shell."""
     environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb", "TIDEGATE_HOME": str(EXAMPLES)}
-    done = subprocess.run([program, "-c", script], capture_output=True, text=True, check=False, env=environ)
+    done = subprocess.run(["bash", "-c", ASK_BASH], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
-    assert {"bash": "word_count", "zsh": "_tidegate_completion", "fish": "flights"}[shell] in done.stdout
+    assert "word_count" in done.stdout
 
 
 @pytest.mark.promise("performance:each-verb-loads-its-own-module-parsed")

@@ -112,18 +112,6 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
         server.drop_database(empty)
 
 
-def test_without_airflow_a_trigger_says_how_to_start_it(tidegate: CommandLine, tmp_path: Path) -> None:
-    """Nothing was started, so trying again is right."""
-    password = tmp_path / "password"
-    password.write_text("secret")
-
-    done = tidegate(
-        "trigger", "flights", TIDEGATE_AIRFLOW_URL="http://127.0.0.1:1", TIDEGATE_AIRFLOW_PASSWORD_FILE=str(password)
-    )
-
-    _fails(done, TRY_AGAIN, "Airflow does not answer at http://127.0.0.1:1", "tidegate up")
-
-
 def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None:
     """The batch is planned and waits."""
     write_flights(tidegate.settings.home, 1, GOOD)
@@ -162,13 +150,3 @@ def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
     """Exit code 2, in one line."""
     for arguments, fragments in WRONG:
         _fails(tidegate(*arguments), USAGE, *fragments)
-
-
-def test_a_wrong_setting_is_named_with_its_value(tidegate: CommandLine) -> None:
-    """A typo in the environment is found at once."""
-    write_flights(tidegate.settings.home, 1, GOOD)
-    for variable, value, fragment in (
-        ("PGPORT", "postgres", "pg_port must be a whole number"),
-        ("TIDEGATE_SPARK_REMOTE", "http://127.0.0.1", "spark_remote must be like sc://"),
-    ):
-        _fails(tidegate("run", "flights", **{variable: value}), PERMANENT, fragment, value)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file, write_flights
+from tests.store import encode_metadata
 from tidegate.commands.act.operator_verbs import operator
+from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
 
 USAGE, TRY_AGAIN = 2, 75
@@ -18,7 +20,7 @@ ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,533,-4,UA,1714,LGA,IAH,
 def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinstated(shops: CommandLine) -> None:
     """Its state in the end is that of a pipeline that was never retired."""
     home = shops.settings.home
-    write_file(home, "orders/1.csv", "shop,cents", "Lisbon,1250", "Porto,0")
+    write_file(home, "orders/1.csv", "shop,cents", "Lisbon,1250", "Porto,0", ",5")
     assert shops.json("run", "orders")["committed"] == [1]
 
     unconfirmed = shops("retire", "orders", *WHY)
@@ -63,6 +65,8 @@ def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinsta
     assert "orders was retired by" in shops("why", "orders").stdout
     assert shops.json("inspect", "orders")[0]["phase"] == "committed"
     assert shops.json("get", "orders", "revenue", "Lisbon")[0]["row"]["cents"] == 1250
+    (null,) = shops.json("get", "orders", "revenue", "-", "--null", "-")
+    assert (null["key"], null["row"]["cents"]) == ([None], 5)
     migrated = shops.json("migrate")
     assert list(migrated["retired"]) == ["orders"]
     assert "Pipeline orders is declared, and left out" in shops("migrate").stderr
@@ -71,7 +75,7 @@ def test_a_retired_pipeline_is_refused_everywhere_and_goes_on_when_it_is_reinsta
     assert shops.json("reinstate", "orders") == {"pipeline": "orders", "retired": False, "already": True}
     assert shops.json("run", "orders")["committed"] == [2]
     revenue = {row["shop"]: (row["orders"], row["cents"]) for row in shops.json("inspect", "orders", "--state", "revenue")}
-    assert revenue == {"Lisbon": (2, 2250)}
+    assert revenue == {"Lisbon": (2, 2250), None: (1, 5)}
     actions = shops.json("inspect", "orders", "--txid", "2")["actions"]
     assert [action["action"] for action in actions] == ["retire", "reinstate"]
 
@@ -104,9 +108,6 @@ def test_what_is_left_undone_is_said(tidegate: CommandLine, store: StateStore) -
     with StateStore.connect(tidegate.settings, user=tidegate.settings.pg_owner) as owner, owner.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE tidegate.batch SET awaits_ack = true")
     write_flights(tidegate.settings.home, 2, *ROWS)
-    from tests.store import encode_metadata  # noqa: PLC0415
-    from tidegate.jobs.pipelines import flights  # noqa: PLC0415
-
     assert store.open_batches(
         flights.PIPELINE.spec, "r", [], store.last_opened("flights"), [encode_metadata({"files": []})] * 2
     )

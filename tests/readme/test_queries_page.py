@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Tally
 from tests.readme.pages import blocks
-from tests.store import LedgerReader, Tracked, ask
+from tests.store import LedgerReader, ask
 from tidegate.jobs import Pipeline, Query
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.pipelines import word_count
-from tidegate.jobs.registry import all_queries
 from tidegate.state_store import Settings, StateStore
 
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]
-WORDS = {"the": 7, "cat": 5, "mat": 1}
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +54,3 @@ def test_the_examples_do_what_the_page_says(settings: Settings, register: Callab
         found = ask(reader, page["highest"], {"least": "3"})
     assert found.rows == sorted(((m, highest[m], n) for m, n in new if highest[m] >= 3), key=lambda row: (-row[1], row[0]))
     assert found.txids == {"meters": 3}
-
-
-def test_the_sum_of_the_counts_of_some_words(settings: Settings, register: Callable[..., None], page: dict[str, Any]) -> None:
-    """As the page and the example pipeline declare it; a word without a count adds nothing."""
-    register(word_count.PIPELINE)
-    with StateStore.connect(settings) as store:
-        tally = Tally(store, word_count.PIPELINE.spec)
-        (txid,) = tally.plan()
-        attempt = tally.start(txid)
-        store.seal(attempt, [tally.stage(attempt, "word_count", WORDS.items())], Tracked(0))
-        tally.commit(txid)
-    with LedgerReader(settings) as reader:
-        for query in (page["words_total"], all_queries().find("words_total")):
-            found = ask(reader, query, {"words": ["the", "cat", "unknown"]})
-            assert (found.rows, found.txids) == ([(WORDS["the"] + WORDS["cat"],)], {"word_count": 1})

@@ -117,8 +117,4 @@ def test_rows_in_range_partitions_are_in_that_of_their_month(settings: Settings,
     with StateStore.connect(settings) as store, store.engine.connect() as connection:
         assert [row["sold_at"] for row in store.state_rows(spec)] == [*times[:2], *times[1:]]
         found = connection.execute(sa.text("SELECT tableoid::regclass::text, count(*) FROM state.sale GROUP BY 1"))
-        assert dict(map(tuple, found)) == {
-            'state."sale$20251201"': 1,
-            'state."sale$20260101"': 2,
-            'state."sale$20261101"': 1,
-        }
+        assert dict(map(tuple, found)) == {'state."sale$20251201"': 1, 'state."sale$20260101"': 2, 'state."sale$20261101"': 1}

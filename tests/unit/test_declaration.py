@@ -26,12 +26,7 @@ def rows(ranges: Ranges | None) -> Rows:
     return Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
 
 
-BAD_NAMES = [
-    "Flights",
-    "semi;colon",
-    "zürich",
-    "a" * 41,
-]
+BAD_NAMES = ["Flights", "semi;colon", "zürich", "a" * 41]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -62,10 +57,7 @@ def test_a_column_that_tidegate_or_postgres_keeps_for_itself_is_refused(name: st
     ("changes", "message"),
     [
         ({"states": {}}, "Pipeline inbox declares no state"),
-        (
-            {"states": {"per_name": State(key={"name": "text"}, aggregates={})}},
-            "per_name needs at least one aggregate",
-        ),
+        ({"states": {"per_name": State(key={"name": "text"}, aggregates={})}}, "per_name needs at least one aggregate"),
         ({"states": {"log": rows(Ranges("price", "day"))}}, "log cannot be divided by price: it has no such column"),
         (
             {"states": {"log": rows(Ranges("n", "day"))}},
@@ -82,16 +74,7 @@ def test_a_pipeline_that_could_not_work_is_refused(changes: dict[str, Any], mess
         declare(**changes)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "float",
-        "char(3)",
-        "TEXT",
-        "numeric(39,2)",
-        "numeric(5,6)",
-    ],
-)
+@pytest.mark.parametrize("kind", ["float", "char(3)", "TEXT", "numeric(39,2)", "numeric(5,6)"])
 def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
     """Floats depend on the order of rows, char(n) on spaces, numeric needs a scale: the message lists the known types."""
     with pytest.raises(ValueError, match=r"is not a column type\. Choose one of: text, boolean"):
@@ -110,12 +93,7 @@ def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Count("amount", "text"),
-        lambda: Min("amount", merge="sum"),
-    ],
-    ids=["count as text", "min merged by sum"],
+    "make", [lambda: Count("amount", "text"), lambda: Min("amount", merge="sum")], ids=["count as text", "min merged by sum"]
 )
 def test_an_inconsistent_aggregate_cannot_be_declared(make: Any) -> None:
     """The aggregate decides how partials are computed and merged, not the author."""

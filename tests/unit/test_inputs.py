@@ -11,9 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.store import files_in
 from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
-from tidegate.jobs.sources.inputs.reference_copies import keep
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
@@ -156,14 +154,6 @@ def test_each_input_moves_on_by_itself(settings: Settings) -> None:
     assert fourth["idle"] == {"b": third["inputs"]["b"], "c": third["inputs"]["c"]}
 
 
-def test_a_batch_may_wait_for_all_inputs(settings: Settings) -> None:
-    """The n-th slice of one goes with the n-th of the other; what is left of one waits."""
-    a, b = lists([("N1", 1)], [("N2", 2)], [("N3", 3)]), lists([("N4", 4)], [("N5", 5)], kind="opaque")
-    found = plan(Inputs({"a": a, "b": b}, wait_for_all=True), settings)
-    positions = [{name: part["position"] for name, part in batch["inputs"].items()} for batch in found]
-    assert positions == [{"a": 0, "b": 0}, {"a": 1, "b": 1}]
-
-
 def test_a_slice_that_only_moves_a_position_is_nobodys_partner(settings: Settings) -> None:
     """It is a batch of its own: what it was joined with would find no row, and never come again."""
     table = settings.home / "table"
@@ -229,24 +219,6 @@ def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -
 # references
 
 
-def test_each_batch_has_the_version_that_was_there(settings: Settings, write: Callable[..., Path]) -> None:
-    """All files at one moment; they make no batch, and are none of the files that count once."""
-    write("planes/1.csv", "tail,seats\nN1,100\n")
-    a = [[("N1", 1)]]
-    (first,) = plan(Inputs({"a": lists(*a), "planes": PLANES}), settings)
-    (version,) = first["references"]["planes"]["files"]
-    assert (version["name"], version["size"]) == ("1.csv", 18)
-    assert files_in(first) == []
-
-    write("planes/1.csv", "tail,seats\nN1,200\n")
-    write("planes/2.csv", "tail,seats\nN2,100\n")
-    assert plan(Inputs({"a": lists(*a), "planes": PLANES}), settings, first, 2) == []
-    (second,) = plan(Inputs({"a": lists(*a, [("N2", 2)]), "planes": PLANES}), settings, first, 2)
-    names = [file["name"] for file in second["references"]["planes"]["files"]]
-    assert names == ["1.csv", "2.csv"]
-    assert second["references"]["planes"]["files"][0]["sha256"] != version["sha256"]
-
-
 def test_nothing_is_planned_without_the_reference(settings: Settings, write: Callable[..., Path]) -> None:
     """Rows would be joined with nothing; or with half of it, while it is being written."""
     source = Inputs({"a": lists([("N1", 1)]), "planes": PLANES})
@@ -262,29 +234,3 @@ def test_nothing_is_planned_without_the_reference(settings: Settings, write: Cal
     os.utime(path, (time.time() - 90, time.time() - 90))
     assert len(plan(source, old)) == 1
     assert source.held_back(old) is None
-
-
-def test_copies_keep_a_version(settings: Settings, write: Callable[..., Path]) -> None:
-    """Each content once, whole or not at all; a version names the copies."""
-    path = write("planes/1.csv", "tail,seats\nN1,100\n")
-    source = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept")})
-    (batch,) = plan(source, settings)
-    (file,) = batch["references"]["planes"]["files"]
-    assert file["name"] == f"{file['sha256']}/1.csv"
-    copy = settings.home / "kept" / file["name"]
-    assert copy.read_bytes() == path.read_bytes()
-    before = copy.stat()
-    assert plan(source, settings) == [batch]
-    assert copy.stat() == before
-
-    copy.write_text("cut")  # as by a disk that was full: the next plan puts it right
-    assert plan(source, settings) == [batch]
-    assert copy.read_bytes() == path.read_bytes()
-
-    path.write_text("tail,seats\nN1,1000\n")
-    assert keep(path, {**file, "name": "1.csv", "size": 19, "sha256": "0" * 64}, settings.home / "kept", None) is None
-    assert sorted(p.name for p in (settings.home / "kept").rglob("*.*")) == ["1.csv"]
-    (settings.home / "kept_file").write_text("")
-    refused = Inputs({"a": lists([("N1", 1)]), "planes": replace(PLANES, keep_folder="kept_file")})
-    with pytest.raises(SourceUnreadable, match="cannot be copied to"):
-        plan(refused, settings)

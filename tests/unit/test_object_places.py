@@ -1,17 +1,14 @@
 """Places in stores: which can be declared, and what Spark and the ledger see of them."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.store import TakenFile
 from tidegate.jobs import Files
-from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_listing, object_places
+from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_places
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import SourceChanged
 
 COLUMNS = {"name": "string"}
 
@@ -54,56 +51,6 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
     assert object_places.place_of(Path("/home"), "in") == Path("/home/in")
 
 
-class Ledger:
-    """A history in which some objects have counted."""
-
-    def __init__(self, *files: TakenFile) -> None:
-        self._files = files
-
-    def committed(self) -> int:
-        """Return the last committed txid."""
-        return 1
-
-    def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
-        """Yield each name with its files."""
-        for name in names:
-            yield name, [file for file in self._files if file.name == name and file.txid < before_txid]
-
-    def note_times(self, files: Sequence[TakenFile]) -> None:
-        """Take note of nothing."""
-
-
 def found(name: str, etag: str | None = "1") -> ObjectInfo:
     """Describe an object of one byte."""
     return ObjectInfo(f"in/{name}", 1, 0, etag, None)
-
-
-def planned(monkeypatch: pytest.MonkeyPatch, pages: list[list[ObjectInfo]], ledger: Ledger, **source: Any) -> list[list[str]]:
-    """Plan batches until there is nothing new; return their objects' names."""
-    monkeypatch.setattr(object_listing, "listed", lambda _place, _after=None: iter(pages))
-    coordinator = Files("s3a://lake/in", format="csv", schema=COLUMNS, **source).coordinator(Settings())
-    coordinator.look_back(ledger)
-    batches, previous = [], None
-    while previous := coordinator.initialize_transaction(len(batches) + 2, previous, None):
-        batches.append([file["name"] for file in previous["files"]])
-    return batches
-
-
-def test_batches_go_on_in_one_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the borders of pages; none is left out where a batch is full by its bytes."""
-    pages = [[found("a"), found("b")], [found("c")], [], [found("d"), found(".hidden"), found("e/f")]]
-    counted = TakenFile("b", found("b").identity or "", 1, 0, 1, is_committed=True, is_done=True)
-
-    assert planned(monkeypatch, pages, Ledger(counted), max_files=2) == [["a", "c"], ["d"]]
-    assert planned(monkeypatch, pages, Ledger(counted), max_files=9, max_bytes=1) == [["a"], ["c"], ["d"]]
-    assert planned(monkeypatch, pages, Ledger(counted), max_files=9, glob="**/*") == [["a", "c", "d", "e/f"]]
-
-
-def test_an_object_that_was_overwritten_after_it_counted_stops_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the listing comes to it; one that waits in another batch is that batch's."""
-    other = TakenFile("b", found("b", "2").identity or "", 1, 0, 1, is_committed=True, is_done=True)
-    waiting = TakenFile("b", found("b", "2").identity or "", 1, 0, 1, is_committed=False, is_done=False)
-
-    with pytest.raises(SourceChanged, match="s3a://lake/in/b was overwritten since it counted in txid 1"):
-        planned(monkeypatch, [[found("a"), found("b")]], Ledger(other), max_files=2)
-    assert planned(monkeypatch, [[found("a"), found("b")]], Ledger(waiting), max_files=2) == [["a"]]

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import pwd
-import subprocess
 import sys
 import unicodedata
 
@@ -32,33 +31,6 @@ def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> No
     assert unseen(shown) == {"\u200d"}  # it joins the emoji of the family
     assert shown.count(SHOWN) == 4
     assert "Straße 猫 👩‍👩‍👧" in shown
-
-
-SHOW = """
-import sys
-import click
-from tidegate import cli, output
-
-def show():
-    output.print_json([{"key": "Straße 猫"}])
-    output.print_table(None, ["key"], [["猫"]])
-
-cli.app.get_command = lambda *_: click.Command("get", callback=show)
-sys.argv = ["tidegate", "get"]
-cli.main()
-"""
-
-
-@pytest.mark.parametrize("encoding", ["latin-1"])
-def test_a_terminal_with_few_characters_gets_all_data(encoding: str) -> None:
-    """What it cannot show is escaped, in JSON by its own escapes; no verb fails in the middle of its answer."""
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, "-c", SHOW], env=environment, capture_output=True, check=False)
-
-    assert done.returncode == 0, done.stderr
-    document, _, table = done.stdout.decode(encoding).rpartition("]\n")
-    assert json.loads(f"{document}]") == [{"key": "Straße 猫"}]
-    assert table.split() == ["key", r"\u732b"]
 
 
 @pytest.mark.promise("security:author-of-data")

@@ -14,10 +14,7 @@ JAVA_17, JAVA_11 = 'openjdk version "17.0.9" 2023-10-17', 'openjdk version "11.0
 
 @pytest.mark.parametrize(
     ("java", "python", "message"),
-    [
-        (JAVA_11, sys.executable, "is Java 11. Install Java 17 or 21"),
-        (JAVA_17, sys.executable, None),
-    ],
+    [(JAVA_11, sys.executable, "is Java 11. Install Java 17 or 21"), (JAVA_17, sys.executable, None)],
     ids=["old Java", "all there"],
 )
 def test_a_missing_prerequisite_is_named_first_with_advice(

@@ -111,27 +111,13 @@ def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
     assert not (shop.parent / where / ".tidegate").exists()
 
 
-def test_where_there_are_no_pipelines_it_says_what_to_do(tmp_path: Path) -> None:
-    """In a folder that is no project, and in one that is and has none yet."""
-    nowhere = f"There are no pipelines: {tmp_path} is no project. Go into the folder of one, such as examples in Tidegate's"
-    for arguments, code in ((["pipelines"], 0), (["explain", "orders"], 2)):
-        done = run(MAIN, *arguments, where=tmp_path)
-        assert (done.returncode, nowhere in done.stderr) == (code, True), done.stderr
-        assert "or make one: tidegate init FOLDER" in done.stderr
-    assert json.loads(run(MAIN, "pipelines", "--json", where=tmp_path).stdout) == []
-
-    assert run(MAIN, "init", "shop", where=tmp_path).returncode == 0
-    shown = run(MAIN, "pipelines", where=tmp_path / "shop").stderr
-    assert f"There are no pipelines yet in {tmp_path}/shop/pipelines." in shown
-
-
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
         (
             'Files("data", format="csv", schema={"shop": "text"})',
             "'text' is not a type of a column: sources have Spark's types, so string",
-        ),
+        )
     ],
     ids=["declaration"],
 )

@@ -20,10 +20,7 @@ def declare(window: Window | None, **changes: Any) -> PipelineSpec:
     return Pipeline("inbox", SOURCE, {"per_name": state}).spec
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [("90 seconds", 90), ("1 hour", 3600), ("1 week", 604_800)],
-)
+@pytest.mark.parametrize(("given", "seconds"), [("90 seconds", 90), ("1 hour", 3600), ("1 week", 604_800)])
 def test_lengths_are_texts_or_timedeltas(given: str, seconds: int) -> None:
     """Both mean the same."""
     assert Tumbling("at", given).spec == Tumbling("at", timedelta(seconds=seconds)).spec
