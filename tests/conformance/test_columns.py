@@ -22,7 +22,7 @@ from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost, StoreUnavailable
+from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost
 
 pytestmark = BOTH_POSTGRES
 
@@ -39,12 +39,11 @@ _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
 }
 
 
-def declare(columns: dict[str, str], *, version: int = 1, divided: bool = False) -> Pipeline:
+def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
     """Declare a pipeline with each kind of state that keeps rows as they came, with these value columns, and an aggregate."""
-    ranges = Ranges("at", 4) if divided else None
     opaque: dict[str, Any] = {"kind": "opaque", "changes": True}
     states = {
-        "log": Rows({"at": "bigint", **columns}, range_partitions=ranges),
+        "log": Rows({"at": "bigint", **columns}, range_partitions=Ranges("at", 4)),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
         "versions": History({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
         "sold": State({"shop": "text"}, {"lines": Count()}, kind="opaque"),
@@ -165,23 +164,16 @@ def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
     return [[*key, *row] for key, row in found.items()]
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.soak)], ids=["partitions", "one table"])
-def divided(request: pytest.FixtureRequest) -> bool:
-    """Whether states and changes are divided."""
-    return request.param
-
-
 @pytest.fixture
-def team(settings: Settings, divided: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+def team(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     """A project whose pipeline has committed two batches."""
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
-    spec = declare(BASE, divided=divided).spec
+    spec = declare(BASE).spec
     migrations.new_revision(settings, [spec], "shop")
     migrations.upgrade(settings, [spec])
-    if divided:
-        monkeypatch.setattr(range_partitions, "TXIDS", 1)
+    monkeypatch.setattr(range_partitions, "TXIDS", 1)
     flow = Flow(settings, spec)
     team = Team(settings, {}, flow)
     team.merge(LINES[0], LINES[1])
@@ -206,10 +198,10 @@ LINES: list[Line] = [
 
 
 @pytest.mark.promise("decision:0051")
-def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided: bool) -> None:
+def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
     """Later batches have it, a line that comes again gets it, and batches that the old code has sealed are computed again."""
     old, sealed = team.flow, team.prepare(LINES[3:5])
-    team.migrate(COME, version=2, divided=divided)
+    team.migrate(COME, version=2)
     assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
     team.check()
     with pytest.raises(DeclarationChanged, match="this code's declaration is not the registered one"):
@@ -226,53 +218,35 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team, divided:
     assert [row["city"] for row in team.flow.rows("newest")] == ["Oslo", None, "Bern"]
 
 
-@pytest.mark.parametrize(
-    "then",
-    [pytest.param(COME, marks=pytest.mark.soak), pytest.param(GONE, marks=pytest.mark.soak), RENAMED],
-    ids=["comes", "goes", "is renamed"],
-)
-def test_the_last_txid_from_before_is_redone(team: Team, divided: bool, then: dict[str, str]) -> None:
-    """It takes back what the old code has written, and writes what the new one has, also several times."""
-    team.migrate(then, version=2, divided=divided)
-    if "note" not in then:
-        team.lose("note")
-    team.check()
-    team.merge(LINES[3], LINES[5], redo=True)
-    team.check()
-    team.merge(LINES[2], redo=True)
-    team.check()
-    team.merge(LINES[4], LINES[3])
-    team.check()
-
-
-def test_a_column_that_goes_takes_its_values_along(team: Team, divided: bool) -> None:
-    """Also from the partitions of changes, and from the values before: one of its name that comes later begins with NULL."""
-    team.migrate(GONE, version=2, divided=divided)
+def test_a_column_that_goes_takes_its_values_along_and_the_last_txid_from_before_is_redone(team: Team) -> None:
+    """Also from the values before: one that comes later begins with NULL; the redo takes back what the old code has written."""
+    files = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname ~ '^(log|newest)' ORDER BY 1"
+    before = team.asked(files)
+    team.migrate(RENAMED, version=2)
+    assert team.asked(files) == before  # no row is written again
     team.lose("note")
     team.check()
-    team.merge(LINES[3])
+    team.merge(LINES[3], LINES[5], redo=True)
+    team.merge(LINES[2], redo=True)
     team.check()
     columns = (
         "SELECT count(*) FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid "
         "WHERE relnamespace = 'state'::regnamespace AND attname IN ('note', 'previous_note')"
     )
     assert team.asked(columns) == [(0,)]
-    team.migrate(BASE, version=3, divided=divided)
+    team.migrate({**RENAMED, "note": "text"}, version=3)
+    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
     team.check()
     team.merge(LINES[4], LINES[5])
-    team.check()
-    team.migrate(RENAMED, version=4, divided=divided)
-    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
-    team.lose("note")
     team.check()
 
 
 @pytest.mark.soak
-def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, divided: bool, server: Any) -> None:
+def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, server: Any) -> None:
     """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
-    team.migrate(COME, version=2, divided=divided)
+    team.migrate(COME, version=2)
     team.merge(LINES[5])
-    team.migrate(RENAMED, version=3, divided=divided)
+    team.migrate(RENAMED, version=3)
     team.lose("note")
     built, name = columns_of_states(team.settings), server.create_database()
     fresh = replace(team.settings, pg_database=name)
@@ -294,49 +268,14 @@ def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, di
     assert columns_of_states(team.settings) == built
 
 
-# nothing is written again, and locks are short
-
-
-@pytest.mark.soak
-def test_rows_are_not_written_again(team: Team, divided: bool) -> None:
-    """Of thousands of rows: the files of each table stay, and so does their size."""
-    team.asked(
-        "SET tidegate.writer = 'shop'; INSERT INTO state.newest (shop, at, cents, note, txid) "
-        "SELECT 's' || n, n, n, 'n' || n, 1 FROM generate_series(1, 5000) AS n"
-    )
-    files = (
-        "SELECT relname, pg_relation_filenode(oid), pg_relation_size(oid) FROM pg_class "
-        "WHERE relnamespace = 'state'::regnamespace AND relkind IN ('r', 'i') ORDER BY 1"
-    )
-    before = team.asked(files)
-    for number, columns in enumerate((COME, RENAMED), start=2):
-        team.migrate(columns, version=number, divided=divided)
-        assert team.asked(files) == before
-
-
-@pytest.mark.soak
-def test_a_reader_delays_the_migration_by_seconds_only(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives up, having changed nothing."""
-    monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.3)
-    before = contents(team.settings), shape(team.settings)
-    spec = declare(COME, version=2, divided=divided).spec
-    migrations.new_revision(team.settings, [spec], "columns")
-    with closing(psycopg2.connect(**team.settings.conninfo(user=team.settings.pg_reader))) as reader:
-        reader.cursor().execute("SELECT count(*) FROM state.newest_changes")
-        with pytest.raises(StoreUnavailable, match="a lock timeout"):
-            migrations.upgrade(team.settings, [spec])
-    assert (contents(team.settings), shape(team.settings)) == before
-    migrations.upgrade(team.settings, [spec])
-
-
 # processes of both declarations at once
 
 
 @pytest.mark.promise("decision:0051")
-def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team, divided: bool) -> None:
+def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team) -> None:
     """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
-    spec = declare(COME, version=2, divided=divided).spec
+    spec = declare(COME, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
     errors: list[BaseException] = []
     register = migrations.registration.register
@@ -360,17 +299,17 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
         migrations.upgrade(team.settings, [spec])
     thread.join(60)
     assert [type(error) for error in errors] == [DeclarationChanged]
-    team.declare(COME, version=2, divided=divided)
+    team.declare(COME, version=2)
     team.prepare(LINES[3:5], txid=sealed)
     team.flow.commit(sealed)
     team.count(sealed, LINES[3:5])
     team.check()
 
 
-def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the commit is at its last statement, the migration holds no table: it waits for the cursor."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
-    spec = declare(COME, version=2, divided=divided).spec
+    spec = declare(COME, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
     threads: list[threading.Thread] = []
     from tests.store import ordered_commit  # noqa: PLC0415
@@ -389,15 +328,15 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, divided: bool, m
     old.commit(sealed)
     team.count(sealed, LINES[3:5])
     threads[0].join(60)
-    team.declare(COME, version=2, divided=divided)
+    team.declare(COME, version=2)
     team.check()
     team.merge(LINES[5])
     team.check()
 
 
-def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, divided: bool) -> None:
+def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -> None:
     """Or all of it: tables, the ledger and the registration are one transaction."""
-    spec = declare(RENAMED, version=2, divided=divided).spec
+    spec = declare(RENAMED, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
     before = contents(team.settings), shape(team.settings)
     deaths = EachPoint()
@@ -413,7 +352,7 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
                 assert (contents(team.settings), shape(team.settings)) == before, crash
     for step in ("ALTER TABLE state.log", "ALTER TABLE state.newest_changes", "DROP VIEW", "before COMMIT"):
         assert any(step in point for point in deaths.points), deaths.points
-    team.declare(RENAMED, version=2, divided=divided)
+    team.declare(RENAMED, version=2)
     team.lose("note")
     team.merge(LINES[4])
     team.check()
@@ -423,7 +362,7 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team, d
 
 
 @pytest.mark.soak
-def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
+def test_views_and_privileges_of_people_stay(team: Team) -> None:
     """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
     team.asked(
         "CREATE VIEW public.of_history AS SELECT shop, note FROM state.versions; "
@@ -435,10 +374,10 @@ def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
         "WHERE oid IN ('state.versions'::regclass, 'state.log'::regclass) ORDER BY 1"
     )
     before = team.asked(granted)
-    team.migrate(COME, version=2, divided=divided)
+    team.migrate(COME, version=2)
     assert team.asked(granted) == before
     assert team.asked("SELECT city, shop FROM state.versions WHERE city IS NOT NULL", "tidegate_stager") == []
-    gone = declare(RENAMED, version=3, divided=divided).spec
+    gone = declare(RENAMED, version=3).spec
     migrations.new_revision(team.settings, [gone], "columns")
     with pytest.raises(PermanentError, match=r"view of_history depends on view state\.versions\. Drop that first, then repeat"):
         migrations.upgrade(team.settings, [gone])
@@ -452,11 +391,9 @@ def test_views_and_privileges_of_people_stay(team: Team, divided: bool) -> None:
 # what is refused
 
 
-def test_the_column_that_divides_a_table_stays(team: Team, divided: bool) -> None:
+def test_the_column_that_divides_a_table_stays(team: Team) -> None:
     """Postgres has it in the table's partitions, so these are declared otherwise first; `up` goes on without the pipeline."""
-    if not divided:
-        pytest.skip("no column divides the table")
-    spec = declare(BASE, version=2, divided=True).spec
+    spec = declare(BASE, version=2).spec
     without = replace(
         spec,
         states=tuple(
@@ -482,22 +419,12 @@ def test_the_column_that_divides_a_table_stays(team: Team, divided: bool) -> Non
 
 
 @pytest.mark.soak
-def test_tables_are_divided_otherwise_and_get_columns_at_once(team: Team, divided: bool) -> None:
-    """One migration does both; a table that is made again has the column."""
-    team.migrate(RENAMED, version=2, divided=not divided)
-    team.lose("note")
-    team.check()
-    team.merge(LINES[3], LINES[4])
-    team.check()
-
-
-@pytest.mark.soak
-def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team, divided: bool) -> None:
+def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:
     """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
-    gone: PipelineSpec = declare(GONE, version=2, divided=divided).spec
+    gone: PipelineSpec = declare(GONE, version=2).spec
     migrations.new_revision(team.settings, [gone], "columns")
     before = contents(team.settings), shape(team.settings)
-    again = declare({**GONE, "city": "text"}, version=2, divided=divided).spec
+    again = declare({**GONE, "city": "text"}, version=2).spec
     for spec in (gone, again):
         written = migrations.new_revision(team.settings, [spec], "another")
         assert (written is None) == (spec is gone)

@@ -147,7 +147,7 @@ MUTANTS = (
         "move_bad_records",
         ").where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         ")",
-        (f"{POLICIES}::test_bad_records_that_no_seal_names_are_not_set_aside",),
+        (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),
     ),
     Mutant(
         "a-merge-in-two-transactions",
@@ -201,7 +201,7 @@ MUTANTS = (
         "clear",
         "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:",
         "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None and replayed < txid}:",
-        (f"{POLICIES}::test_a_batch_whose_bad_records_were_replayed_is_not_redone",),
+        (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),
     ),
     Mutant(
         "a-sum-of-batches-may-overflow-on-its-way",

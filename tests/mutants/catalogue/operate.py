@@ -101,7 +101,7 @@ MUTANTS = (
         "_take_back",
         "quarantined_records.clear(connection, spec.name, txid)",
         "pass",
-        (f"{POLICIES}::test_a_redo_replaces_the_bad_records",),
+        (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),
     ),
     Mutant(
         "later-batches-continue-what-was-redone",
