@@ -418,7 +418,6 @@ def test_the_column_that_divides_a_table_stays(team: Team) -> None:
     ]
 
 
-@pytest.mark.soak
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:
     """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
     gone: PipelineSpec = declare(GONE, version=2).spec

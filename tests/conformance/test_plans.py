@@ -1,17 +1,11 @@
 """A plan that fails is shown to operators until another succeeds, however it fails, beside others, and if its process dies."""
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psycopg2
 import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
@@ -20,7 +14,7 @@ from tests import steps
 from tests.acceptance.conftest import SALES, write_sales
 from tests.conformance.conftest import BOTH_POSTGRES, Stream
 from tests.crashes import Crash, EachPoint
-from tests.integration.conftest import as_role, until, waiting
+from tests.integration.conftest import as_role, waiting
 from tests.servers import Server
 from tests.store import Lag, Request, registration, tables
 from tidegate import migrations
@@ -232,13 +226,6 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
     fail(settings, replace(ASKED, name="another"), error=SchemaOutOfDate)
 
 
-def test_metadata_that_is_too_large_fails_the_plan(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though it is a refusal: every later plan would be refused as well."""
-    monkeypatch.setattr("tidegate.state_store.ledger.batches.MAX_METADATA_BYTES", 10)
-    fail(settings, asking(lambda _txid: {"name": "x" * 10}), error=RangeRefused)
-    assert (status(settings).plan_error or "").startswith("RANGE_REFUSED: asked: the metadata of one batch")
-
-
 # -- which plans end it ------------------------------------------------------------------------------------------------
 
 
@@ -313,24 +300,6 @@ def test_a_success_ends_what_failed_while_it_was_at_work(settings: Settings, hel
     assert row(settings).failed == 0
 
 
-def test_plans_at_the_same_moment_agree_on_one_end(settings: Settings) -> None:
-    """Many that succeed and fail at once: no deadlock, and the count of successes is exact."""
-
-    def plan(number: int) -> None:
-        if number % 3:
-            fail(settings, raising(NOT_THERE), f"run {number}")
-        else:
-            steps.plan(settings, ASKED, run_id=f"run {number}")
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(plan, range(30)))
-    assert row(settings).succeeded == 10
-    assert row(settings).failed <= 20
-    steps.plan(settings, ASKED, run_id="last")
-    assert row(settings)[1] == 11
-    assert row(settings).failed == 0
-
-
 # -- the record itself -------------------------------------------------------------------------------------------------
 
 
@@ -351,30 +320,6 @@ def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_o
             break
     assert len(deaths.points) >= 2
     assert any("UPDATE tidegate.plan" in point for point in deaths.points)
-
-
-@pytest.mark.soak
-def test_a_killed_process_records_nothing_and_holds_nothing_up(settings: Settings, waiting: Callable[[], int]) -> None:
-    """Killed between its failure and the record, which waits for the row here."""
-    program = (
-        "import pickle, sys; from tests.conformance.test_plans import NOT_THERE, raising, steps; "
-        "steps.plan(pickle.load(sys.stdin.buffer), raising(NOT_THERE), run_id='killed')"
-    )
-    with migrations.connected(settings) as connection:
-        connection.execute(sa.select(tables.plan.c.failed).where(tables.plan.c.pipeline == "asked").with_for_update())
-        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-        assert process.stdin is not None
-        pickle.dump(settings, process.stdin)
-        process.stdin.close()
-        try:
-            until(lambda: waiting() == 1)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-    until(lambda: waiting() == 0)
-    assert row(settings).failed == 0
-    fail(settings, raising(NOT_THERE), "next")
-    assert (row(settings).failed, row(settings).failed_run) == (1, "next")
 
 
 def test_the_plans_own_error_is_raised_where_it_cannot_be_recorded(
@@ -413,11 +358,3 @@ def test_a_long_migration_does_not_hold_up_a_plan(settings: Settings) -> None:
         assert steps.plan(impatient, ASKED, run_id="one") == []
         fail(impatient, raising(NOT_THERE))
     assert (row(settings).succeeded, row(settings).failed) == (1, 1)
-
-
-def test_the_ledger_refuses_half_a_record(settings: Settings) -> None:
-    """A number without an error, or an error without one."""
-    for values in ({"failed": 1}, {"error": "X"}, {"failed": -1}):
-        with migrations.connected(settings) as connection, pytest.raises(sa.exc.IntegrityError) as refused:
-            connection.execute(sa.update(tables.plan).values(values))
-        assert isinstance(refused.value.orig, psycopg2.errors.CheckViolation)

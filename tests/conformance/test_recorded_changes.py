@@ -17,11 +17,10 @@ from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
 from tests.conformance.test_windows import HOUR, Windows
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
-from tests.store import PipelineSpec, Redo, Request, encode_metadata, merge_into_states, pruning, range_partitions
+from tests.store import PipelineSpec, Redo, Request, merge_into_states, pruning, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
 from tidegate.jobs.sources import changes as changes_source
-from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
     AccessRefused,
@@ -170,31 +169,11 @@ def test_a_txid_is_in_the_partition_of_its_range(totals: Callable[..., Totals]) 
     assert flow.parts() == {"0": [1, 2], "3": [3, 4, 5], "6": [6, 7]}
     plan = as_tables_are(flow, "EXPLAIN SELECT count(*) FROM state.total_changes WHERE txid > 3 AND txid <= 5")
     assert [name for name in "036" if f"total_changes${name}" in str(plan)] == ["3"]
+    flow.merge({})
+    flow.merge({})
+    assert list(flow.parts()) == ["0", "3", "6"], "txids without changes have no partition"
     noted = as_tables_are(flow, "SELECT partition, lower, upper, every FROM tidegate.state_range ORDER BY 1")
     assert noted == [(f"total_changes${start}", str(start), str(start + 3), "3") for start in (0, 3, 6)]
-
-
-def test_few_txids_are_in_one_partition(totals: Callable[..., Totals]) -> None:
-    """As many as are in use: readers open hundreds of partitions after a year of batches, not thousands."""
-    flow = totals(MANY)
-    for batch in BATCHES:
-        flow.merge(batch)
-    flow.check()
-    assert list(flow.parts()) == ["0"]
-
-
-def test_txids_without_changes_have_no_partition(totals: Callable[..., Totals]) -> None:
-    """Nor do those that were given up."""
-    flow = totals()
-    flow.merge({"a": 1})
-    flow.merge({})
-    flow.plan(1)
-    flow.fail(3)
-    flow.store.skip_batch(flow.spec, 3, "an operator", "it is broken")
-    flow.model.batches.append({})
-    flow.merge({"a": 2})
-    flow.check()
-    assert flow.parts() == {"1": [1], "4": [4]}
 
 
 @pytest.mark.parametrize("txids", [EACH, MANY])
@@ -222,6 +201,9 @@ def test_a_redo_of_a_txid_whose_partition_was_removed_makes_it_again(totals: Cal
     flow.merge_again(BATCHES[5])
     flow.merge(BATCHES[4])
     assert flow.parts() == {"3": [4, 5]}
+    as_tables_are(flow, 'CREATE VIEW public.second AS SELECT shop FROM state."total_changes$3"')
+    with pytest.raises(PermanentError, match=r'view second depends on table state\."total_changes\$3"\. Drop that first'):
+        flow.prune(5)
     flow.check(4)
 
 
@@ -463,101 +445,6 @@ def test_a_reader_that_has_only_the_table_is_waited_for(totals: Callable[..., To
         assert reader.fetchone() == (9,)
     thread.join()
     assert outcome == [8 if removal == "prune" else ["total", "total_changes"]]
-
-
-def test_what_depends_on_a_partition_keeps_it(totals: Callable[..., Totals]) -> None:
-    """It is named, and nothing is removed."""
-    flow = totals()
-    for batch in BATCHES[:3]:
-        flow.merge(batch)
-    as_tables_are(flow, 'CREATE VIEW public.second AS SELECT shop FROM state."total_changes$2"')
-    with pytest.raises(PermanentError, match=r'view second depends on table state\."total_changes\$2"\. Drop that first'):
-        flow.prune(2)
-    flow.check()
-    as_tables_are(flow, "DROP VIEW public.second")
-    flow.prune(2)
-    flow.check(2)
-
-
-@pytest.mark.soak
-def test_a_removal_beside_commits_and_a_follower_takes_nothing_from_either(
-    totals: Callable[..., Totals], settings: Settings, register: Callable[..., None]
-) -> None:
-    """The follower has each change once, in ranges over the borders of partitions, while these begin and go."""
-    flow = totals(FEW)
-    follower = Pipeline(
-        "follower", Changes("shop.total", max_txids=3), {"seen": State({"shop": "text"}, {"more": Sum("more")})}
-    )
-    register(follower)
-    following = Following(settings, follower)
-    errors: list[BaseException] = []
-    is_over = threading.Event()
-
-    def in_background(work: Callable[[], None]) -> threading.Thread:
-        def run() -> None:
-            try:
-                while not is_over.is_set():
-                    work()
-            except BaseException as error:  # noqa: BLE001 - the test shows it
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    def prune() -> None:
-        up_to_txid, _ = removable(flow.store, flow.spec, flow.spec.states[0], 1)
-        flow.prune(up_to_txid)
-
-    threads = [in_background(prune), in_background(following.follow)]
-    for number in range(24):
-        flow.merge({"a": number, "b": -number, f"new {number}": 1})
-    until(lambda: errors or following.reached == 24)
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
-    assert following.seen() == flow.model.state()
-    prune()
-    assert flow.store.pruned_txid(flow.spec.states[0]) > 14
-    following.close()
-
-
-class Following(Flow):
-    """A pipeline that follows the totals, without Spark."""
-
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
-        super().__init__(settings, pipeline.spec)
-        self._source = pipeline.source
-        self._previous: Any = None
-        self.reached = 0
-
-    def follow(self) -> None:
-        """Plan, process and commit the next range, if there is one."""
-        txid = self.store.committed(self.spec.name) + 1
-        metadata = self._source.coordinator(self.settings).initialize_transaction(txid, self._previous, None)
-        if metadata is None:
-            return
-        after = self.store.last_opened(self.spec.name)
-        assert self.store.open_batches(self.spec, f"run {txid}", [], after, [encode_metadata(metadata)]) == [txid]
-        attempt = self.start(txid)
-        bounds = [int(metadata["after"][0]) if metadata["after"] else 0, int(metadata["to"][0])]
-        statement = "SELECT shop, cents - coalesce(previous_cents, 0) FROM state.total_changes WHERE txid > %s AND txid <= %s"
-        connection = psycopg2.connect(**self.settings.conninfo(user=self.settings.pg_stager))
-        with closing(connection), connection.cursor() as cursor:
-            cursor.execute(statement, bounds)
-            rows = cursor.fetchall()
-        assert len(rows) == metadata["rows"]
-        sums: Counter[str] = Counter()
-        for shop, more in rows:
-            sums[shop] += more
-        self.seal(attempt, self.stage(attempt, "seen", sums.items()))
-        self.commit(txid)
-        self._previous, self.reached = metadata, bounds[1]
-
-    def seen(self) -> Sums:
-        """Return the cents of each shop."""
-        return {row["shop"]: row["more"] for row in self.rows("seen")}
 
 
 def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(
