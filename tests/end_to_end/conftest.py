@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import psutil
 import psycopg2
 import pytest
@@ -82,16 +81,6 @@ class Project:
         assert len(waiting) >= count, f"{len(waiting)} files are left of {folder}"
         for file in waiting[:count]:
             (target / file.name).write_bytes(file.read_bytes())
-
-    def flights(self) -> list[dict[str, Any]]:
-        """Return the state, without the txid that wrote each row."""
-        return [{k: v for k, v in row.items() if k != "txid"} for row in self.json("inspect", "flights", "--state", "daily")]
-
-    def flights_from_raw_files(self) -> list[dict[str, Any]]:
-        """Compute the same with DuckDB."""
-        found = duckdb.execute(FLIGHTS_FROM_RAW_FILES, [str(self.home / "data" / "flights" / "*.csv")])
-        names = [column[0] for column in found.description]
-        return [{**dict(zip(names, row, strict=True)), "date": row[1].isoformat()} for row in found.fetchall()]
 
     def committed(self, pipeline: str) -> int:
         """Return the last committed txid."""

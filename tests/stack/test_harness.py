@@ -12,7 +12,6 @@ import pytest
 
 from tests.reaper import VARIABLE, Run, reap_the_dead
 from tidegate.stack.components.airflow import PROJECT
-from tidegate.stack.components.postgres import ROOTS_FOLDER
 from tidegate.stack.components.server_process import Identity, is_alive, wait_until
 
 KILLED_RUN = """
@@ -97,24 +96,6 @@ def test_the_next_run_ends_the_processes_of_a_dead_one(tmp_path: Path) -> None:
         for process in (orphan, living):
             process.kill()
             process.wait()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's clusters are outside the tests' folder")
-def test_the_next_run_removes_roots_clusters_of_deleted_tests() -> None:
-    """The cluster of a stack in a deleted test folder is removed; others stay."""
-    gone, kept = ROOTS_FOLDER / "data-harness-gone", ROOTS_FOLDER / "data-harness-kept"
-    for data, stack in {gone: "/tmp/pytest-of-root/pytest-none/.tidegate", kept: "/srv/none/.tidegate"}.items():
-        data.mkdir(parents=True)
-        data.with_name(f"{data.name}.stack").write_text(stack)
-    try:
-        reap_the_dead()
-
-        assert not gone.exists()
-        assert not gone.with_name(f"{gone.name}.stack").exists()
-        assert kept.exists()
-    finally:
-        kept.rmdir()
-        kept.with_name(f"{kept.name}.stack").unlink()
 
 
 def test_an_interrupt_reaches_processes_of_a_background_run() -> None:

@@ -14,7 +14,6 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers import fetch_kafka
-from tests.sources.s3 import spark_packages
 from tests.stack.conftest import Stack
 from tests.stack.test_stack import assert_ends
 from tidegate import stack as embedded
@@ -102,7 +101,7 @@ def test_kafka_is_added_to_a_running_stack(running: Stack) -> None:
 def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
     """A misspelt topic is an error, not an empty topic."""
     refused: list[object] = []
-    producer = Producer(kafka_client(shared.settings) | {"message.timeout.ms": "5000"})
+    producer = Producer(kafka_client(shared.settings) | {"message.timeout.ms": "2000"})
     producer.produce("nmubers", "1", on_delivery=lambda error, _message: refused.append(error))
     producer.flush(SECONDS)
 
@@ -112,9 +111,9 @@ def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
 
 
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
-@pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}, {"sasl.username": "root"}])
+@pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}])
 def test_a_client_without_the_password_is_refused(change: dict[str, str], shared: Stack) -> None:
-    """A client without login, with another password or another name is refused; the controller refuses every client."""
+    """A client without login or with another password is refused; the controller refuses every client."""
     right = kafka_client(shared.settings)
     controller = {"bootstrap.servers": f"127.0.0.1:{Layout.load(shared.home).ports['kafka_controller']}"}
 
@@ -241,14 +240,6 @@ def test_without_network_one_line_says_what_to_do(new_stack: Callable[[str], Sta
     assert "Traceback" not in done.stderr
     assert [path for path in (tmp_path / "tidegate" / "jars").iterdir() if path.suffix != ".lock"] == []
     assert not any((stack.folder / "run").iterdir())
-
-
-@pytest.mark.soak
-def test_the_request_for_amazons_libraries_is_understood(tmp_path: Path) -> None:
-    """Modules are left out and versions set; that no server answers is found out only afterwards."""
-    refused = fetch(tmp_path, *spark_packages().split(","), JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[1]
-
-    assert "cannot be fetched from Maven Central: java.net.ConnectException: Connection refused" in refused
 
 
 @pytest.mark.soak
