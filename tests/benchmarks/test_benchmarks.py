@@ -25,7 +25,6 @@ def test_the_latest_figure_of_each_name_is_kept(tmp_path: Path) -> None:
     other = compared("b", "other", [1.0], "peer", [2.0])
     write_latest([compared("b", "w", [9.0], "peer", [4.0]), other], file)
     write_latest([compared("b", "w", [1.0, 3.0], "peer", [4.0], bar=Bar(at_least=3))], file)
-
     kept, untouched = json.loads(file.read_text())
     assert (kept["what"], kept["ours"], kept["theirs"], kept["value"]) == ("w", 2.0, 4.0, 2.0)
     assert (kept["bar"], kept["verdict"], bool(kept["commit"])) == ("≥ 3", "falls short", True)

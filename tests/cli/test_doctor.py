@@ -38,7 +38,6 @@ def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> No
 def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp_path: Path) -> None:
     """The source's folder does not exist yet, and there is no Airflow; Postgres and Spark are there."""
     done = tidegate("doctor", "--component", "command-line")
-
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert f"Sources: flights: The source folder {tmp_path}/data/flights does not exist. Create it" in done.stdout

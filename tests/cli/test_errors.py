@@ -78,7 +78,6 @@ def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) ->
     with keys.open("w"):  # opens when the command reads it; the command then waits for its end
         started.send_signal(signal.SIGINT)
         _, message = started.communicate(timeout=60)
-
     assert started.returncode == INTERRUPTED
     assert message.strip() == "tidegate: interrupted; what was committed stays, the rest is picked up by the next run."
 
@@ -115,9 +114,7 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
 def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None:
     """The batch is planned and waits."""
     write_flights(tidegate.settings.home, 1, GOOD)
-
     done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
-
     _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
     assert tidegate.json("inspect", "flights")[0]["phase"] == "planned"
 
@@ -126,9 +123,7 @@ def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None
 def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine) -> None:
     """No row of its batch counts, and the ledger says why it waits."""
     file = write_flights(tidegate.settings.home, 1, GOOD, "2013,1,1,five,2,UA,1545,EWR,IAH,1400", GOOD)
-
     done = tidegate("run", "flights")
-
     _fails(done, PERMANENT, f"{file}, line 3", "does not fit the schema")
     (batch,) = tidegate.json("inspect", "flights")
     assert batch["phase"] == "halted"

@@ -106,9 +106,7 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
         assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
         store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
     write_flights(tidegate.settings.home, 2, GOOD)
-
     outcome = tidegate.json("retry", "flights", "1", "--here")
-
     assert (outcome["lifted"], outcome["committed"], outcome["state"]) == ([1], [1], "success")
     assert len(tidegate.json("inspect", "flights")) == 1
 

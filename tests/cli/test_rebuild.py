@@ -2,7 +2,8 @@
 
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import psycopg2
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file
-from tests.servers import Server
 from tests.store import HOME_VARIABLE, PipelineSpec
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
@@ -84,17 +84,23 @@ def sell(project: CommandLine, day: int) -> None:
     write_file(project.settings.home, f"sales/{day:02d}.csv", "day,shop,cents", *rows)
 
 
-def rows(project: CommandLine, table: str = "daily", user: str | None = None) -> list[tuple[Any, ...]]:
-    """Return what a state has, without its txid."""
+@contextmanager
+def connected(project: CommandLine, user: str) -> Iterator[Any]:
+    """A cursor of a role, in a transaction."""
     connection = psycopg2.connect(**project.settings.conninfo(user=user))
     try:
         with connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM state.{table}")
-            names = [column.name for column in cursor.description]
-            found = cursor.fetchall()
+            yield cursor
     finally:
         connection.close()
-    return sorted(tuple(v for name, v in zip(names, row, strict=True) if name != "txid") for row in found)
+
+
+def rows(project: CommandLine, table: str = "daily") -> list[tuple[Any, ...]]:
+    """Return what a state has, without its txid."""
+    with connected(project, project.settings.pg_user) as cursor:
+        cursor.execute(f"SELECT * FROM state.{table}")
+        names = [column.name for column in cursor.description]
+        return sorted(tuple(v for name, v in zip(names, row, strict=True) if name != "txid") for row in cursor.fetchall())
 
 
 def oracle(project: CommandLine, select: str) -> list[tuple[Any, ...]]:
@@ -103,15 +109,11 @@ def oracle(project: CommandLine, select: str) -> list[tuple[Any, ...]]:
     return sorted(duckdb.sql(select.replace("SALES", f"read_csv('{files}')")).fetchall())
 
 
-def asked(project: CommandLine, statement: str, user: str | None = None) -> list[tuple[Any, ...]]:
-    """Return what a role is answered."""
-    connection = psycopg2.connect(**project.settings.conninfo(user=user or project.settings.pg_owner))
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-    finally:
-        connection.close()
+def asked(project: CommandLine, statement: str) -> list[tuple[Any, ...]]:
+    """Return what the owner of the tables is answered."""
+    with connected(project, project.settings.pg_owner) as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
 
 
 ALL = "SELECT day, shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= {} GROUP BY ALL"
@@ -202,32 +204,3 @@ def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine
     assert project.json("migrate")["changed"] == ["sales"]
     assert project.json("run", "sales")["committed"] == [9]
     assert rows(project) == oracle(project, BY_SHOP)
-
-
-@pytest.mark.soak
-def test_a_database_that_was_restored_in_the_middle_of_a_rebuild_goes_on(project: CommandLine, server: Server) -> None:
-    """The rebuild is halted, too, and the migration waits for it: the loss is accepted first, and what comes next is said."""
-    for day in (1, 2):
-        sell(project, day)
-    assert project.json("run", "sales")["committed"] == [1, 2]
-    declare(project.settings.home, aggregates=MORE, version=2)
-    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 2
-    declare(project.settings.home)
-    sell(project, 3)
-    assert project.json("run", "sales")["committed"] == [3]
-    declare(project.settings.home, aggregates=MORE, version=2)
-    name = server.create_database(project.settings.pg_database)
-    restored = replace(project, settings=replace(project.settings, pg_database=name))
-    restored.json("migrate", "--new", "more")
-    assert "HOLE_DETECTED" in restored("rebuild", "sales", "--yes").stderr
-    accepted = restored("migrate", "--accept-epoch")
-    assert accepted.returncode == 1
-    assert "sales goes on after txid 3" in accepted.stderr
-    assert "sales__v2 goes on after txid 2" in accepted.stderr
-    assert "sales__v2 has committed 2 of its 3 batches. Let it go on: tidegate rebuild sales --yes" in accepted.stderr
-    assert restored.json("rebuild", "sales", "--yes")["rebuilt"] == 3
-    assert restored.json("migrate")["changed"] == ["sales"]
-    sell(restored, 4)
-    assert restored.json("run", "sales")["committed"] == [4]
-    assert rows(restored) == oracle(restored, ALL.format(0))
-    server.drop_database(name)

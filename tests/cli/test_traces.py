@@ -64,9 +64,7 @@ def test_a_run_is_one_trace_of_nested_spans(tidegate: CommandLine, collecting: C
 def test_a_failed_run_says_the_code_and_no_data(tidegate: CommandLine, collecting: Collector) -> None:
     """Messages quote records; a trace goes to another machine."""
     write_file(tidegate.settings.home, "flights/2013-01-01.csv", ",".join(["year"] * 10), SECRET)
-
     done = tidegate.apart("run", "flights", **collecting.environment())
-
     assert done.returncode == 1
     assert collecting.spans()
     (process,), (run,) = (by_name(collecting.spans(), name) for name in ("process", "run"))
@@ -81,9 +79,7 @@ def test_a_collector_that_does_not_answer_fails_nothing(tidegate: CommandLine, c
     """The run commits all the same; what is lost is its trace."""
     write_flights(tidegate.settings.home, 1, ROW)
     collecting.hangs.set()
-
     done = tidegate.apart("run", "flights", "--json", **collecting.environment(), OTEL_EXPORTER_OTLP_TIMEOUT="1")
-
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["committed"] == [1]
     assert collecting.spans() == []
@@ -92,9 +88,7 @@ def test_a_collector_that_does_not_answer_fails_nothing(tidegate: CommandLine, c
 def test_nothing_is_sent_unless_it_is_asked_for(tidegate: CommandLine, collecting: Collector) -> None:
     """The standard variables switch it off too."""
     write_flights(tidegate.settings.home, 1, ROW)
-
     done = tidegate("run", "flights", **{**collecting.environment(), "OTEL_TRACES_EXPORTER": "none"})
-
     assert done.returncode == 0, done.stderr
     assert collecting.spans() == []
 
@@ -102,10 +96,8 @@ def test_nothing_is_sent_unless_it_is_asked_for(tidegate: CommandLine, collectin
 def test_the_log_as_json_names_the_batch_of_each_line(tidegate: CommandLine) -> None:
     """With pipeline, txid and attempt as fields, whatever a file is called."""
     write_flights(tidegate.settings.home, 1, ROW)
-
     done = tidegate("run", "flights", "--log-json", "--json")
     assert done.returncode == 0, done.stderr
-
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     ours = {line["event"]: line for line in lines if line["logger"].startswith("tidegate.jobs.")}
     (sealed,) = (line for event, line in ours.items() if "sealed" in event)

@@ -138,7 +138,6 @@ def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> 
     """The whole matrix, as the store decides it, without a database."""
     shown = in_process.run(["pipelines", "--matrix"], {}, tmp_path).stdout
     rows = {words[0]: words[1:] for line in shown.splitlines()[2:5] if (words := line.split())}
-
     for source in get_args(SourceKind):
         promised = ["exactly" if exactly_once(source, state) else "at" for state in get_args(StateKind)]
         assert [word for word in rows[source] if word in ("exactly", "at")] == promised
@@ -152,7 +151,6 @@ def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> 
 def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) -> None:
     """The table can be shown to other people."""
     rows = {row["setting"]: row for row in tidegate.json("settings")}
-
     assert rows["pg_port"]["from"] == "environment PGPORT"
     assert rows["pg_port"]["value"] == tidegate.settings.pg_port
     shown = tidegate("settings").stdout
@@ -203,9 +201,7 @@ def test_a_lookup_loads_nothing_slow() -> None:
         "from tidegate.state_store.states import key_lookup\nfind_pipeline('flights')\n"
         "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
     )
-
     done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLES, capture_output=True, text=True, check=True)
-
     assert done.stdout == "[]\n"
 
 

@@ -71,7 +71,6 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
     assert "    $ tidegate up\n" in away.stdout
     refused = tidegate("why", "flights", PGUSER="nobody")
     assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
-
     version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
     as_owner(sa.update(version).values(version_num="0032"))
     (cause,) = tidegate.json("why", "flights")["causes"]

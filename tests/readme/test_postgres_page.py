@@ -28,7 +28,6 @@ def test_the_settings_reach_every_connection(tmp_path: Path) -> None:
     assert conninfo["sslmode"] == "verify-full"
     assert conninfo["sslrootcert"] == str(tmp_path / "secrets/authorities.crt")
     assert "target_session_attrs" not in conninfo
-
     (tmp_path / "tidegate.toml").write_text(replicated)
     settings = Settings.load({"TIDEGATE_HOME": str(tmp_path)})
     assert settings.pg_failover == "go-on"

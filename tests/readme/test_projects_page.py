@@ -23,8 +23,6 @@ def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
     shell = Shell(tmp_path, environment, tmp_path / "variables")
     found = blocks(PAGE)
     assert {language for language, _ in found} == {"console", "python", "dockerfile"}
-
     for language, content in found:
         shell.run_block(language, content)
-
     assert shell.folder == tmp_path / "shop"

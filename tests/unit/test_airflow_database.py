@@ -18,7 +18,6 @@ def passfile(tmp_path: Path) -> Path:
 def test_the_address_may_have_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a secret of Kubernetes often does; it is percent-encoded there."""
     monkeypatch.setenv(ADDRESS_VARIABLE, "postgresql+asyncpg://airflow:p%40ss@db.example/airflow")
-
     assert password() == "p@ss"
 
 
@@ -26,11 +25,9 @@ def test_the_address_may_name_a_file_and_else_the_environment_does(monkeypatch: 
     """Each machine has its own file."""
     monkeypatch.setenv(ADDRESS_VARIABLE, f"postgresql+asyncpg://airflow@db.example/airflow?passfile={passfile}")
     assert password() == "from the file"
-
     monkeypatch.setenv(ADDRESS_VARIABLE, "postgresql+asyncpg://airflow@db.example/airflow")
     monkeypatch.setenv("PGPASSFILE", str(passfile))
     assert password() == "from the file"
-
     monkeypatch.delenv("PGPASSFILE")
     with pytest.raises(LookupError, match="PGPASSFILE is not set"):
         password()

@@ -15,9 +15,7 @@ def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch:
     run.write("spark", Identity.of(os.getpid()))
     boot = psutil.boot_time()
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot - 86_400)
-
     identity = run.read("spark")
-
     assert identity is not None
     assert identity.process() == psutil.Process()
     assert run.sessions() == {os.getpid()}
@@ -29,7 +27,6 @@ def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
     mine = Identity.of(os.getpid())
     run.write("spark", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))
     (tmp_path / "run" / "postgres.json").write_text('{"pid": 1, "created": 1.5}')
-
     assert run.read("spark").process() is None
     assert run.sessions() == set()
     assert run.read("postgres") is None
@@ -39,9 +36,7 @@ def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) ->
     """`down` in the copy would end them; a moved stack keeps its own."""
     RunFolder(tmp_path / "stack").write("supervisor", Identity.of(os.getpid()))
     shutil.copytree(tmp_path / "stack", tmp_path / "copy")
-
     copy = RunFolder(tmp_path / "copy")
-
     assert (copy.read("supervisor"), copy.sessions()) == (None, set())
     (tmp_path / "stack").rename(tmp_path / "moved")
     assert RunFolder(tmp_path / "moved").sessions() == {os.getpid()}

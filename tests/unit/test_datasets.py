@@ -22,9 +22,7 @@ def test_files_are_locations_in_their_folder() -> None:
     """However strange their names: they are values of JSON, not parts of an address."""
     names = ["a.csv", "dt=2024-01-05/b c.csv", 'quote".csv', "line\nend.csv", "../x%2f.csv"]
     metadata = {"files": [{"name": name} for name in names]}
-
     (found,) = Files("data/orders", format="csv", schema=COLUMNS).datasets(metadata, SETTINGS)
-
     assert (found.namespace, found.name) == named(naming.LocalFileSystem("/srv/shop/data/orders"))
     assert list(found.locations) == [f"/srv/shop/data/orders/{name}" for name in names]
 
@@ -33,7 +31,6 @@ def test_a_topic_is_named_by_its_first_broker() -> None:
     """Of the setting, or of the source's own."""
     (found,) = Kafka("orders").datasets({}, SETTINGS)
     (own,) = Kafka("orders", bootstrap="three:9093").datasets({}, SETTINGS)
-
     assert (found.namespace, found.name) == named(naming.Kafka("one", "9092", "orders"))
     assert (own.namespace, own.name) == named(naming.Kafka("three", "9093", "orders"))
     assert Kafka("orders").datasets({}, replace(SETTINGS, kafka_bootstrap=None)) == []
@@ -49,5 +46,4 @@ def test_a_topic_is_named_by_its_first_broker() -> None:
 def test_a_table_is_named_by_its_server(table: str, connection: object, expected: naming.Postgres) -> None:
     """With its schema, as Postgres reads the name."""
     (found,) = PostgresTable(table=table, key="id", schema=COLUMNS, connection=connection).datasets({}, SETTINGS)
-
     assert (found.namespace, found.name) == named(expected)

@@ -104,7 +104,6 @@ def test_an_inconsistent_aggregate_cannot_be_declared(make: Any) -> None:
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
     """Even if its parts are constructed again, or differ only in texts for people or in speed."""
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
-
     assert declare().spec == again.spec
     undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
     assert undivided.fingerprint == divided.fingerprint

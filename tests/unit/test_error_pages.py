@@ -75,5 +75,4 @@ def test_the_index_lists_every_page_with_its_first_sentence() -> None:
     """So a reader who has only a symptom finds it."""
     index = (error_pages.FOLDER / "README.md").read_text()
     rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| (.*) \|$", index, re.MULTILINE))
-
     assert rows == {code: error_pages.summary(code) for code in CODES}

@@ -26,7 +26,6 @@ def documented() -> dict[str, str | None]:
 def test_the_docstring_shows_the_whole_tree() -> None:
     """Every class is listed under its parent, and nothing that does not exist is listed."""
     actual = {cls.__name__: None if cls is TidegateError else cls.__base__.__name__ for cls in ERRORS}
-
     assert documented() == actual
 
 

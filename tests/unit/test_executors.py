@@ -28,7 +28,6 @@ ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
 def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
     """Nothing is sent to executors that have everything."""
     settings = Settings(spark_remote=remote, spark_executors=setting)
-
     assert are_elsewhere(settings) is expected
     assert (artifacts_for(settings) is not None) is expected
 
@@ -97,7 +96,6 @@ def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) 
     passfile.write_text("*:*:*:tidegate_stager:secret")
     settings = replace(ELSEWHERE, executor_passfile=passfile, executor_conninfo="host=db.internal sslmode=verify-full")
     conninfo, artifacts = conninfo_of_tasks(settings), artifacts_for(settings)
-
     assert artifacts is not None
     (name,) = artifacts.files
     assert conninfo["passfile"] == SessionFile(name)

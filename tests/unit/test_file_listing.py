@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.jobs import Files
 from tidegate.jobs.sources.files.content import open_file
-from tidegate.jobs.sources.files.folder_listing import check_parquet_name, identify, list_files
+from tidegate.jobs.sources.files.folder_listing import identify, list_files
 from tidegate.state_store.base.errors import SourceUnreadable
 
 Write = Callable[..., Path]
@@ -36,7 +36,6 @@ def test_a_file_that_a_glob_reaches_in_several_ways_is_there_once(tmp_path: Path
     """``**/**`` reaches a file once for each folder above it; its rows would count as often."""
     for name in ("c.json", "x/b.json", "x/y/a.json"):
         write(name)
-
     assert list_files(tmp_path, pattern).names == ["c.json", "x/b.json", "x/y/a.json"]
 
 
@@ -59,7 +58,6 @@ def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, na
         write(name)
     for name in ("_h.json", "_z/i.json", "j.part"):
         write(name)
-
     assert [name for name in list_files(tmp_path, pattern).names if (tmp_path / name).is_file()] == names
 
 
@@ -128,7 +126,6 @@ def inbox(tmp_path: Path, write: Write) -> Path:
 def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) -> None:
     """An account that may put files into the folder must not choose other files of the machine for reading."""
     assert {"absolute.txt", "folder"} <= set(list_files(inbox, "**/*").names)
-
     with pytest.raises(SourceUnreadable, match=r"leads out of .*inbox: it is really .*/secret.*follow_links=True"):
         identify(inbox, name, 0)
 
@@ -136,7 +133,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) 
 def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
     """A target of several links is read under one name, the first."""
     listing = list_files(inbox, "**/*", follow_links=True)
-
     assert listing.names == ["a.txt", "absolute.txt"]
     assert listing.left_alone == {
         "is a link to a file that is read by another name": ["file.txt", "folder/password.txt", "twice.txt"]
@@ -175,7 +171,6 @@ def test_links_in_many_cycles_are_listed_in_finite_time(tmp_path: Path, write: W
         write(f"{one}/x.json")
         for other in range(12):
             (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
-
     assert len(list_files(tmp_path, "**/*.json").names) == 12
 
 
@@ -197,14 +192,6 @@ def test_a_listed_file_is_checked_again_when_it_is_opened(inbox: Path) -> None:
     reader.close()
     with pytest.raises(SourceUnreadable, match="leads out of"):
         open_file(inbox / "a.txt", inbox)
-
-
-def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(write: Write) -> None:
-    """Once planned, it could never be read, because a planned file cannot be renamed."""
-    check_parquet_name(write("at 10:30/x.parquet"))
-    check_parquet_name(write("[10-30]/x.parquet"))
-    with pytest.raises(SourceUnreadable, match=r"a colon and one of \[\]\{\}\*\?\\ in its path\. Rename it"):
-        check_parquet_name(write("[10:30]/x.parquet"))
 
 
 LIST = """

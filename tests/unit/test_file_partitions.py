@@ -24,7 +24,6 @@ from tidegate.jobs.sources.files.partition_columns import NOTHING, PartitionColu
 def test_a_folder_name_gives_a_value_of_the_declared_type(kind: str, text: str, value: Any) -> None:
     """As Hive and Spark write it: percent signs for characters that a name cannot have, and a special name for NULL."""
     values = PartitionColumns({"p": kind}).values_of(f"region=eu/p={text}/x.json")
-
     assert [found.to_pylist() for found in values.values()] == [[value]]
 
 

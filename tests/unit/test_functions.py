@@ -46,7 +46,6 @@ def parameters(function: Function) -> int:
 def test_no_function_decides_too_much(package: str) -> None:
     """A longer chain is split by meaning, or becomes a table."""
     found = {name: decisions(function) for name, function in functions(package)}
-
     assert {name: count for name, count in found.items() if count > MOST_DECISIONS} == {}
 
 
@@ -54,5 +53,4 @@ def test_no_function_decides_too_much(package: str) -> None:
 def test_no_function_has_too_many_parameters(package: str) -> None:
     """Values that belong together are one object."""
     found = {name: parameters(function) for name, function in functions(package) if name not in PUBLIC_DOOR}
-
     assert {name: count for name, count in found.items() if count > MOST_PARAMETERS} == {}

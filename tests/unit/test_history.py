@@ -24,9 +24,7 @@ def test_old_logs_are_removed_with_the_folders_that_they_leave_empty(tmp_path: P
     old = [log(logs, "dag_id=a/run_id=2/attempt=1.log", 40), log(logs, "dag_id=b/run_id=1/task_id=x/attempt=1.log", 40)]
     (about_to_be_used := logs / "dag_id=a/run_id=3").mkdir()
     (link := logs / "latest").symlink_to(elsewhere.parent)
-
     assert airflow_cleanup.remove_logs(logs, time.time() - 30 * airflow_cleanup.DAY_SECONDS) == len(old)
-
     assert not any(file.exists() for file in old)
     assert not (logs / "dag_id=b").exists()
     assert [path.exists() for path in (new, about_to_be_used, link, elsewhere)] == [True] * 4

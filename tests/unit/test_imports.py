@@ -147,7 +147,6 @@ LIGHT = {
 def test_frequent_imports_load_no_pyspark(tmp_path: Path, program: str) -> None:
     """Importing pyspark is slow; only code that reads or computes rows pays for it."""
     seen = run(f"import json, sys; {program}; print(json.dumps(sorted(sys.modules)))", tmp_path)
-
     assert {"tidegate.jobs", "tidegate.state_store"}.intersection(json.loads(seen))
     assert {"pyspark", "pandas", "pyarrow"}.isdisjoint(json.loads(seen))
 

@@ -35,10 +35,8 @@ def test_a_library_of_the_stack_with_another_checksum_is_deleted(
     """If the repository, or a machine in between, sends another file, nothing is kept; the message has both checksums."""
     _, artifact, version = packages[0].split(":")
     fetched[f"{artifact}-{version}.jar" if change.startswith("another") else "evil-1.0.jar"] = b"something else"
-
     with pytest.raises(PermanentError, match=r"is not what it has to be: its SHA-256 is [0-9a-f]{64}, jars.sha256 has"):
         java_libraries.fetch(packages)
-
     assert not java_libraries.folder(packages).exists()
 
 

@@ -32,7 +32,6 @@ def test_the_page_shows_the_list() -> None:
 def test_each_component_needs_only_what_it_uses() -> None:
     """A triggerer needs no Spark, a scheduler no ledger and no source, an executor nothing of Airflow."""
     needed = {component: {need.name for need in needs_of(component)} for component in COMPONENTS}
-
     assert not needed["triggerer"] & {"Spark", "Sources", "Dag files"}
     assert not needed["scheduler"] & {"Ledger", "Spark", "Sources", "Witness"}
     assert needed["executor"] == {"Staging role", "Packages", "Kafka"}
@@ -83,7 +82,6 @@ def test_what_is_missing_is_said_with_what_to_do_and_without_a_secret(tmp_path: 
 def test_celery_changes_nothing_but_the_executor_and_its_broker() -> None:
     """All other settings are the embedded stack's."""
     names = set(variables("celery.env"))
-
     assert all(name == "AIRFLOW__CORE__EXECUTOR" or name.startswith("AIRFLOW__CELERY") for name in names)
     assert names & set(airflow_settings()) == {"AIRFLOW__CORE__EXECUTOR"}
 

@@ -26,7 +26,6 @@ def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> No
     """In title, column and cell: escapes, marks of direction, line ends; Rich makes no emoji or colour of them."""
     output.print_table(HOSTILE, [HOSTILE], [[HOSTILE], ["Straße 猫 👩‍👩‍👧"]])
     output.print_table(HOSTILE, ["key"], [])
-
     shown = capsys.readouterr().out
     assert unseen(shown) == {"\u200d"}  # it joins the emoji of the family
     assert shown.count(SHOWN) == 4
@@ -37,7 +36,6 @@ def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
     """Messages quote data too; their own line ends are kept."""
     output.say(f"first\nquoted: {HOSTILE}")
-
     shown = capsys.readouterr().err
     assert unseen(shown) == set()
     assert shown == f"first\nquoted: {SHOWN}\n".replace(r"\nnext", "\nnext")
@@ -50,7 +48,6 @@ def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.Captu
     document = capsys.readouterr().out
     output.print_json_rows(rows)
     lines = capsys.readouterr().out
-
     assert json.loads(document) == json.loads(lines) == rows
     assert unseen(document + lines) == set()
     assert "Straße 猫" in document
@@ -81,7 +78,6 @@ def test_the_ledger_names_the_account(claimed: str | None, expected: str, monkey
         monkeypatch.delenv(name, raising=False)
     if claimed:
         monkeypatch.setenv("LOGNAME", claimed)
-
     try:
         account = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

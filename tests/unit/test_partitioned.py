@@ -33,10 +33,8 @@ def test_a_partition_that_is_away_stops_a_transactional_source_only(away: Counte
     """An opaque source goes on without it, keeps its position, and reads on from there when it is back."""
     first = PartitionedCoordinator("opaque", Counters(["a", "b"])).initialize_transaction(1, None, None)
     assert first == {"partitions": {"a": {"at": 1}, "b": {"at": 1}}, "idle": {}}
-
     with pytest.raises(PartitionUnavailable, match="b"):
         PartitionedCoordinator("transactional", away).initialize_transaction(2, first, None)
-
     second = PartitionedCoordinator("opaque", away).initialize_transaction(2, first, None)
     assert second == {"partitions": {"a": {"at": 2}}, "idle": {"b": {"at": 1}}}
     third = PartitionedCoordinator("opaque", Counters(["a", "b"])).initialize_transaction(3, second, None)

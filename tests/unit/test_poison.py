@@ -29,7 +29,6 @@ def test_the_table_has_a_cell_for_each_fault_and_policy() -> None:
 def test_nothing_but_content_ever_leaves_rows_out() -> None:
     """One cell of the table skips."""
     skipping = [(fault, policy) for fault, row in OUTCOMES.items() for policy in row if row[policy] is Outcome.SKIP]
-
     assert skipping == [(Fault.CONTENT, "skip")]
 
 
@@ -44,7 +43,6 @@ def test_every_error_has_a_fault(error: type[TidegateError]) -> None:
 def test_errors_that_halt_are_permanent_and_others_are_not(error: type[TidegateError]) -> None:
     """The table agrees with the families, which Airflow's decisions use."""
     halts = OUTCOMES[error("x").fault]["block"] is Outcome.HALT
-
     assert halts == issubclass(error, PermanentError)
 
 

@@ -44,7 +44,6 @@ def test_a_missing_prerequisite_is_named_first_with_advice(
 def test_no_folder_of_tests_is_forgotten() -> None:
     """Pytest runs the folders and files that pyproject.toml lists; a new one has to be listed too."""
     listed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
-
     files = {f"tests/{file.parent.name}/{file.name}" for file in (PROJECT / "tests").glob("*/test_*.py")}
     assert files == {file for file in files if file in listed or file.rpartition("/")[0] in listed}
     assert all((PROJECT / place).exists() for place in listed)

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from tidegate import output
 from tidegate.status import run_progress
-from tidegate.status.run_progress import BASIS, Estimate
 
 
 @dataclass
@@ -19,18 +18,6 @@ class SomeRun:
     state: str = "running"
     txids: list[int] = field(default_factory=list)
     phases: dict[int, str] = field(default_factory=dict)
-
-
-def test_an_estimate_needs_a_basis() -> None:
-    """Batches that had ended before the first look say nothing about this run's rate."""
-    estimate = Estimate()
-    estimate.note(50, 0)
-    assert estimate.seconds_left(100, 1) is None
-    for number in range(BASIS):
-        estimate.note(51 + number, 10 + 2 * number)
-        assert estimate.seconds_left(100, 10 + 2 * number) is None
-    estimate.note(51 + BASIS, 10 + 2 * BASIS)
-    assert estimate.seconds_left(100, 10 + 2 * BASIS) == (100 - 51 - BASIS) * 2
 
 
 def test_the_bars_count_what_has_ended_each_phase() -> None:

@@ -78,7 +78,6 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
     """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
     (shop / "data/deep").mkdir(parents=True)
     done = run(FOUND, where=shop / where)
-
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [str(shop / "pipelines"), [["orders", ["word"]]]]
 
@@ -90,7 +89,6 @@ def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.
     (shop / part).chmod(0o777)
     monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
     monkeypatch.chdir(shop)
-
     with pytest.raises(SettingsInvalid, match=r"can be written by every account, so its code is not run. .*chmod go-w"):
         project.own(part)
     if part == "pipelines":
@@ -105,7 +103,6 @@ def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.
 def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
     """Elsewhere it starts nothing."""
     done = run(MAIN, "demo", where=shop.parent / where)
-
     assert (done.returncode, "has no pipeline flights and no word_count." in done.stderr) == (2, True)
     assert "make demo in Tidegate's repository" in done.stderr
     assert not (shop.parent / where / ".tidegate").exists()
@@ -125,9 +122,7 @@ def test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it(sho
     """With the author's line, and none of the calls that loaded the module or checked the declaration."""
     broken = shop / "pipelines/broken.py"
     broken.write_text(f"from tidegate import Files\n\nSOURCE = {code}\n")
-
     done = run(MAIN, "explain", "broken", where=shop)
-
     first, at, line, *_, last = done.stderr.splitlines()
     assert (done.returncode, first) == (1, "Traceback (most recent call last):")
     assert (at, line) == (f'  File "{broken}", line 3, in <module>', f"    SOURCE = {code}")

@@ -51,7 +51,6 @@ def test_documents_keep_their_limits() -> None:
     """CONTRIBUTING and each record of a decision are short, and the list names all records."""
     folder = PROJECT / "docs/decisions"
     records = sorted(folder.glob("[0-9]*.md"))
-
     assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
     assert [file.name for file in records if len(file.read_text().split()) > 200] == []
     assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == [file.name for file in records]
@@ -63,7 +62,6 @@ def test_the_store_names_all_its_rooms() -> None:
     described = (PROJECT / "state_store/__init__.py").read_text().partition("The rooms;")[2].partition('"""')[0]
     rooms = re.findall(r"^    (\w+) {2,}", described, re.MULTILINE)
     assert sorted(rooms) == sorted(file.parent.name for file in (PROJECT / "state_store").glob("*/__init__.py"))
-
     upwards = re.compile(r"^\s*from tidegate\.state_store(?:\.(\w+))?[\w.]* import", re.MULTILINE)
     for number, room in enumerate(rooms):
         for file in (PROJECT / "state_store" / room).glob("*.py"):
@@ -75,7 +73,6 @@ def test_the_map_has_a_file_and_a_test_for_each_change() -> None:
     lines = [line for line in MAP.splitlines() if line.startswith("| ") and not line.startswith("| change")]
     folders = {f"{parent}/" for name in TRACKED for parent in Path(name).parents}
     known = {*TRACKED, *folders, *(folder.rstrip("/") for folder in folders)}
-
     assert len(ROWS) == len(lines)
     for row in ROWS:
         files, tests = PLACE.findall(row["file"]), PLACE.findall(row["test"])
@@ -90,5 +87,4 @@ def test_the_map_names_every_module() -> None:
     modules = [
         name for name in TRACKED if name.endswith(".py") and name.startswith(("dags/", "jobs/", "state_store/", "tidegate/"))
     ]
-
     assert [name for name in modules if name not in named and len(ast.parse((PROJECT / name).read_text()).body) > 1] == []

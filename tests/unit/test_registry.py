@@ -18,7 +18,6 @@ PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_state": State
 def test_every_pipeline_is_found_by_its_name() -> None:
     """The examples are found, in alphabetical order, and each has the name of its module."""
     names = pipeline_names()
-
     assert {"flights", "word_count"} <= set(names)
     assert names == sorted(names) == [pipeline.name for pipeline in all_pipelines()]
     assert all(find_pipeline(name) is pipeline for name, pipeline in zip(names, all_pipelines(), strict=True))

@@ -34,7 +34,6 @@ def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
     """Another file from a package index under the same version is refused."""
     text = re.sub(r"^\s*#.*\n", "", (PROJECT / name).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     requirements = [line for line in text.splitlines() if line.strip()]
-
     assert requirements
     assert [line for line in requirements if not re.match(r"[\w.\[\],-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)] == []
 
@@ -44,7 +43,6 @@ def test_nothing_is_installed_but_by_hash(place: str) -> None:
     """Every installing command requires hashes, or installs only this project, and builds with pinned packages."""
     text = (PROJECT / place).read_text().replace("\\\n", " ")
     commands = [re.split("&&|\n", command)[0] for command in text.split("pip install ")[1:]]
-
     assert len(commands) == 3
     for command in commands:
         assert "--require-hashes" in command or ("--no-deps" in command and "--editable ." in command), command
@@ -58,7 +56,6 @@ def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: R
         versions(lock)[canonicalize_name(dependency.name)] for lock in ("requirements-lowest.txt", "requirements.txt")
     )
     (bound,) = [each.version for each in dependency.specifier if each.operator == ">="]
-
     assert re.sub(r"(\.0)+$", "", lowest) == re.sub(r"(\.0)+$", "", bound)
     assert highest in dependency.specifier
 
@@ -73,6 +70,5 @@ def test_what_is_imported_comes_with_the_wheel() -> None:
     names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
     names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - OPTIONAL - {"tidegate"}
-
     assert {"airflow", "pyspark", "sqlalchemy"} <= packages
     assert [name for name in sorted(packages) if installed.isdisjoint(map(canonicalize_name, distributions[name]))] == []

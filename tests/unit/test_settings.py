@@ -77,7 +77,6 @@ def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path
     file = write_stack(tmp_path / "project", {"pg_port": 15432})
     file.write_text(json.dumps({"folder": str(file.parent), **json.loads(file.read_text())}))
     shutil.copytree(tmp_path / "project", tmp_path / "copy")
-
     assert sources(tmp_path / "project")[0].pg_port == 15432
     assert sources(tmp_path / "copy")[1]["pg_port"] == "default"
     assert f"leads to the stack in {file.parent}: it was copied or moved" in caplog.text
@@ -107,7 +106,6 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
 def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
     """The message has the setting, the file and the value; nothing is rounded or guessed."""
     file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
-
     with pytest.raises(SettingsInvalid) as refusal:
         sources(tmp_path)
     assert str(refusal.value) == f"lock_timeout_seconds must be a whole number of at least 1, but {file} says {raw!r}."
@@ -116,7 +114,6 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, 
 def test_a_setting_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     """A misspelt setting would otherwise be ignored silently."""
     file = write_toml(tmp_path, "pg_hots = 'db'\npassword = 'secret'")
-
     with pytest.raises(SettingsInvalid) as refusal:
         sources(tmp_path)
     assert str(refusal.value).startswith(f"{file} has no setting password, pg_hots. Known settings: ")
@@ -128,7 +125,6 @@ def test_no_setting_is_a_password(tmp_path: Path) -> None:
     """Settings are shown to everyone, so they hold only the files of secrets, or libpq finds these itself."""
     secret = "open sesame"
     found, origins = sources(tmp_path, PGPASSWORD=secret, TIDEGATE_PASSWORD=secret, TIDEGATE_AIRFLOW_PASSWORD=secret)
-
     assert secret not in repr(found) + repr(origins)
     assert secret not in repr(found.conninfo())
     assert "password" not in found.conninfo()
@@ -186,9 +182,7 @@ def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     (tmp_path / "shared").mkdir()
     file = write_toml(tmp_path / "shared", "pg_port = 2222")
     file.chmod(mode)
-
     found, origins = found_from(tmp_path / "shared" / "deep", monkeypatch)
-
     assert (found.pg_port, origins["pg_port"]) == (1111, str(tmp_path / "tidegate.toml"))
     assert f"{str(file)!r} can be written by every account, so it is ignored" in caplog.text
     assert f"export TIDEGATE_HOME={str(file.parent)!r}" in caplog.text

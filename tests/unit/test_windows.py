@@ -62,14 +62,6 @@ def test_a_window_that_cannot_work_is_refused_at_once(declared: Callable[[], Any
     assert message in str(refused.value)
 
 
-def test_two_tables_of_one_name_are_refused() -> None:
-    """Final windows have a table of their own."""
-    window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True)
-    states = {name: State(aggregates={"lines": Count()}, window=window) for name in ("x", "x_final")}
-    with pytest.raises(ValueError, match="two tables named x_final"):
-        Pipeline("inbox", SOURCE, states)
-
-
 @pytest.mark.parametrize(
     "window",
     [
