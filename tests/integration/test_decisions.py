@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import PATIENCE_SECONDS, Execute, Tally, until
-from tests.store import Tracked
+from tests.integration.conftest import PATIENCE_SECONDS, TALLY, Execute, Tally, until
+from tests.store import Redo, Tracked, rebuilds
+from tidegate import migrations
+from tidegate.jobs import Changes, Count, Pipeline, State
 from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import RangeRefused
 
 
 @contextmanager
@@ -78,22 +81,14 @@ def test_a_batch_that_is_being_sealed_is_not_given_up(poisoned: Tally, settings:
     assert poisoned.state() == [("a", 1, 1, 1, 1, 1)]
 
 
-def test_a_batch_with_a_running_attempt_is_not_given_up(poisoned: Tally) -> None:
-    """However often older attempts have failed, the newest decides."""
-    attempt = poisoned.start(1)
-
-    assert not poisoned.store.give_up("tally", 1, "the pipeline's policy", "its first try failed")
-
-    poisoned.store.seal(attempt, [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
-    assert poisoned.commit(1).skipped_reason is None
-
-
 @pytest.mark.promise("limit:Pipeline.tries")
 def test_a_batch_has_all_its_tries(poisoned: Tally) -> None:
-    """It is given up after the last of them, and not before."""
+    """It is given up after the last of them has ended, and not before."""
     given_up = ("tally", 1, "the pipeline's policy", "2 tries failed")
     assert not poisoned.store.give_up(*given_up, tries=2)
-    assert poisoned.store.fail_attempt(poisoned.start(1), "MALFORMED_RECORD: line 1", is_poison=True) == 2
+    attempt = poisoned.start(1)
+    assert not poisoned.store.give_up(*given_up, tries=2)
+    assert poisoned.store.fail_attempt(attempt, "MALFORMED_RECORD: line 1", is_poison=True) == 2
     assert poisoned.store.give_up(*given_up, tries=2)
 
 
@@ -146,3 +141,45 @@ def test_a_batch_that_was_given_up_meanwhile_is_not_halted(
     )
 
     assert as_role("tidegate_owner", "SELECT halted_reason, skip_reason FROM tidegate.batch") == [(None, "it failed")]
+
+
+def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(
+    settings: Settings, register: Callable[..., None]
+) -> None:
+    """Its worker asked before it processed the batch again; what counts is what the commit finds."""
+    followed = {name: replace(state, kind="opaque", changes=True) for name, state in TALLY.states.items()}
+    upstream = replace(TALLY, states=followed)
+    register(upstream)
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        tally = Tally(owner, upstream.spec)
+        tally.plan(1)
+        tally.process(1, [("a", 1, 1, 1, 1)])
+        tally.commit(1)
+        owner.check_not_followed(tally.spec, 1)
+        register(Pipeline("follower", Changes("tally.per_shop"), {"changes": State(aggregates={"changes": Count()})}))
+        with pytest.raises(RangeRefused, match=r"pipeline follower follows its state per_shop, .* add --without follower\."):
+            owner.redo_batch(tally.spec, 1, Redo("an operator", "it was wrong"))
+
+
+def test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place(
+    tally: Tally, settings: Settings
+) -> None:
+    """It is pending until the last of them counts."""
+    for txid in tally.plan(2):
+        tally.process(txid, [("a", 1, txid, txid, txid)])
+        tally.commit(txid)
+    changed = replace(tally.spec, version=2)
+    with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.begin_rebuild(changed)
+        rebuild = Tally(owner, rebuilds.rebuild_of(changed))
+        for txid in rebuild.plan(2):
+            attempt = rebuild.start(txid)
+            owner.seal(attempt, [rebuild.stage(attempt, "per_shop__v2", [("a", 1, txid, txid, txid)])], Tracked(1))
+        rebuild.commit(1)
+        with migrations.connected(settings) as connection:
+            found = rebuilds.find(connection, [changed])
+        assert found.ready == []
+        assert "tally__v2 has committed 1 of its 2 batches" in found.pending["tally"]
+        rebuild.commit(2)
+        with migrations.connected(settings) as connection:
+            assert rebuilds.find(connection, [changed]).ready == [changed]

@@ -7,7 +7,6 @@ PRUNING = "state_store/operate/pruning.py"
 MENDED = "state_store/operate/mended_records.py"
 STATES = "tests/conformance/test_states.py"
 POLICIES = "tests/conformance/test_policies.py"
-CHANGES = "tests/sources/test_changes.py"
 RECORDED = "tests/conformance/test_recorded_changes.py"
 RANGES = "tests/conformance/test_range_partitions.py"
 IDENTITY = "tests/sources/test_file_identity.py"
@@ -47,7 +46,7 @@ MUTANTS = (
         "redo",
         "check_not_followed(connection, spec, txid, request.without)",
         "pass",
-        (f"{CHANGES}::test_a_txid_that_another_pipeline_follows_is_not_redone",),
+        ("tests/integration/test_decisions.py::test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile",),
     ),
     Mutant(
         "a-redo-of-what-is-being-rebuilt",
