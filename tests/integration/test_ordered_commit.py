@@ -1,11 +1,7 @@
 """The ordered commit counts each txid once, in order and whole, whatever happens to the connection."""
 
 import logging
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 
-import psutil
 import psycopg2
 import pytest
 import sqlalchemy as sa
@@ -144,65 +139,35 @@ def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, regi
         assert contents(settings) == before
 
 
-@pytest.mark.promise("I7", "error:ATTEMPT_NOT_SEALED")
-def test_a_commit_waits_for_the_seal(tally: Tally, settings: Settings) -> None:
-    """Rows that are staged but not sealed never count; the refusal names the owner of the attempt (I7)."""
-    tally.plan(1)
-    tally.stage(tally.start(1), "per_shop", [("a", 1, 1, 1, 1)])
-    before = contents(settings)
+@pytest.mark.promise("I7", "I20", "error:ATTEMPT_NOT_SEALED", "error:UNKNOWN_BATCH", "limit:LONGEST_SILENCE_SECONDS")
+def test_only_a_sealed_attempt_commits(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """One that is at work is waited for (I7), until it has failed, or is silent or at work for too long (I20)."""
 
-    with pytest.raises(AttemptNotSealed, match=r"tally 1:1 is still processing \(test, for \d+ s\)"):
-        tally.commit(1)
+    def refused(error: type[Exception], match: str) -> None:
+        before = contents(settings)
+        with pytest.raises(error, match=match):
+            tally.commit(1)
+        assert contents(settings) == before
 
-    assert contents(settings) == before
-
-
-def test_an_attempt_that_never_ends_gives_way(tally: Tally, as_role: Execute) -> None:
-    """An owner that died delays others by the attempt timeout at most, by the database's clock (I20)."""
-    tally.plan(1)
-    tally.start(1)
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
-
-    with pytest.raises(StagingLost, match="tally 1:1 has not ended within 3600 s"):
-        tally.commit(1)
-
-
-@pytest.mark.promise("I20", "limit:LONGEST_SILENCE_SECONDS")
-def test_an_attempt_that_falls_silent_gives_way(tally: Tally, as_role: Execute) -> None:
-    """Its process sends heartbeats; killed or stopped, it delays others by the longest silence at most (I20)."""
-    tally.plan(1)
-    attempt = tally.start(1)
-    silent = "UPDATE tidegate.attempt SET seen_at = now() - interval '{} s'"
-    as_role("tidegate_owner", silent.format(61))
-    with pytest.raises(StagingLost, match=r"tally 1:1 has not been heard of for 61 s: its process \(test\) died"):
-        tally.commit(1)
-
-    assert tally.store.keep_alive(attempt)
-    with pytest.raises(AttemptNotSealed):
-        tally.commit(1)
-
-    tally.start(1)
-    assert not tally.store.keep_alive(attempt)
-
-
-def test_a_batch_that_failed_or_was_never_processed_is_processed_again(tally: Tally) -> None:
-    """The commit says what is missing, and why the attempt failed."""
-    tally.plan(1)
-    with pytest.raises(StagingLost, match="tally 1 has not been processed yet"):
-        tally.commit(1)
-
-    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: a.csv, line 7.")
-    with pytest.raises(StagingLost, match=r"tally 1:1 failed: MALFORMED_RECORD: a\.csv, line 7\."):
-        tally.commit(1)
-
-
-@pytest.mark.promise("error:UNKNOWN_BATCH")
-def test_unknown_batches_and_pipelines_are_refused(tally: Tally) -> None:
-    """A txid that was never opened, and a pipeline that was never registered, have nothing to commit."""
-    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
-        tally.commit(1)
+    refused(UnknownBatch, "tally has no txid 1")
     with pytest.raises(SchemaOutOfDate, match=r"Pipeline other is not registered in this database\. Run: tidegate migrate"):
         tally.store.commit_batch(replace(tally.spec, name="other"), 1, "test")
+    tally.plan(1)
+    refused(StagingLost, "tally 1 has not been processed yet")
+    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: a.csv, line 7.")
+    refused(StagingLost, r"tally 1:1 failed: MALFORMED_RECORD: a\.csv, line 7\.")
+
+    attempt = tally.start(1)
+    tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
+    refused(AttemptNotSealed, r"tally 1:2 is still processing \(test, for \d+ s\)")
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+    refused(StagingLost, r"tally 1:2 has not been heard of for 61 s: its process \(test\) died")
+    assert tally.store.keep_alive(attempt)
+    refused(AttemptNotSealed, "tally 1:2 is still processing")
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
+    refused(StagingLost, "tally 1:2 has not ended within 3600 s")
+    tally.start(1)
+    assert not tally.store.keep_alive(attempt)
 
 
 @pytest.mark.promise("I8", "fault:process-dies-at-any-statement:after")
@@ -221,44 +186,28 @@ def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> 
     assert contents(settings) == before
 
 
-@pytest.mark.promise("I2", "fault:airflow-loses-repeats-or-reorders-tasks:commit", "decision:0001")
-def test_many_committers_of_one_txid_make_one_commit(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """One of them commits, all others see that it has, and every row counts once (I2, I3)."""
-    tally.plan(1)
-    tally.process(1, [(f"shop {number}", 1, 1, 1, 1) for number in range(500)])
-    start = threading.Barrier(8)
+@pytest.mark.promise("I2", "I3", "fault:airflow-loses-repeats-or-reorders-tasks:commit", "decision:0001")
+def test_many_committers_of_many_txids_make_one_commit_each(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """One of a txid commits, the others see that it has, and who is too early is refused and retries (I2, I3)."""
+    txids = tally.plan(4)
+    for txid in txids:
+        tally.process(txid, [(f"shop {number}", 1, txid, txid, txid) for number in range(200)])
+    start = threading.Barrier(12)
 
-    def commit(number: int) -> bool:
+    def commit(txid: int) -> tuple[int, bool]:
         with StateStore.connect(settings) as store:
             start.wait()
-            return store.commit_batch(tally.spec, 1, f"committer {number}").already_committed
-
-    with ThreadPoolExecutor(8) as threads:
-        outcomes = list(threads.map(commit, range(8)))
-
-    assert sorted(outcomes) == [False] + [True] * 7
-    assert as_role("tidegate_owner", "SELECT txid, key_count FROM tidegate.commit") == [(1, 500)]
-    assert {row[1:] for row in tally.state()} == {(1, 1, 1, 1, 1)}
-
-
-@pytest.mark.promise("I3")
-def test_committers_of_many_txids_keep_the_order(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """A committer that is too early is refused and retries; in the end every txid counted once, in order."""
-    txids = tally.plan(6)
-    for txid in txids:
-        tally.process(txid, [("a", 1, txid, txid, txid)])
-
-    def commit(txid: int) -> bool:
-        with StateStore.connect(settings) as store:
             while True:
                 with suppress(CommitOutOfOrder):
-                    return store.commit_batch(tally.spec, txid, "test").already_committed
+                    return txid, store.commit_batch(tally.spec, txid, "test").already_committed
 
-    with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(commit, reversed(txids))) == [False] * 6
+    with ThreadPoolExecutor(12) as threads:
+        outcomes = sorted(threads.map(commit, [*reversed(txids)] * 3))
 
-    assert tally.state() == [("a", 6, 21, 1, 6, 6)]
-    assert as_role("tidegate_owner", "SELECT array_agg(txid ORDER BY xmin::text::bigint) FROM tidegate.commit") == [(txids,)]
+    assert outcomes == [(txid, is_repeated) for txid in txids for is_repeated in (False, True, True)]
+    assert {row[1:] for row in tally.state()} == {(4, 10, 1, 4, 4)}
+    commits = "SELECT array_agg(txid ORDER BY xmin::text::bigint), sum(key_count) FROM tidegate.commit"
+    assert as_role("tidegate_owner", commits) == [(txids, 800)]
 
 
 @pytest.mark.promise("I15")
@@ -273,33 +222,18 @@ def test_a_pipeline_that_has_lost_a_state_commits_nothing(tally: Tally, settings
     assert contents(settings) == before
 
 
-def test_an_empty_batch_advances_the_cursor(tally: Tally) -> None:
-    """A batch without rows commits, touches no state row and lets the next one pass."""
-    tally.plan(3)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.process(2)
-    tally.process(3, [("a", 1, 1, 1, 1)])
-
-    tally.commit(1)
-    empty = tally.commit(2)
-    assert (empty.key_count, empty.already_committed) == (0, False)
-    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
-    tally.commit(3)
-    assert tally.state() == [("a", 2, 2, 1, 1, 3)]
-
-
 DAMAGE = {
-    "table dropped": "DROP TABLE staging.per_day_1_1",
-    "table emptied": "TRUNCATE staging.per_shop_1_1",
-    "row deleted": "DELETE FROM staging.per_shop_1_1 WHERE shop = 'a'",
-    "row added": "INSERT INTO staging.per_shop_1_1 SELECT 'z', 1, 1, 1, 1, task_attempt FROM staging.per_shop_1_1 LIMIT 1",
-    "value altered": "UPDATE staging.per_shop_1_1 SET cents = cents + 1 WHERE shop = 'b'",
-    "values swapped": "UPDATE staging.per_shop_1_1 SET least = most, most = least WHERE shop = 'b'",
-    "key altered": "UPDATE staging.per_shop_1_1 SET shop = 'A' WHERE shop = 'a'",
-    "key and value change places": "UPDATE staging.per_shop_1_1 SET sold = 5 - sold WHERE shop <> 'c'",
-    "value set to NULL": "UPDATE staging.per_shop_1_1 SET least = NULL WHERE shop = 'b'",
-    "value moved beside its NULL": "UPDATE staging.per_shop_1_1 SET least = most, most = NULL WHERE shop = 'c'",
-    "task attempt altered": "UPDATE staging.per_shop_1_1 SET task_attempt = task_attempt + 1 WHERE shop = 'a'",
+    "table dropped": "DROP TABLE {day}",
+    "table emptied": "TRUNCATE {shop}",
+    "row deleted": "DELETE FROM {shop} WHERE shop = 'a'",
+    "row added": "INSERT INTO {shop} SELECT 'z', 1, 1, 1, 1, task_attempt FROM {shop} LIMIT 1",
+    "value altered": "UPDATE {shop} SET cents = cents + 1 WHERE shop = 'b'",
+    "values swapped": "UPDATE {shop} SET least = most, most = least WHERE shop = 'b'",
+    "key altered": "UPDATE {shop} SET shop = 'A' WHERE shop = 'a'",
+    "key and value change places": "UPDATE {shop} SET sold = 5 - sold WHERE shop <> 'c'",
+    "value set to NULL": "UPDATE {shop} SET least = NULL WHERE shop = 'b'",
+    "value moved beside its NULL": "UPDATE {shop} SET least = most, most = NULL WHERE shop = 'c'",
+    "task attempt altered": "UPDATE {shop} SET task_attempt = task_attempt + 1 WHERE shop = 'a'",
 }
 
 
@@ -309,23 +243,22 @@ DAMAGE = {
     "error:STAGING_LOST",
     "performance:digests-of-staging-are-chained-hashes-of",
 )
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_staging_that_differs_from_its_seal_never_counts(
-    tally: Tally, settings: Settings, as_role: Execute, damage: str
-) -> None:
+def test_staging_that_differs_from_its_seal_never_counts(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """The commit recounts under the lock: damaged staging leaves the state unchanged, and a new attempt repairs it."""
     shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9), ("c", 1, 0, None, 5)]
     tally.plan(1)
-    tally.process(1, shops, [("2013-01-01", 5)])
-    as_role("tidegate", damage)
-    before = contents(settings)
-
-    with pytest.raises(StagingLost, match=r"staging of state per_(shop|day), batch 1, attempt 1 cannot be used: .* again\."):
-        tally.commit(1)
-    assert contents(settings) == before
+    for number, damage in enumerate(DAMAGE.values(), start=1):
+        tally.process(1, shops, [("2013-01-01", 5)], mode="restage")
+        as_role("tidegate", damage.format(shop=f"staging.per_shop_1_{number}", day=f"staging.per_day_1_{number}"))
+        before = contents(settings)
+        lost = rf"staging of state per_(shop|day), batch 1, attempt {number} cannot be used: .* again\."
+        for commit in (tally.commit, lambda _: tally.store.commit_ready(tally.spec, "test")):
+            with pytest.raises(StagingLost, match=lost):
+                commit(1)
+        assert contents(settings) == before
 
     tally.process(1, shops, [("2013-01-01", 5)], mode="restage")
-    assert tally.commit(1).attempt == 2
+    assert tally.commit(1).attempt == len(DAMAGE) + 1
     assert tally.state() == [(*row, 1) for row in shops]
 
 
@@ -348,19 +281,6 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCa
     assert tally.state() == [("a", 1, 1, 1, 1, 1), ("b", 1, 1, 1, 1, 1)]
     assert f"1:1: Spark's task attempt {late.task_attempt} staged 1 rows of per_shop too; no seal names it" in caplog.text
     assert caplog.text.count("no seal names it") == 2
-
-
-def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) -> None:
-    """Partials of one key in two partitions were not grouped: merging one of them would lose the other."""
-    tally.plan(1)
-    attempt = tally.start(1)
-    staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
-    tally.store.seal(attempt, staged, Tracked(2))
-    before = contents(settings)
-
-    with pytest.raises(PermanentError):
-        tally.commit(1)
-    assert contents(settings) == before
 
 
 @pytest.mark.promise(
@@ -402,65 +322,42 @@ MERGES = Pipeline(
         )
     },
 )
-IDENTITY = (0, "0.00", None, None)
 
 
-@pytest.fixture
-def merges(store: StateStore, register: Callable[..., None]) -> Callable[..., list[tuple]]:
-    """A function that commits partials, one batch each, and returns the state as text."""
+def test_partials_merge_by_the_rules_of_their_aggregates(store: StateStore, register: Callable[..., None]) -> None:
+    """Sums add, NULL is the identity of min and max, text compares by bytes, and NULLs are one key of their own (I16)."""
     register(MERGES)
-    tally = Tally(store, MERGES.spec)
-
-    def merge(*batches: list[tuple]) -> list[tuple]:
-        for txid, rows in zip(tally.plan(len(batches)), batches, strict=True):
-            attempt = tally.start(txid)
-            store.seal(attempt, [tally.stage(attempt, "merged", rows)], Tracked(0))
-            tally.commit(txid)
-        return [tuple(None if value is None else str(value) for value in row[:-1]) for row in tally.state("merged")]
-
-    return merge
-
-
-@pytest.mark.parametrize(
-    ("kept", "partial", "expected"),
-    [
-        (IDENTITY, IDENTITY, ("0", "0.00", None, None)),
-        (IDENTITY, (2, "-1.50", "2013-05-01", ""), ("2", "-1.50", "2013-05-01", "")),
-        ((2, "-1.50", "2013-05-01", ""), IDENTITY, ("2", "-1.50", "2013-05-01", "")),
-        ((1, "0.01", "2013-05-01", "a"), (1, "0.02", "2012-12-31", "B"), ("2", "0.03", "2012-12-31", "a")),
-        ((1, "99999999.98", "0001-01-01", "é"), (1, "0.01", "9999-12-31", "z"), ("2", "99999999.99", "0001-01-01", "é")),
-    ],
-)
-def test_partials_merge_by_the_rules_of_their_aggregates(
-    merges: Callable[..., list[tuple]], kept: tuple, partial: tuple, expected: tuple
-) -> None:
-    """Sums add, NULL is the identity of min and max, and text compares by bytes as it does in Spark (I16)."""
-    assert merges([("k", *kept)], [("k", *partial)]) == [("k", *expected)]
-
-
-def test_a_missing_key_is_a_group_like_any_other(merges: Callable[..., list[tuple]]) -> None:
-    """Where NULL keys are declared, the NULLs of all batches are one group, and the empty text is another."""
-    rows = merges([(None, 1, "1.00", None, None), ("", 1, "5.00", None, None)], [(None, 2, "2.00", None, None)])
-    assert sorted(rows, key=str) == [("", "1", "5.00", None, None), (None, "3", "3.00", None, None)]
+    tally, identity = Tally(store, MERGES.spec), (0, "0.00", None, None)
+    cases = {
+        "nothing": (identity, identity, ("0", "0.00", None, None)),
+        "first": (identity, (2, "-1.50", "2013-05-01", ""), ("2", "-1.50", "2013-05-01", "")),
+        "": ((2, "-1.50", "2013-05-01", ""), identity, ("2", "-1.50", "2013-05-01", "")),
+        None: ((1, "0.01", "2013-05-01", "a"), (1, "0.02", "2012-12-31", "B"), ("2", "0.03", "2012-12-31", "a")),
+        "far": (
+            (1, "99999999.98", "0001-01-01", "é"),
+            (1, "0.01", "9999-12-31", "z"),
+            ("2", "99999999.99", "0001-01-01", "é"),
+        ),
+    }
+    for txid in tally.plan(2):
+        attempt = tally.start(txid)
+        rows = [(key, *case[txid - 1]) for key, case in cases.items()]
+        store.seal(attempt, [tally.stage(attempt, "merged", rows)], Tracked(0))
+        assert tally.commit(txid).key_count == len(cases)
+    found = {key: tuple(None if value is None else str(value) for value in row) for key, *row, _ in tally.state("merged")}
+    assert found == {key: expected for key, (_, _, expected) in cases.items()}
 
 
 @pytest.mark.promise("security:author-of-data")
-def test_any_text_is_a_separate_key(merges: Callable[..., list[tuple]]) -> None:
+def test_any_text_is_a_separate_key(tally: Tally) -> None:
     """No text is mistaken for another one, for a NULL or for SQL, on its way through staging into state."""
     folds = ["a", "a ", "A", "i", "\u0130", "\u0131", "e\u0301", "\u00e9", "\U0001f6a2"]
     looks_special = ["", " ", "a,b\nc", "a\r", "\\N", "\\.", "NULL", '"', "'\";--", "{}", "%s"]
     texts = [*folds, *looks_special]
-    batch = [(text, number, "0.00", None, None) for number, text in enumerate(texts)]
-    assert {key: number for key, number, *_ in merges(batch, batch)} == {text: str(2 * n) for n, text in enumerate(texts)}
-
-
-@pytest.mark.parametrize(
-    ("kept", "partial"), [((1, "99999999.99"), (1, "0.01")), ((1, "-99999999.99"), (1, "-0.01")), ((BIGINT_MAX, "0"), (1, "0"))]
-)
-def test_a_sum_beyond_its_column_is_an_overflow(merges: Callable[..., list[tuple]], kept: tuple, partial: tuple) -> None:
-    """A sum never wraps, rounds or turns NULL."""
-    with pytest.raises(Overflow, match=r"committing merges 2.*Widen the column's type"):
-        merges([("k", *kept, None, None)], [("k", *partial, None, None)])
+    for txid in tally.plan(2):
+        tally.process(txid, [(text, number, 0, 0, 0) for number, text in enumerate(texts)])
+        tally.commit(txid)
+    assert {row[0]: row[1] for row in tally.state()} == {text: 2 * number for number, text in enumerate(texts)}
 
 
 @pytest.mark.promise("I2", "error:OVERFLOW")
@@ -472,43 +369,38 @@ def test_an_overflow_in_the_last_state_rolls_back_the_whole_batch(tally: Tally, 
     tally.process(2, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)], [("2013-01-01", 1)])
     before = contents(settings)
 
-    with pytest.raises(Overflow) as refused:
+    with pytest.raises(Overflow, match=r"committing tally 2.*Widen the column's type") as refused:
         tally.commit(2)
     assert isinstance(refused.value, PermanentError)
     assert contents(settings) == before
 
 
-CURSOR_BACK, CURSOR_AT_START = "UPDATE tidegate.cursor SET txid = 1", "UPDATE tidegate.cursor SET txid = 0"
-COMMIT_GONE = "DELETE FROM tidegate.commit WHERE txid = 2"
-
-
 @pytest.mark.promise("I9", "error:HOLE_DETECTED")
-@pytest.mark.parametrize(
-    ("tampering", "txid", "message"),
-    [
-        (CURSOR_BACK, 2, "tally: the cursor is at txid 1, but the ledger committed 2"),
-        (CURSOR_BACK, 3, "tally: the cursor is at txid 1, but the ledger committed 2"),
-        (CURSOR_AT_START, 1, "tally: the cursor is at txid 0, but the ledger committed 2"),
-        (COMMIT_GONE, 2, "tally: the cursor is at txid 2, but txid 2 has no commit record"),
-        (COMMIT_GONE, 3, "tally: the cursor is at txid 2, but the ledger committed 1"),
-    ],
-)
-def test_a_cursor_that_disagrees_with_the_commits_halts(
-    tally: Tally, settings: Settings, as_role: Execute, tampering: str, txid: int, message: str
-) -> None:
+def test_a_cursor_that_disagrees_with_the_commits_halts(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """A ledger that was edited or half restored neither repeats nor skips a batch (I9)."""
     for number in tally.plan(3):
         tally.process(number, [("a", 1, 1, 1, 1)])
     tally.commit(1)
     tally.commit(2)
-    as_role("tidegate_owner", tampering)
-    before = contents(settings)
-
-    with pytest.raises(HoleDetected, match=message):
-        tally.commit(txid)
-    with pytest.raises(HoleDetected, match=r"tally: the cursor is at txid \d, but the ledger committed \d"):
-        tally.store.commit_ready(tally.spec, "test")
-    assert contents(settings) == before
+    back, at_start, gone = (
+        "UPDATE tidegate.cursor SET txid = 1",
+        "UPDATE tidegate.cursor SET txid = 0",
+        "UPDATE tidegate.cursor SET txid = 2; DELETE FROM tidegate.commit WHERE txid = 2",
+    )
+    for tampering, txid, message in (
+        (back, 2, "tally: the cursor is at txid 1, but the ledger committed 2"),
+        (back, 3, "tally: the cursor is at txid 1, but the ledger committed 2"),
+        (at_start, 1, "tally: the cursor is at txid 0, but the ledger committed 2"),
+        (gone, 2, "tally: the cursor is at txid 2, but txid 2 has no commit record"),
+        (gone, 3, "tally: the cursor is at txid 2, but the ledger committed 1"),
+    ):
+        as_role("tidegate_owner", tampering)
+        before = contents(settings)
+        with pytest.raises(HoleDetected, match=message):
+            tally.commit(txid)
+        with pytest.raises(HoleDetected, match=r"tally: the cursor is at txid \d, but the ledger committed \d"):
+            tally.store.commit_ready(tally.spec, "test")
+        assert contents(settings) == before
 
 
 class Wire:
@@ -596,27 +488,6 @@ def wire(settings: Settings) -> Iterator[Wire]:
     wire.close()
 
 
-def _cut_before(link: Link) -> None:
-    link.cut(link.client)
-    link.cut(link.server)
-
-
-def _cut_after(link: Link) -> None:
-    link.deliver()
-    _cut_before(link)
-
-
-@pytest.fixture
-def end_session(as_role: Execute) -> Callable[[Link], None]:
-    """A function that ends the server's side of a connection, as an administrator would."""
-    statement = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE client_port = %s"
-
-    def end(link: Link) -> None:
-        assert as_role("postgres", statement, [link.server.getsockname()[1]]) == [(True,)]
-
-    return end
-
-
 @pytest.fixture
 def ready(tally: Tally) -> Tally:
     """Tally with one committed batch and another that waits for its commit."""
@@ -630,49 +501,57 @@ def ready(tally: Tally) -> Tally:
 AFTER_BOTH = [("a", 2, 6, 1, 5, 2), ("b", 1, 2, 2, 2, 2)]
 
 
-@pytest.mark.promise("I10", "fault:connection-breaks-before-commit-arrives:commit")
-@pytest.mark.parametrize("by", ["network", "administrator"])
-def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
-    ready: Tally, settings: Settings, wire: Wire, end_session: Callable[[Link], None], by: str
-) -> None:
-    """The outcome is looked up, not guessed: nothing landed, so the retry commits and counts once (I10, rows 8, 28)."""
+@pytest.fixture(params=["network", "administrator"])
+def end(request: pytest.FixtureRequest, as_role: Execute) -> Callable[[Link], None]:
+    """A function that ends a connection, as the network would, or an administrator at the server."""
+
+    def cut(link: Link) -> None:
+        link.cut(link.client)
+        link.cut(link.server)
 
     def terminate(link: Link) -> None:
-        end_session(link)
+        statement = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE client_port = %s"
+        assert as_role("postgres", statement, [link.server.getsockname()[1]]) == [(True,)]
         link.muted = False
         link.server.sendall(link.commit)
 
+    return cut if request.param == "network" else terminate
+
+
+@pytest.mark.promise("I10", "fault:connection-breaks-before-commit-arrives:commit")
+def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
+    ready: Tally, settings: Settings, wire: Wire, end: Callable[[Link], None]
+) -> None:
+    """The outcome is looked up, not guessed: nothing landed, so the retry commits and counts once (I10, rows 8, 28)."""
     before = contents(settings)
     with StateStore.connect(replace(settings, pg_port=wire.port)) as store:
-        wire.fault = _cut_before if by == "network" else terminate
+        wire.fault = end
         with pytest.raises(StoreUnavailable):
             store.commit_batch(ready.spec, 2, "test")
         assert wire.reached.is_set()
         assert contents(settings) == before
         assert store.commit_batch(ready.spec, 2, "test").already_committed is False
-
     assert ready.state() == AFTER_BOTH
 
 
 @pytest.mark.promise("I10", "fault:connection-breaks-before-answer-arrives:commit")
-@pytest.mark.parametrize("by", ["network", "administrator"])
 def test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor(
     ready: Tally,
     settings: Settings,
     wire: Wire,
-    end_session: Callable[[Link], None],
     as_role: Execute,
     caplog: pytest.LogCaptureFixture,
-    by: str,
+    end: Callable[[Link], None],
 ) -> None:
     """The same error as for a commit that never arrived, but it succeeded: the cursor shows it (I10, row 9)."""
 
-    def terminate(link: Link) -> None:
+    def deliver_and_end(link: Link) -> None:
         link.deliver()
-        end_session(link)
+        with suppress(OSError):
+            end(link)
 
     with StateStore.connect(replace(settings, pg_port=wire.port)) as store, caplog.at_level(logging.WARNING):
-        wire.fault = _cut_after if by == "network" else terminate
+        wire.fault = deliver_and_end
         found = store.commit_batch(ready.spec, 2, "first")
         again = store.commit_batch(ready.spec, 2, "second")
 
@@ -711,7 +590,7 @@ def test_a_commit_in_a_half_open_connection_is_waited_for(
     assert ready.state() == AFTER_BOTH
 
 
-@pytest.mark.promise("fault:process-is-stopped-and-goes-on-later:commit")
+@pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:commit")
 def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings: Settings, wire: Wire) -> None:
     """It delays others by a configured time, and still succeeds when it wakes up (I20, row 11)."""
     awake = threading.Event()
@@ -733,40 +612,6 @@ def test_a_committer_that_is_paused_loses_its_transaction(ready: Tally, settings
         assert slow.result(30).already_committed
 
     assert fast.already_committed is False
-    assert ready.state() == AFTER_BOTH
-
-
-STOPS_BEFORE_ITS_COMMIT = """
-import os, signal, sys
-import sqlalchemy as sa
-from tidegate.state_store import Settings, StateStore
-from tests.integration.conftest import TALLY
-
-with StateStore.connect(Settings(pg_host=sys.argv[1], pg_port=int(sys.argv[2]), pg_database=sys.argv[3],
-                                 pg_require_auth=sys.argv[4], idle_timeout_seconds=2)) as store:
-    sa.event.listen(store.engine, "commit", lambda _: os.kill(os.getpid(), signal.SIGSTOP), once=True)
-    print(store.commit_batch(TALLY.spec, 2, "stopped").already_committed)
-"""
-
-
-@pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:commit")
-def test_a_process_that_is_stopped_in_its_commit_holds_others_for_seconds(ready: Tally, settings: Settings) -> None:
-    """It is stopped between two statements, however long those may take. Resumed, it finds the batch committed."""
-    known = [settings.pg_host, settings.pg_port, settings.pg_database, settings.pg_require_auth]
-    environment = os.environ | ({"PGPASSFILE": str(settings.pg_passfile)} if settings.pg_passfile else {})
-    command = [sys.executable, "-c", STOPS_BEFORE_ITS_COMMIT, *map(str, known)]
-    stopped = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        until(lambda: psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED)
-        began = time.monotonic()
-        assert ready.commit(2).already_committed is False
-        assert time.monotonic() - began < settings.lock_timeout_seconds / 2
-
-        stopped.send_signal(signal.SIGCONT)
-        output, _ = stopped.communicate(timeout=PATIENCE_SECONDS)
-    finally:
-        stopped.kill()
-    assert output.strip() == "True"
     assert ready.state() == AFTER_BOTH
 
 

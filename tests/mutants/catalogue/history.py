@@ -18,10 +18,7 @@ MUTANTS = (
         "lock_cursor",
         ".where(c.pipeline == pipeline).with_for_update(nowait=not wait))",
         ".where(c.pipeline == pipeline))",
-        (
-            f"{ORDERED}::test_many_committers_of_one_txid_make_one_commit",
-            f"{ORDERED}::test_committers_of_many_txids_keep_the_order",
-        ),
+        (f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",),
     ),
     Mutant(
         "a-commit-waits-though-it-should-not",
@@ -192,10 +189,7 @@ MUTANTS = (
         "_engine_for",
         'isolation_level="READ COMMITTED",',
         'isolation_level="REPEATABLE READ",',
-        (
-            f"{ORDERED}::test_many_committers_of_one_txid_make_one_commit",
-            f"{ORDERED}::test_committers_of_many_txids_keep_the_order",
-        ),
+        (f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",),
     ),
     Mutant(
         "a-commit-does-not-wait-for-the-disk",
