@@ -1,6 +1,5 @@
 """Pipelines that follow the states of others: each change once, in txid order, from end to end."""
 
-from collections import Counter as Tally
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from tests import steps
 from tests.conftest import register_pipelines
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import stage_here
-from tests.store import Redo, changes_table_of, cursors, project, range_partitions, registration
+from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
 from tidegate.jobs.engine.processing import Processor
@@ -99,6 +98,18 @@ def run(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
     return txids
 
 
+def followed(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
+    """Return the amount of each name in a state."""
+    return {row["name"]: row["amount"] for row in inbox.rows(pipeline, next(iter(pipeline.states)))}
+
+
+def commit_files(inbox: Inbox, upstream: Pipeline, *contents: str, at: int = 0) -> None:
+    """Let the pipeline that is followed commit these files, each by itself."""
+    for number, content in enumerate(contents, start=at):
+        inbox.write(f"{number}.csv", content)
+    inbox.run(upstream, f"run {at}")
+
+
 FILES = ["a,1\nb,2\n", "a,3\n", "", "b,4\na,5\nc,6\n", "c,-6\n"]
 
 
@@ -116,39 +127,28 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, fol
     """The differences add up to the followed state, in ranges of any size, while the other pipeline goes on."""
     follower = follow(of=limits)
     for number, content in enumerate(FILES):
-        inbox.write(f"{number}.csv", content)
-        inbox.run(upstream, f"run {number}")
+        commit_files(inbox, upstream, content, at=number)
         if number in (1, 4):
             run(inbox.settings, follower, f"run {number}")
     assert run(inbox.settings, follower, "nothing new") == []
-    followed = {row["name"]: (row["amount"], row["new"]) for row in inbox.rows(follower, "followed")}
-    assert followed == {row["name"]: (row["amount"], 1) for row in inbox.rows(upstream)}
-    assert followed == {"a": (9, 1), "b": (6, 1), "c": (0, 1)}
+    assert followed(inbox, follower) == followed(inbox, upstream) == {"a": 9, "b": 6, "c": 0}
+    assert {row["new"] for row in inbox.rows(follower, "followed")} == {1}
 
 
-def test_appended_rows_are_followed_like_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """A state of rows is its own stream."""
+def test_rows_and_a_global_state_are_followed_too(
+    inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]
+) -> None:
+    """A state of rows is its own stream; the changes of a global one have no key."""
+    commit_files(inbox, upstream, *FILES[:3])
     follower = follow("log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})})
-    for number, content in enumerate(FILES):
-        inbox.write(f"{number}.csv", content)
-    inbox.run(upstream)
     run(inbox.settings, follower, "run")
-    with StateStore.connect(inbox.settings) as store:
-        rows = Tally((row["name"], row["amount"]) for row in store.state_rows(follower.spec.states[0]))
-    assert rows == Tally([("a", 1), ("b", 2), ("a", 3), ("b", 4), ("a", 5), ("c", 6), ("c", -6)])
-
-
-def test_a_global_state_is_followed_too(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """Its changes have no key."""
-    history = Rows({"amount": "bigint", "before": "bigint"})
-    follower = follow(
-        "total", transform=lambda rows: rows.withColumnRenamed("previous_amount", "before"), states={"steps": history}
-    )
-    for number, content in enumerate(FILES[:3]):
-        inbox.write(f"{number}.csv", content)
-    inbox.run(upstream)
-    run(inbox.settings, follower, "run")
-    assert [(row["amount"], row["before"]) for row in inbox.rows(follower, "steps")] == [(3, None), (6, 3), (6, 6)]
+    assert sorted((row["name"], row["amount"]) for row in inbox.rows(follower, "again")) == [("a", 1), ("a", 3), ("b", 2)]
+    history = {"steps": Rows({"amount": "bigint", "before": "bigint"})}
+    before = lambda rows: rows.withColumnRenamed("previous_amount", "before")  # noqa: E731
+    of_total = Pipeline("of_total", Changes("inbox.total"), history, transform=before)
+    register(of_total)
+    run(inbox.settings, of_total, "run")
+    assert [(row["amount"], row["before"]) for row in inbox.rows(of_total, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
 @pytest.mark.soak
@@ -158,32 +158,24 @@ def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: 
     per_name = State(key={"name": "text"}, aggregates={"amount": Sum("more")}, kind="opaque", changes=True)
     middle = follow(transform=differences, states={"followed": per_name})
     total = {"grand_total": State(aggregates={"amount": Sum("more"), "changes": Count()})}
-    last = Pipeline("last", Changes("follower.followed"), total, transform=differences_of_sums)
+    of_sums = lambda rows: rows.selectExpr("amount - coalesce(previous_amount, 0) AS more")  # noqa: E731
+    last = Pipeline("last", Changes("follower.followed"), total, transform=of_sums)
     register(last)
     for number, content in enumerate(FILES):
-        inbox.write(f"{number}.csv", content)
-        inbox.run(upstream, f"run {number}")
+        commit_files(inbox, upstream, content, at=number)
         run(inbox.settings, middle, f"run {number}")
     run(inbox.settings, last, "run")
     (row,) = inbox.rows(last, "grand_total")
     assert (row["amount"], row["changes"]) == (15, 7)
 
 
-def differences_of_sums(rows: Any) -> Any:
-    """Return the change of a sum."""
-    return rows.selectExpr("amount - coalesce(previous_amount, 0) AS more")
-
-
 def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """It may have counted what would be taken back; without a follower, the changes are recorded again."""
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
+    commit_files(inbox, upstream, FILES[0])
     steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
     with StateStore.connect(inbox.settings) as store:
-        assert [(c["txid"], c["name"], c["amount"]) for c in store.changes(upstream.spec.states[0])] == [
-            (1, "a", 1),
-            (1, "b", 2),
-        ]
+        changed = [(c["txid"], c["name"], c["amount"]) for c in store.changes(upstream.spec.states[0])]
+    assert changed == [(1, "a", 1), (1, "b", 2)]
     follow()
     with pytest.raises(RangeRefused, match=r"pipeline follower follows its state per_name, .* add --without follower\."):
         steps.redo(inbox.settings, upstream, 1, owner="an operator", reason="it was wrong")
@@ -196,30 +188,24 @@ def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
 ) -> None:
     """If it is run again, it is refused if it has counted what was taken back, and counts the new values if it has not."""
     follower = follow()
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
+    commit_files(inbox, upstream, FILES[0])
     if counted != "none":
         (txid,) = steps.plan(inbox.settings, follower, run_id="first")
         steps.process(inbox.settings, follower, txid, owner="test")
     if counted == "committed":
         steps.commit(inbox.settings, follower, txid, owner="test")
 
-    def redo(*without: str) -> None:
-        with Worker.open(inbox.settings, upstream, owner="an operator") as worker:
-            worker.redo(1, "it was wrong", without=without)
-
-    with pytest.raises(UsageError, match="Pipeline another follows no state of inbox"):
-        redo("follower", "another")
-    redo("follower")
-
+    with Worker.open(inbox.settings, upstream, owner="an operator") as worker:
+        with pytest.raises(UsageError, match="Pipeline another follows no state of inbox"):
+            worker.redo(1, "it was wrong", without=("follower", "another"))
+        worker.redo(1, "it was wrong", without=("follower",))
     with StateStore.connect(inbox.settings) as store:
         assert store.batch_history("inbox", 1).actions[-1]["reason"] == "it was wrong (without follower)"
     if counted == "none":
         run(inbox.settings, follower, "second")
-        assert {row["name"]: row["amount"] for row in inbox.rows(follower, "followed")} == {"a": 1, "b": 2}
+        assert followed(inbox, follower) == {"a": 1, "b": 2}
         return
-    inbox.write("2.csv", FILES[1])
-    inbox.run(upstream, "second")
+    commit_files(inbox, upstream, FILES[1], at=1)
     with pytest.raises(SourceChanged, match=r"has made it again: .* or the txid was redone without this pipeline"):
         run(inbox.settings, follower, "second")
 
@@ -359,17 +345,10 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
     register(follower)
     (inbox.settings.home / "planes").mkdir()
     (inbox.settings.home / "planes/1.csv").write_text("name,seats\na,10\nb,100\n")
-    expected: Tally[str] = Tally()
     for number, content in enumerate(FILES):
-        inbox.write(f"{number}.csv", content)
-        inbox.run(upstream, f"run {number}")
+        commit_files(inbox, upstream, content, at=number)
         run(inbox.settings, follower, f"run {number}")
-        for line in content.splitlines():
-            name, amount = line.split(",")
-            expected[name] += int(amount) * {"a": 10, "b": 100}.get(name, 0)
-    assert {row["name"]: row["seats"] for row in inbox.rows(follower, "seated")} == {
-        name: seats for name, seats in expected.items() if name in "ab"
-    }
+    assert {row["name"]: row["seats"] for row in inbox.rows(follower, "seated")} == {"a": 90, "b": 600}
     with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
 
@@ -415,45 +394,37 @@ def test_what_one_pipeline_wrote_together_is_joined(
     assert sorted(found) == sorted(expected)
 
 
-def test_a_commit_that_was_made_again_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """The follower was restored to an earlier state than the other pipeline, or the other way round."""
+AS_OWNER = "SELECT set_config('tidegate.writer', 'inbox', true); "
+LOSSES = {
+    "a commit made again": (
+        "UPDATE tidegate.commit SET committed_at = now() WHERE pipeline = 'inbox'",
+        "has lost its commit of txid 1, which was followed, or has made it again",
+    ),
+    "a table": ("DROP TABLE state.per_name_changes", r"table state\.per_name_changes is gone, or was put back by itself"),
+    "a table put back": (
+        "ALTER TABLE state.per_name_changes RENAME TO before; CREATE TABLE state.per_name_changes (LIKE state.before)",
+        r"table state\.per_name_changes is gone, or was put back by itself",
+    ),
+    "a row": (
+        f"{AS_OWNER} DELETE FROM state.per_name_changes WHERE txid = 2 AND name = 'b'",
+        r"has 1 row\(s\) in txids 2 to 2, but 2 when the batch was planned",
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any, lost: str) -> None:
+    """By a restore of one of both to an earlier state, or by hand: at the plan, or when the batch is processed."""
     follower = follow()
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
+    commit_files(inbox, upstream, FILES[0])
     run(inbox.settings, follower, "first")
+    commit_files(inbox, upstream, FILES[0], at=1)
+    planned = steps.plan(inbox.settings, follower, run_id="second") if lost == "a row" else []
+    statement, message = LOSSES[lost]
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE tidegate.commit SET committed_at = now() WHERE pipeline = 'inbox'"))
-    with pytest.raises(SourceChanged, match="has lost its commit of txid 1, which was followed, or has made it again"):
-        steps.plan(inbox.settings, follower, run_id="second")
-
-
-@pytest.mark.parametrize(
-    "lost", ["DROP TABLE {}", "ALTER TABLE {} RENAME TO of_before; CREATE TABLE {} (LIKE state.of_before)"]
-)
-def test_a_table_of_changes_that_is_gone_or_another_is_noticed(
-    inbox: Inbox, upstream: Pipeline, follow: Any, lost: str
-) -> None:
-    """An empty one, or an older one that was put back, would be followed past what is missing."""
-    follower = follow()
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
-    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
-        connection.execute(sa.text(lost.format(*["state.per_name_changes"] * 2)))
-    with pytest.raises(SourceChanged, match=r"table state\.per_name_changes is gone, or was put back by itself"):
-        steps.plan(inbox.settings, follower, run_id="run")
-
-
-def test_a_change_that_is_gone_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """Changes never change: a row that was deleted after it was planned refuses the batch."""
-    follower = follow()
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
-    (txid,) = steps.plan(inbox.settings, follower, run_id="run")
-    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
-        connection.execute(sa.select(sa.func.set_config("tidegate.writer", "inbox", True)))
-        connection.execute(sa.delete(changes_table_of(upstream.spec.states[0])).where(sa.text("name = 'a'")))
-    with pytest.raises(SourceChanged, match=r"has 1 row\(s\) in txids 1 to 1, but 2 when the batch was planned"):
-        steps.process(inbox.settings, follower, txid, owner="test")
+        connection.execute(sa.text(statement))
+    with pytest.raises(SourceChanged, match=message):
+        steps.process(inbox.settings, follower, 2, owner="test") if planned else run(inbox.settings, follower, "third")
 
 
 @pytest.mark.promise("limit:Changes.max_txids")
@@ -463,9 +434,7 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     """The range of its last batch stays, for a redo; a pipeline that begins to follow later is refused."""
     follower = follow(of={"max_txids": 2})
     spec, state = upstream.spec, upstream.spec.states[0]
-    for number, content in enumerate(FILES):
-        inbox.write(f"{number}.csv", content)
-    inbox.run(upstream)
+    commit_files(inbox, upstream, *FILES)
     with StateStore.connect(inbox.settings) as store:
         assert removable(store, spec, state, 0) == (0, {"follower": 0})
         run(inbox.settings, follower, "run")  # txids 1 and 2, 3 and 4, 5
@@ -485,12 +454,9 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     steps.redo(inbox.settings, follower, 3, owner="an operator", reason="it was wrong")
     assert inbox.rows(follower, "followed") == wanted
 
-    inbox.write("5.csv", "d,7\n")
-    inbox.run(upstream, "one more")
+    commit_files(inbox, upstream, "d,7\n", at=5)
     run(inbox.settings, follower, "one more")
-    assert {row["name"]: row["amount"] for row in inbox.rows(follower, "followed")} == {
-        row["name"]: row["amount"] for row in inbox.rows(upstream)
-    }
+    assert followed(inbox, follower) == followed(inbox, upstream)
     late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
     register_pipelines(inbox.settings, late)
     for version in (1, 2):
@@ -500,11 +466,10 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
 
 
 def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """It is not run any more; if it is, it is refused."""
-    follower = follow()
-    for number in range(2):
-        inbox.write(f"{number}.csv", FILES[number])
-    inbox.run(upstream)
+    """It is not run any more; if it is, it is refused, also with what it had planned."""
+    follower = follow(of={"max_txids": 1})
+    commit_files(inbox, upstream, *FILES[:2])
+    (txid, _) = steps.plan(inbox.settings, follower, run_id="run")
     state = upstream.spec.states[0]
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store:
         assert removable(store, upstream.spec, state, 0) == (0, {"follower": 0})
@@ -513,16 +478,14 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
             removable(store, upstream.spec, state, 0, without=["other"])
         steps.prune(store, upstream.spec, state, 2)
     with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
-        steps.plan(inbox.settings, follower, run_id="again")
+        steps.process(inbox.settings, follower, txid, owner="test")
 
 
 @pytest.mark.soak
 def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """It carries along the range before it, from which on changes are kept for a redo."""
     follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})
-    for number, amount in enumerate((1, 2, 100)):
-        inbox.write(f"{number}.csv", f"a,{amount}\n")
-    inbox.run(upstream)
+    commit_files(inbox, upstream, "a,1\n", "a,2\n", "a,100\n")
     run(inbox.settings, follower, "run")
     with StateStore.connect(inbox.settings) as store:
         assert removable(store, upstream.spec, upstream.spec.states[0], 0) == (2, {"follower": 2})
@@ -536,8 +499,7 @@ def test_a_pipeline_of_another_source_does_not_begin_to_follow(
     inbox: Inbox, upstream: Pipeline, register: Callable[..., None]
 ) -> None:
     """Its position is none among commits; what it would miss, or count again, is not known."""
-    inbox.write("0.csv", FILES[0])
-    inbox.run(upstream)
+    commit_files(inbox, upstream, FILES[0])
     states = {"seen": State(aggregates={"n": Count()})}
     first = Pipeline("turned", FixedBatches([[("a",)]], {"name": "string"}), states)
     register(first)
@@ -548,34 +510,21 @@ def test_a_pipeline_of_another_source_does_not_begin_to_follow(
         steps.plan(inbox.settings, turned, run_id="second")
 
 
-def test_a_planned_batch_whose_changes_are_removed_by_force_says_so(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """What was planned and is not committed is needed; the store itself removes what it is asked to."""
-    follower = follow()
-    inbox.write("1.csv", FILES[0])
-    inbox.run(upstream)
-    (txid,) = steps.plan(inbox.settings, follower, run_id="run")
-    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as owner:
-        assert removable(owner, upstream.spec, upstream.spec.states[0], 0) == (0, {"follower": 0})
-        steps.prune(owner, upstream.spec, upstream.spec.states[0], 1)
-    with pytest.raises(SourceChanged, match=r"some up to txid 1 were removed \(tidegate prune\)"):
-        steps.process(inbox.settings, follower, txid, owner="test")
-
-
-@pytest.mark.parametrize(
-    ("of", "message"),
-    [
-        ("nothing.per_name", "pipeline nothing is not registered"),
-        ("inbox.nothing", "pipeline inbox has no such state"),
-        ("inbox.plain", "does not record changes of it: declare the state with changes=True"),
-    ],
-)
-def test_a_state_that_cannot_be_followed_is_named(inbox: Inbox, register: Callable[..., None], of: str, message: str) -> None:
+def test_a_state_that_cannot_be_followed_is_named(inbox: Inbox, register: Callable[..., None]) -> None:
     """At the first plan, with what to do."""
     inbox.declare(Files("inbox", format="csv", schema=SCHEMA), states={"plain": State(aggregates={"lines": Count()})})
-    follower = Pipeline("follower", Changes(of), {"followed": State(aggregates={"lines": Count()})})
-    register(follower)
-    with pytest.raises(SourceUnreadable, match=message):
-        steps.plan(inbox.settings, follower, run_id="run")
+    for version, (of, message) in enumerate(
+        [
+            ("nothing.per_name", "pipeline nothing is not registered"),
+            ("inbox.nothing", "pipeline inbox has no such state"),
+            ("inbox.plain", "does not record changes of it: declare the state with changes=True"),
+        ],
+        start=1,
+    ):
+        follower = Pipeline("follower", Changes(of), {"followed": State(aggregates={"lines": Count()})}, version=version)
+        register(follower)
+        with pytest.raises(SourceUnreadable, match=message):
+            steps.plan(inbox.settings, follower, run_id="run")
 
 
 @pytest.mark.parametrize(

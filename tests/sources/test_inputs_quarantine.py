@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.conftest import copied
-from tests.crashes import Crash, EachPoint, FaultPlan
+from tests.crashes import Crash, FaultPlan
 from tests.servers import Server
-from tests.sources.conftest import PER_NAME, SCHEMA
-from tests.sources.test_inputs import PLANES, SEATS, Folders, files, seats_of, summed
+from tests.sources.conftest import SCHEMA
+from tests.sources.test_inputs import PLANES, SEATS, Folders, files, summed
 from tests.store import Mend
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
 from tidegate.jobs.compute.transform import transform_purity
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged
 
 # A replay dies at each of these points of its processing, too; at all of them with SOAK.
 STRIDE = 1 if os.environ.get("SOAK") else 50
@@ -152,52 +152,38 @@ def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None
 
 @pytest.mark.soak
 def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
-    """A record that another one replaces is noticed, as of any replay (I11); what was taken up is counted."""
-    write(folders, "a", "1.csv", ["name,amount", "x,one"])
-    write(folders, "b", "1.csv", ["amount;name", "two;y"])
-    pipeline = declare(folders)
-    assert folders.run(pipeline, "run") == [1]
-    for record, right in zip(waiting(folders), ("x,1", "2;y"), strict=True):
-        mend(folders, record, right)
-    assert open_replay(folders, pipeline) == (2, 2)
-    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
-    for owner, mode in (("first", "resume"), ("second", "restage")):
-        steps.process(folders.settings, pipeline, 2, owner=owner, mode=mode)  # type: ignore[arg-type]
-
-    def alter(statement: str) -> None:
-        owner = replace(folders.settings, pg_user=folders.settings.pg_owner)
-        with StateStore.connect(owner) as store, store.engine.begin() as connection:
-            assert connection.execute(sa.text(statement)).rowcount == 1
-
-    alter("UPDATE tidegate.quarantine SET mended_payload = '9;y' WHERE mended_payload = '2;y'")
-    assert "replays the identical rows" in folders.refused(pipeline, SourceChanged, 2, mode="restage")
-    alter(
-        "UPDATE tidegate.quarantine SET mended_payload = '2;y', origin = replace(origin, 'b:', 'c:') "
-        "WHERE mended_payload = '9;y'"
-    )
-    message = folders.refused(pipeline, SourceChanged, 2, mode="restage")
-    assert "2 records were taken out of quarantine for this batch, but 1 are there" in message
-
-
-@pytest.mark.soak
-def test_records_without_a_place_have_their_inputs_name(folders: Folders) -> None:
-    """A source whose records have no origin of their own is named; NULL where a state has none is set aside."""
-    lists = FixedBatches([[("x", 1), (None, 2)], [("y", -3)]], SCHEMA)
+    """A record that another one replaces is noticed (I11), and their number; one without a place has its input's."""
+    lists = FixedBatches([[("x", 1), ("y", 2), (None, 3)]], SCHEMA)
     write(folders, "a", "1.csv", ["name,amount", "x,-1"])
-    pipeline = declare(folders, Inputs({"lists": lists, "a": files("a")}), check={"lists": {"known": "amount <> -3"}, **CHECK})
-    assert folders.run(pipeline, "run") == [1, 2]
-    found = {(r["origin"], r["reason"]) for r in waiting(folders)}
-    assert found == {
+    pipeline = declare(folders, Inputs({"lists": lists, "a": files("a")}), check={"lists": {"known": "amount <> 2"}, **CHECK})
+    assert folders.run(pipeline, "run") == [1]
+    assert {(r["origin"], r["reason"]) for r in waiting(folders)} == {
         ("lists", "key column name is NULL"),
-        ("lists", "fails the check 'not negative'"),
+        ("lists", "fails the check 'known'"),
         ("a: 1.csv, line 2", "fails the check 'not negative'"),
     }
     for record in waiting(folders):
         payload = json.loads(record["payload"])
-        mend(folders, record, json.dumps({"name": payload["name"] or "z", "amount": abs(payload["amount"])}))
-    replay(folders, pipeline)
-    assert folders.state(pipeline) == summed([("x", 1), ("z", 2), ("y", 3), ("x", 1)])
-    assert waiting(folders) == []
+        amount = 7 if payload["amount"] == 2 else abs(payload["amount"])
+        mend(folders, record, json.dumps({"name": payload["name"] or "z", "amount": amount}))
+    assert open_replay(folders, pipeline) == (2, 3)
+    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
+    for owner, mode in (("first", "resume"), ("second", "restage")):
+        steps.process(folders.settings, pipeline, 2, owner=owner, mode=mode)  # type: ignore[arg-type]
+
+    def alter(change: str) -> None:
+        owner = replace(folders.settings, pg_user=folders.settings.pg_owner)
+        with StateStore.connect(owner) as store, store.engine.begin() as connection:
+            statement = f"UPDATE tidegate.quarantine SET {change} WHERE origin = 'a: 1.csv, line 2'"
+            assert connection.execute(sa.text(statement)).rowcount == 1
+
+    alter("mended_payload = replace(mended_payload, '1', '9')")
+    assert "replays the identical rows" in folders.refused(pipeline, SourceChanged, 2, mode="restage")
+    alter("mended_payload = replace(mended_payload, '9', '1')")
+    steps.process(folders.settings, pipeline, 2, owner="third", mode="restage")
+    alter("origin = replace(origin, 'a:', 'c:')")
+    message = folders.refused(pipeline, SourceChanged, 2, mode="restage")
+    assert "3 records were taken out of quarantine for this batch, but 2 are there" in message
 
 
 def test_records_of_an_input_that_is_gone_are_refused(folders: Folders) -> None:
@@ -274,47 +260,6 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folde
     assert waiting(folders) == []
 
 
-@pytest.mark.soak
-def test_a_reference_that_changes_while_a_replay_reads_is_found(folders: Folders) -> None:
-    """As in any batch, before the seal."""
-    planes = folders.put("planes", [("x", 10)], columns=SEATS)
-    write(folders, "a", "1.csv", ["name,amount", "x,one"])
-
-    def changing(inputs: Any) -> Any:
-        if "twelve" not in planes.read_text() and len(waiting(folders)) == 0 and (folders.settings.home / "change").exists():
-            planes.write_text(planes.read_text().replace("10", "12"))
-        return seats_of(inputs)
-
-    pipeline = declare(folders, Inputs({"a": files("a"), "planes": PLANES}), transform=changing)
-    assert folders.run(pipeline, "run") == [1]
-    mend(folders, waiting(folders)[0], "x,1")
-    assert open_replay(folders, pipeline) == (2, 1)
-    (folders.settings.home / "change").touch()
-    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
-    assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged, 2)
-
-
-@pytest.mark.soak
-def test_an_opaque_replay_is_planned_again_with_the_new_version(folders: Folders) -> None:
-    """Its records stay; so does a redo of it, whose new attempt is joined with what is there then."""
-    planes = folders.put("planes", [("x", 10)], columns=SEATS)
-    write(folders, "a", "1.csv", ["name,amount", "x,one"])
-    source = Inputs({"a": files("a"), "planes": PLANES}, kind="opaque")
-    pipeline = declare(folders, source, transform=seats_of, states={"per_name": replace(PER_NAME, kind="opaque")})
-    assert folders.run(pipeline, "run") == [1]
-    mend(folders, waiting(folders)[0], "x,1")
-    assert open_replay(folders, pipeline) == (2, 1)
-    folders.put("planes", [("x", 20)], columns=SEATS, name=planes.name)
-    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
-    with pytest.raises(TidegateError, match="The batch is planned again"):
-        steps.process(folders.settings, pipeline, 2, owner="first")
-    folders.run(pipeline, "again")
-    assert folders.state(pipeline) == {"x": (1, 20)}
-    folders.put("planes", [("x", 30)], columns=SEATS, name=planes.name)
-    steps.redo(folders.settings, pipeline, 2, owner="test", reason="other seats")
-    assert folders.state(pipeline) == {"x": (1, 30)}
-
-
 def joined(inputs: Any) -> Any:
     """Join two inputs."""
     return inputs["a"].join(inputs["b"].select("name"), "name", "left")
@@ -355,40 +300,27 @@ def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
 
 def united_with_itself(inputs: Any) -> Any:
     """Unite two inputs, of which one is joined with itself."""
-    return (
-        inputs["a"]
-        .join(inputs["a"].select("name").distinct(), "name")
-        .union(inputs["b"].where("amount > 0"))
-        .groupBy("name")
-        .agg(F.sum("amount").cast("int").alias("amount"))
-    )
+    itself = inputs["a"].join(inputs["a"].select("name").distinct(), "name")
+    return itself.union(inputs["b"].where("amount > 0")).groupBy("name").agg(F.sum("amount").cast("int").alias("amount"))
 
 
 @pytest.mark.soak
 def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
-    """A join of one input with itself is that of a single source, which sees the rows of its batch."""
-    pipeline = declare(folders, Inputs({"a": files("a"), "b": files("b")}), transform=united_with_itself)
+    """A join of one input with itself sees its batch; joined with another meanwhile, a waiting replay is refused."""
+    source = Inputs({"a": files("a"), "b": files("b")})
+    pipeline = declare(folders, source, transform=united_with_itself)
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,z"])
     write(folders, "b", "1.csv", ["name,amount", "w,1"])
     assert folders.run(pipeline, "run") == [1]
     assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1)}
     mend(folders, waiting(folders)[0], "y,2")
-    replay(folders, pipeline)
-    assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
-
-
-@pytest.mark.soak
-def test_a_replay_that_has_waited_is_refused_when_inputs_are_joined_meanwhile(folders: Folders) -> None:
-    """Also where bad records block now: the record would still miss its partner."""
-    source = Inputs({"a": files("a"), "b": files("b")})
-    write(folders, "a", "1.csv", ["name,amount", "x,one"])
-    pipeline = declare(folders, source, transform=lambda inputs: inputs["a"].unionByName(inputs["b"]))
-    assert folders.run(pipeline, "run") == [1]
-    mend(folders, waiting(folders)[0], "x,1")
     assert open_replay(folders, pipeline) == (2, 1)
     blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
     assert steps.plan(folders.settings, blocking, run_id="replay") == [2]
     assert "joins input a with input b" in folders.refused(blocking, DeclarationInvalid, 2)
+    again = declare(folders, source, transform=united_with_itself, version=3)
+    folders.run(again, "again")
+    assert folders.state(again) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
 
 
 PRINTED = """\
@@ -433,75 +365,7 @@ def prepared(folders: Folders) -> tuple[Pipeline, dict[str, tuple[int, int]]]:
 
 
 STILL_BAD = ["b: 1.csv, line 4"]
-
-
-def dying(
-    folders: Folders, server: Server, register: Callable[..., None], step: Callable[[Folders], Any]
-) -> Iterator[tuple[Folders, Crash]]:
-    """Let a step die before each of its statements and around each COMMIT, in copies of the database; yield between the two."""
-    deaths = EachPoint()
-    while True:
-        with copied(server, folders.settings) as copy:
-            there = Folders(copy, register)
-            try:
-                with deaths.armed():
-                    step(there)
-            except Crash as crash:
-                yield there, crash
-            else:
-                break
-    assert len(deaths.points) > 1
-
-
-@pytest.mark.soak
-def test_a_crash_at_any_statement_of_opening_a_replay_takes_up_all_records_or_none(
-    folders: Folders, server: Server, register: Callable[..., None]
-) -> None:
-    """With the versions of references, in one transaction; opened again, nothing is taken up twice."""
-    pipeline, _ = prepared(folders)
-    version = metadata_of(folders, 1)["references"]
-    opened = 0
-    for there, crash in dying(folders, server, register, lambda there: open_replay(there, pipeline)):
-        is_open = waiting(there) == []
-        opened += is_open
-        assert open_replay(there, pipeline) == (None if is_open else (2, 3)), crash
-        assert waiting(there) == []
-        found = metadata_of(there, 2)
-        assert (found["_quarantined"], found["records"], found["references"]) == (3, {"a": 1, "b": 2}, version), crash
-        with StateStore.connect(there.settings) as store:
-            last = store.last_opened("inbox")
-        assert last is not None
-        assert last.txid == 2
-    assert opened > 0
-
-
-@pytest.mark.soak
-def test_a_crash_at_any_statement_of_a_replays_commit_leaves_the_state_of_a_clean_one(
-    folders: Folders, server: Server, register: Callable[..., None]
-) -> None:
-    """The records that count, and those that wait again under their inputs, change together, once."""
-    pipeline, expected = prepared(folders)
-    assert open_replay(folders, pipeline) == (2, 3)
-    assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
-    steps.process(folders.settings, pipeline, 2, owner="replay")
-    before, committed, points = folders.state(pipeline), 0, []
-    for there, crash in dying(folders, server, register, lambda there: commit(there, pipeline)):
-        points.append(str(crash))
-        is_done = there.state(pipeline) != before
-        committed += is_done
-        found = [record["origin"] for record in waiting(there)]
-        assert (there.state(pipeline), found) == ((expected, STILL_BAD) if is_done else (before, [])), crash
-        commit(there, pipeline)
-        assert there.state(pipeline) == expected, crash
-        assert [record["origin"] for record in waiting(there)] == STILL_BAD, crash
-    assert committed > 0
-    for step in ("INSERT INTO tidegate.quarantine", "INSERT INTO state.per_name", "after COMMIT"):
-        assert any(step in point for point in points), f"no crash was injected at {step}: {points}"
-
-
-def commit(folders: Folders, pipeline: Pipeline) -> None:
-    """Commit the replay."""
-    steps.commit(folders.settings, pipeline, 2, owner="replay")
+ALL_BAD = ["a: 1.csv, line 3", "b: 1.csv, line 3", "b: 1.csv, line 4"]
 
 
 @pytest.mark.soak
@@ -510,7 +374,7 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
 ) -> None:
     """Before each statement, and around each COMMIT, of opening, processing and committing; later steps repair it."""
     pipeline, expected = prepared(folders)
-    at, died = 1, 0
+    before, at, died, committed = folders.state(pipeline), 1, 0, 0
     while True:
         faults = FaultPlan(at)
         with copied(server, folders.settings) as copy:
@@ -521,6 +385,13 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
                     replay(there, pipeline)
             except Crash as crashed:
                 crash, died = crashed, died + 1
+                with StateStore.connect(there.settings) as store:
+                    last = store.last_opened("inbox")
+                is_open = last is not None and last.txid == 2
+                is_done = there.state(pipeline) != before
+                committed += is_done
+                assert there.state(pipeline) == (expected if is_done else before), crash
+                assert [r["origin"] for r in waiting(there)] == (STILL_BAD if is_done else [] if is_open else ALL_BAD), crash
                 open_replay(there, pipeline)  # None if the crashed one has opened it
                 there.run(pipeline, "repair")
             assert there.state(pipeline) == expected, f"crashed at point {at}: {crash}"
@@ -528,4 +399,5 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
         if crash is None:
             break
         at += STRIDE
+    assert committed > 0
     assert died >= len(faults.points) // STRIDE - 1 > 0
