@@ -174,7 +174,7 @@ def test_replay_of_an_opaque_batch_begins_where_it_began(topic: OrdersTopic) -> 
     assert ranges(topic.plan(source, first, second, txid=2)) == {"0": (3, 7)}
     third = topic.plan(source, topic.plan(source, first, second), {"topic_id": second["topic_id"]}, txid=3)
     assert third["partitions"] == {}, "a batch that was planned keeps its place though nothing is left for it"
-    assert third["idle"]["0"] == {"start": 3, "end": 7}
+    assert third["idle"]["0"] == {"start": 3, "end": 7, "leader_epoch": 0}
 
 
 # -------------------------------------------------------------------------------------------------------- expired
@@ -211,17 +211,17 @@ def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: O
     topic.produce(5)
     topic.expire(2)
     again = topic.plan(source, None, first)
-    assert again["partitions"] == {"0": {"start": 2, "end": 8, "lost": [0, 2]}}
+    assert again["partitions"] == {"0": {"start": 2, "end": 8, "lost": [0, 2], "leader_epoch": 0}}
     topic.expire(6)
     second = topic.plan(source, first, txid=2)
 
-    assert topic.plan(source, None, again)["partitions"] == {"0": {"start": 6, "end": 8, "lost": [0, 6]}}
-    assert second["partitions"] == {"0": {"start": 6, "end": 8, "lost": [3, 6]}}
+    assert topic.plan(source, None, again)["partitions"] == {"0": {"start": 6, "end": 8, "lost": [0, 6], "leader_epoch": 0}}
+    assert second["partitions"] == {"0": {"start": 6, "end": 8, "lost": [3, 6], "leader_epoch": 0}}
     assert topic.read(source, second) == topic.produced[6:]
     topic.expire(8)
     topic.refused(source, second, SourceUnavailable, "The next attempt goes without them")
     again = topic.plan(source, first, second, txid=2)
-    assert again["partitions"] == {"0": {"start": 8, "end": 8, "lost": [3, 8]}}
+    assert again["partitions"] == {"0": {"start": 8, "end": 8, "lost": [3, 8], "leader_epoch": 0}}
     assert topic.read(source, again) == []
 
 

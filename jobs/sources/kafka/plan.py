@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The position of a partition that has appeared since the last batch: none of it was read.
 UNREAD = {"start": 0, "end": 0}
+LEADER_EPOCH = "leader_epoch"  # in a slice: that of the partition's end when it was planned
 
 
 class KafkaCoordinator(PartitionedCoordinator):
@@ -247,14 +248,40 @@ class TopicOffsets(Partitions):
                 "what is missing again. A further generation would read the topic from its first record, and count again what "
                 "has counted and is left."
             )
+        self._check_not_truncated(partition, previous or UNREAD, first)
         share = self._shares.get(partition, 0)
+        epoch = self._epoch_of(partition)
         if self._source.when_expired == "continue" and position < first:
             logger.warning(
                 "Partition %s of topic %s: %d records, offsets %d to %d, expired before they were read, and are given up.",
                 *(partition, self._topic.name, first - position, position, first),
             )
-            return {"start": first, "end": first + share, "lost": [position, first]}
-        return {"start": position, "end": position + share} if share else None
+            return {"start": first, "end": first + share, "lost": [position, first], **epoch}
+        return {"start": position, "end": position + share, **epoch} if share else None
+
+    def _epoch_of(self, partition: str) -> SourceMetadata:
+        """Return what the metadata keep of the leader epoch up to which a partition is planned; nothing if Kafka says none."""
+        epoch = self._topic.leader_epochs.get(int(partition))
+        return {} if epoch is None else {LEADER_EPOCH: epoch}
+
+    def _check_not_truncated(self, partition: str, previous: SourceMetadata, first: int) -> None:
+        """Refuse a partition whose records before the position are others than those that were planned.
+
+        Its log was cut and has grown again. Nothing can have been cut while its leader epoch is the same.
+
+        Raises: SourceChanged; PartitionUnavailable.
+        """
+        position, epoch = previous["end"], previous.get(LEADER_EPOCH)
+        if epoch is None or position <= first or self._topic.leader_epochs.get(int(partition)) in (None, epoch):
+            return
+        if (cut := self._topic.describe_truncation(int(partition), position, epoch)) is None:
+            return
+        raise SourceChanged(
+            f"Partition {partition} of topic {self._topic.name} was planned up to offset {position}, and its brokers have lost "
+            f"records before that since: {cut.rstrip('.')}. Other records have those offsets now, and would never be read. "
+            "Copy all that was produced after the loss into a new topic, let producers go on there, and declare it here, "
+            f"with generation={self._source.generation + 1}; raise the pipeline's version."
+        )
 
     def _bounds(self, partition: str) -> tuple[int, int]:
         """Return the first offset that has not expired, and the end.

@@ -62,6 +62,9 @@ class Topic:
         self._settings = settings
         self._brokers = settings.kafka_bootstrap
         self._errors: list[KafkaError] = []
+        # By partition: the leader epoch of the end that was asked for last. Each leader writes under a higher one; some
+        # services keep none.
+        self.leader_epochs: dict[int, int | None] = {}
         # log_level: otherwise the client writes each refused connection to standard error.
         self._configuration: dict[str, Any] = {**kafka_client(settings), "log_level": 0, "error_cb": self._errors.append}
         try:
@@ -125,7 +128,37 @@ class Topic:
             else {}
         )
         by_partition = {requested.partition: answer for requested, answer in answers.items()}
+        if of == "latest":
+            answered = by_partition.items()
+            self.leader_epochs = {partition: getattr(answer, "leader_epoch", None) for partition, answer in answered}
         return {partition: self._offset(partition, by_partition.get(partition)) for partition in self.partitions}
+
+    def describe_truncation(self, partition: int, position: int, leader_epoch: int) -> str | None:
+        """Return Kafka's words if a partition's log was cut before a position that it had in a leader epoch; None if not.
+
+        What was written since has taken the offsets of what was lost, so that the end of the log alone does not show the loss.
+
+        Raises: PartitionUnavailable, SourceUnreadable.
+        """
+        # The client asks the leader where the epoch ends now (KIP-320), before it reads from the position. It commits nothing.
+        checks = {"auto.offset.reset": "error", "enable.partition.eof": True, "enable.auto.commit": False}
+        consumer = Consumer({**self._configuration, **checks, "group.id": "tidegate-position"})
+        deadline = monotonic() + ANSWER_SECONDS
+        try:
+            consumer.assign([TopicPartition(self.name, partition, position, leader_epoch=leader_epoch)])
+            while monotonic() < deadline:
+                if (answer := consumer.poll(POLL_SECONDS)) is None:
+                    continue
+                error = answer.error()
+                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                    return None
+                if error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    return str(error.str())
+                if error.code() in REFUSALS:
+                    raise self._meaning(error)
+        finally:
+            consumer.close()
+        raise PartitionUnavailable(f"Partition {partition} of topic {self.name} does not say where its leaders' terms end.")
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
         """Commit offsets for a consumer group, except for partitions where it has committed later ones."""
