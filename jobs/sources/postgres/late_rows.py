@@ -234,9 +234,9 @@ def check_times(cursor: Any, query: TableQuery, origin: Origin, previous: Source
         column = query.key[0]
         raise SourceChanged(
             f"{query.name} has {late} row(s) that were written after rows up to {', '.join(previous['to'])} had been planned, "
-            f"and have no later {column}, such as {key}: by a write that leaves {column} alone, under a clock that was put "
-            f"back, or loaded with old times. They would never be read as they are now. Have a trigger set {column} to "
-            "now() at each write, and touch these rows."
+            f"and have no later {column}, such as {key}: by a write that leaves {column} alone, with a time that is rounded by "
+            "more than margin_seconds, under a clock that was put back, or loaded with old times. They would never be read as "
+            f"they are now. Have a trigger set {column} to now() at each write, and touch these rows."
         )
 
 

@@ -128,7 +128,8 @@ class PostgresCoordinator(Coordinator):
             if drawn is not None:
                 check_drawn(cursor, query, origin.types, drawn, after, highest)
         if source.is_by_clock:
-            settled = settled_by_clock(connection, query, origin.read, after, source.wait_seconds, source.margin_seconds)
+            margin = max(source.margin_seconds, origin.step_seconds)
+            settled = settled_by_clock(connection, query, origin.read, after, source.wait_seconds, margin)
         else:
             settled = settled_by_sequence(connection, query, origin.read, highest, source.wait_seconds)
         snapshot = None

@@ -22,10 +22,11 @@ meanwhile (two-phase commit) keeps its locks and its name.
 2. Read in pg_stat_activity when the oldest open transaction of this database began.
 3. Look in pg_locks for prepared transactions that have written to a table that the query reads; wait for exactly these.
 
-All rows with a time strictly below (1), less a margin, and strictly below (2), are visible then, or will never be. Proof:
-a transaction that writes such a time began before (1). If it was open at (2), the bound is not above its start. If it was
+All rows with a time strictly below both (1) and (2), less a margin, are visible then, or will never be. Proof: a transaction
+that writes such a time began before (1). If it was open at (2), the bound is not above its start, less the margin. If it was
 prepared by (2), it is found in (3), or had ended by then. Else it had ended by (2). The margin covers the moment in which a
-server process has taken its transaction's time and not published it yet, and a clock that is set back by less than that.
+server process has taken its transaction's time and not published it yet, a clock that is set back by less than that, and a time
+that is rounded to a step of the margin, which lies before the transaction's start. What the column's type rounds to is known.
 """
 
 import logging
@@ -53,7 +54,8 @@ _WRITERS = """
         AND pid IS DISTINCT FROM pg_backend_pid()
 """
 _OLDEST_START = """
-    SELECT least(min(xact_start), %s::timestamptz)::text, count(*) FILTER (WHERE state = 'disabled')
+    SELECT (least(min(xact_start), %s::timestamptz) - %s * interval '1 second')::text,
+        count(*) FILTER (WHERE state = 'disabled')
     FROM pg_stat_activity
     WHERE datid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid <> pg_backend_pid()
         AND backend_type NOT IN ('autovacuum worker', 'walsender')
@@ -110,8 +112,7 @@ def settled_by_clock(
                 f"{query.name}: the server's clock says {clock}, but rows up to {after and after[0]} are planned already. Rows "
                 "written now would never be read: set the clock right, and give rows of meanwhile a new time."
             )
-        cursor.execute("SELECT (%s::timestamptz - %s * interval '1 second')::text", [clock, margin_seconds])
-        cursor.execute(_OLDEST_START, cursor.fetchone())
+        cursor.execute(_OLDEST_START, [clock, margin_seconds])
         bound, hidden = cursor.fetchone()
         if hidden:
             raise SourceUnreadable(

@@ -92,6 +92,17 @@ _SEQUENCES = """
     GROUP BY s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle
     ORDER BY s.seqrelid
 """
+_TYPE_MODIFIER = "SELECT atttypmod FROM pg_attribute WHERE attrelid = %s AND attnum = %s"
+_TEXTS = ("text", "character varying", "character", "name")
+# The version is that of the library's rules now, which change with an operating system, not the one noted in the catalog.
+_COLLATION = sql.SQL("""
+    SELECT concat_ws(' ', pg_collation_for(tidegate_key), CASE
+        WHEN collation_of.collprovider = 'd' THEN pg_database_collation_actual_version(pg_database.oid)
+        ELSE pg_collation_actual_version(collation_of.oid) END)
+    FROM (VALUES (1)) AS one (row) LEFT JOIN (SELECT {key} AS tidegate_key FROM {relation} LIMIT 0) AS no_rows ON true
+    JOIN pg_collation AS collation_of ON collation_of.oid = pg_collation_for(tidegate_key)::regcollation
+    JOIN pg_database ON datname = current_database()
+""")
 # Types that order the same values alike, so that a key may be widened.
 _WHOLE = ("smallint", "integer", "bigint", "numeric")
 _PLAIN_DEFAULT = re.compile(r"nextval\('[^()]*'::regclass\)(::[\w ]+)?")
@@ -117,7 +128,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Origin:
-    """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression."""
+    """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression.
+
+    `step_seconds` is what the type of the key's first column rounds a time to. Collations have their versions; None: no text.
+    """
 
     server: str
     tables: dict[str, str]
@@ -125,6 +139,8 @@ class Origin:
     types: list[str]
     keys: list[list[int] | None]
     read: list[int]
+    collations: list[str | None]
+    step_seconds: float
 
     @property
     def table(self) -> int | None:
@@ -141,6 +157,7 @@ class Origin:
             "storage": self.storage,
             "sequences": stored,
             "types": self.types,
+            "collations": self.collations,
             "keys": self.keys,
         }
 
@@ -160,7 +177,23 @@ def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable
     roots = dict(cursor.fetchall())
     cursor.execute(_STORAGE, [tables])
     (storage,) = cursor.fetchone()
-    return Origin(_server(cursor), roots, storage, [key.type for key in key_columns], keys, tables)
+    cursor.execute(_TYPE_MODIFIER, [key_columns[0].table, key_columns[0].number])
+    (modifier,) = cursor.fetchone() or (-1,)
+    step = 10.0**-modifier if modifier >= 0 and key_columns[0].type == "timestamp with time zone" else 0
+    types = [key.type for key in key_columns]
+    return Origin(_server(cursor), roots, storage, types, keys, tables, _collations(cursor, query, types), step)
+
+
+def _collations(cursor: Any, query: TableQuery, types: list[str]) -> list[str | None]:
+    """Return the collation of each key column, with the version of its rules."""
+    found: list[str | None] = []
+    for name, kind in zip(query.key, types, strict=True):
+        if kind not in _TEXTS:
+            found.append(None)
+            continue
+        cursor.execute(_COLLATION.format(key=sql.Identifier(name), relation=query.relation))
+        found += cursor.fetchone()
+    return found
 
 
 def _server(cursor: Any) -> str:
@@ -235,6 +268,12 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             raise SourceChanged(
                 f"{query.name}: key column {key} was {was} when rows were read, now it is {is_now}: they may be in another "
                 f"order. {advice}"
+            )
+    for key, was_ordered, is_ordered in zip(query.key, before.get("collations", now.collations), now.collations, strict=True):
+        if was_ordered != is_ordered:
+            raise SourceChanged(
+                f"{query.name}: key column {key} had collation {was_ordered} when rows were read, now it has {is_ordered}: "
+                f"what came before the position in one order may come after it in the other, and would be passed over. {advice}"
             )
     for key, place, place_now in zip(query.key, before["keys"], now.keys, strict=True):
         if place != place_now:

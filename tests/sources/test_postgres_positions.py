@@ -1,0 +1,72 @@
+"""What lies before a position of a table, and may change: the order of texts, and times that are rounded."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.sources.shop import DATED, Shop, shop, shops
+from tidegate.jobs import PostgresTable
+from tidegate.state_store.base.errors import SourceChanged
+
+__all__ = ["shop", "shops"]  # fixtures
+
+CODES = PostgresTable(table="codes", key="code", schema={"code": "string"}, wait_seconds=0, key_is_drawn=True, max_rows=4)
+BY_QUERY = replace(CODES, table=None, query="SELECT lower(code) AS code FROM codes")
+ROUNDED = {
+    "type": (["ALTER TABLE orders ALTER written TYPE timestamptz(0)"], 0.0),
+    "trigger": (
+        [
+            "CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$",
+            "CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()",
+        ],
+        1.0,
+    ),
+}
+
+
+@pytest.mark.promise("I11")
+@pytest.mark.parametrize("source", [CODES, BY_QUERY], ids=["table", "query"])
+def test_another_order_of_texts_is_refused(shop: Shop, source: PostgresTable) -> None:
+    """In another collation, or in another version of its rules, a text may come before the position that came after it."""
+    shop.execute('CREATE TABLE codes (code text COLLATE "POSIX" PRIMARY KEY)')
+    shop.execute("INSERT INTO codes SELECT format('a-%s', n) FROM generate_series(10, 13) AS n")
+    first = shop.planned(source)
+    assert shop.plan(source, first) is None
+    assert [text.split()[0] for text in first["origin"]["collations"]] == ['"POSIX"']
+    shop.execute('ALTER TABLE codes ALTER code TYPE text COLLATE "C"')
+
+    with pytest.raises(SourceChanged, match=r'key column code had collation "POSIX".* now it has "C"'):
+        shop.plan(source, first)
+    again = replace(source, generation=2, keeps_position=True)
+    shop.execute("INSERT INTO codes VALUES ('b-14')")
+    assert shop.planned(again, first)["to"] == ["b-14"]
+
+
+@pytest.mark.promise("I12")
+@pytest.mark.parametrize("rounding", ROUNDED)
+@pytest.mark.parametrize("kind", ["opaque", "transactional"])
+def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str, kind: str) -> None:
+    """A writer is open, and its row has a time before its own start; others of the same second are read only after it."""
+    statements, margin = ROUNDED[rounding]
+    for statement in statements:
+        shop.execute(statement)
+    source = replace(DATED, kind=kind, margin_seconds=margin, max_rows=5)
+    shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # the middle of a second
+    writer = shop.session()
+    writer.execute("BEGIN")
+    writer.execute("INSERT INTO orders (name) VALUES ('open')")
+    shop.sell(20)
+    shop.execute("SELECT pg_sleep(2.5)")
+    read: list[int] = []
+    previous = None
+    while metadata := shop.plan(source, previous):
+        read += shop.ids(metadata, "written, id")
+        previous = metadata
+    writer.execute("COMMIT")
+    shop.execute("SELECT pg_sleep(1.1)")
+    while metadata := shop.plan(source, previous):
+        read += shop.ids(metadata, "written, id")
+        previous = metadata
+
+    assert sorted(read) == [id_ for (id_,) in shop.execute("SELECT id FROM orders ORDER BY id")]
