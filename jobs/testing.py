@@ -105,7 +105,7 @@ class Bench:
     def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
         """Yield each name with its files in batches before a txid, as the ledger would."""
         taken = [
-            TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done)
+            TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done, file.get("inode"))
             for txid, planned in self._inputs.items()
             if txid < before_txid
             for file in files_in(planned)

@@ -8,7 +8,7 @@ differently. A txid is a batch's number.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +20,9 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Source
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput
 
-FILES = "files"  # where the metadata of a batch lists its files: name, size, mtime_ns and sha256 of each
+FILES = (
+    "files"  # where the metadata of a batch lists its files: name, size, mtime_ns, inode (of objects: none) and sha256 of each
+)
 AFTER = "after"  # where a source that takes files in the order of their names keeps the last name so far
 INPUTS = "inputs"  # where the metadata of a pipeline with several inputs has that of each, by its name
 LARGEST = 2**63 - 1
@@ -29,13 +31,17 @@ _COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "sha256": sa.Text(),
     "size": sa.BigInteger(),
     "mtime_ns": sa.BigInteger(),
+    "inode": sa.Text(),
     "txid": sa.BigInteger(),
 }
 
 
 @dataclass(frozen=True)
 class TakenFile:
-    """A file that a batch reads or has read: the planned content, and the progress of the batch."""
+    """A file that a batch reads or has read: the planned content, and the progress of the batch.
+
+    Time and inode, of which objects have none, are those of when the file was last looked at.
+    """
 
     name: str
     sha256: str
@@ -44,6 +50,8 @@ class TakenFile:
     txid: int
     is_committed: bool
     is_done: bool  # the source has learned of the commit and, if it moves files away, has moved this one
+    inode: str | None = None
+    is_skipped: bool = False  # its batch has committed without rows
 
 
 def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:
@@ -77,8 +85,8 @@ def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInpu
         return
     rows = _as_table(files)
     digest = sa.func.decode(rows.c.sha256, "hex")
-    columns = [sa.literal(spec.name), rows.c.name, digest, rows.c.size, rows.c.mtime_ns, rows.c.txid]
-    names = ["pipeline", "name", "sha256", "size", "mtime_ns", "txid"]
+    columns = [sa.literal(spec.name), rows.c.name, digest, rows.c.size, rows.c.mtime_ns, rows.c.inode, rows.c.txid]
+    names = ["pipeline", "name", "sha256", "size", "mtime_ns", "inode", "txid"]
     statement = insert(tables.source_file).from_select(names, sa.select(*columns)).on_conflict_do_nothing()
     if connection.execute(statement).rowcount != len(files):
         raise _counted_before(connection, spec, rows, inputs[0].txid)
@@ -110,20 +118,30 @@ def take_back(connection: Connection, pipeline: str, txid: int) -> None:
 
 
 def counted(connection: Connection, pipeline: str, names: Sequence[str], before_txid: int) -> dict[str, list[TakenFile]]:
-    """Return the files with these names that have counted in batches before a txid."""
-    f, b = tables.source_file.c, tables.batch.c
+    """Return the files with these names that have counted, or were skipped, in batches before a txid."""
+    f, b, k = tables.source_file.c, tables.batch.c, tables.commit.c
     requested = sa.func.unnest(sa.cast(list(names), ARRAY(sa.Text))).table_valued("name").render_derived(name="requested")
     statement = (
-        sa.select(f.name, sa.func.encode(f.sha256, "hex"), f.size, f.mtime_ns, f.txid, b.acked_at.is_not(None))
+        sa.select(
+            f.name,
+            sa.func.encode(f.sha256, "hex").label("sha256"),
+            f.size,
+            f.mtime_ns,
+            f.txid,
+            sa.true().label("is_committed"),
+            b.acked_at.is_not(None).label("is_done"),
+            f.inode,
+            k.skipped_reason.is_not(None).label("is_skipped"),
+        )
         .join_from(
             requested, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == requested.c.name, f.txid < before_txid)
         )
         .join(tables.batch, tables.same_batch(tables.batch, tables.source_file))
+        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.source_file))
     )
     by_name: dict[str, list[TakenFile]] = {}
-    for name, digest, size, mtime_ns, txid, is_done in connection.execute(statement):
-        taken = TakenFile(name, digest, size, mtime_ns, txid, is_committed=True, is_done=is_done)
-        by_name.setdefault(name, []).append(taken)
+    for row in connection.execute(statement):
+        by_name.setdefault(row.name, []).append(TakenFile(*row))
     return by_name
 
 
@@ -133,23 +151,24 @@ def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:
     for each in inputs:
         for file in files_of(each):
             identity = file["name"], file["sha256"], file["size"], file["mtime_ns"]
-            by_name.setdefault(file["name"], []).append(TakenFile(*identity, each.txid, is_committed=False, is_done=False))
+            taken = TakenFile(*identity, each.txid, is_committed=False, is_done=False, inode=file.get("inode"))
+            by_name.setdefault(file["name"], []).append(taken)
     return by_name
 
 
 def note_times(connection: Connection, pipeline: str, files: Sequence[TakenFile]) -> None:
-    """Record new modification times of unchanged files, so that these are not read again."""
+    """Record new times and inodes of unchanged files, so that these are not read again."""
     if not files:
         return
-    rows = _as_table([{"name": f.name, "sha256": f.sha256, "size": f.size, "mtime_ns": f.mtime_ns, "txid": 0} for f in files])
+    rows = _as_table([asdict(file) for file in files])
     f = tables.source_file.c
     same = (f.pipeline == pipeline, f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"))
-    connection.execute(sa.update(tables.source_file).where(*same).values(mtime_ns=rows.c.mtime_ns))
+    connection.execute(sa.update(tables.source_file).where(*same).values(mtime_ns=rows.c.mtime_ns, inode=rows.c.inode))
 
 
 def _as_table(files: Sequence[Mapping[str, Any]]) -> sa.TableValuedAlias:
     """Return files as a table for a statement; times are clamped to the range of a bigint."""
-    columns: dict[str, list[Any]] = {name: [file[name] for file in files] for name in _COLUMNS}
+    columns: dict[str, list[Any]] = {name: [file.get(name) for file in files] for name in _COLUMNS}
     columns["mtime_ns"] = [max(-LARGEST, min(LARGEST, time)) for time in columns["mtime_ns"]]
     arrays = [sa.cast(columns[name], ARRAY(kind)) for name, kind in _COLUMNS.items()]
     table = sa.func.unnest(*arrays).table_valued(*(sa.column(name, kind) for name, kind in _COLUMNS.items()))

@@ -43,6 +43,8 @@ CREATE TABLE tidegate.state_table (
     pruned_txid bigint NOT NULL DEFAULT 0,
     dropped_at timestamptz,
     table_oid oid,
+    shape jsonb,
+    accepted_shape jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT pk_state_table PRIMARY KEY (state),
     CONSTRAINT fk_state_table_pipeline FOREIGN KEY (pipeline) REFERENCES tidegate.pipeline (pipeline)
 );
@@ -52,6 +54,8 @@ COMMENT ON COLUMN tidegate.state_table.pipeline IS 'its only writer';
 COMMENT ON COLUMN tidegate.state_table.pruned_txid IS 'of changes: those up to here were removed';
 COMMENT ON COLUMN tidegate.state_table.dropped_at IS 'since when it is dropped, as its pipeline is retired';
 COMMENT ON COLUMN tidegate.state_table.table_oid IS 'its number in Postgres; NULL: not noted, or it is a view';
+COMMENT ON COLUMN tidegate.state_table.shape IS 'its table_shape as declared; NULL: it is a view';
+COMMENT ON COLUMN tidegate.state_table.accepted_shape IS 'what differs from that, and a person has accepted';
 
 CREATE TABLE tidegate.state_range (
     state text NOT NULL,
@@ -256,6 +260,7 @@ CREATE TABLE tidegate.source_file (
     sha256 bytea NOT NULL,
     size bigint NOT NULL,
     mtime_ns bigint NOT NULL,
+    inode text,
     txid bigint NOT NULL,
     CONSTRAINT pk_source_file PRIMARY KEY (pipeline, name, sha256),
     CONSTRAINT fk_source_file_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
@@ -267,6 +272,7 @@ COMMENT ON COLUMN tidegate.source_file.name IS 'below the source''s folder';
 COMMENT ON COLUMN tidegate.source_file.sha256 IS 'of its content: name and content are the file';
 COMMENT ON COLUMN tidegate.source_file.size IS 'bytes';
 COMMENT ON COLUMN tidegate.source_file.mtime_ns IS 'when it was last seen to be modified';
+COMMENT ON COLUMN tidegate.source_file.inode IS 'its number and last change when it was last looked at; NULL: an object';
 COMMENT ON COLUMN tidegate.source_file.txid IS 'the batch in which it counts, or was skipped';
 
 CREATE TABLE tidegate.run_batch (
@@ -434,6 +440,65 @@ BEGIN
                   HINT = 'To change it by hand all the same: SET tidegate.writer = ' || quote_literal(owner);
     END IF;
     RETURN NULL;
+END $$;
+
+-- What decides which values a merge leaves in a table of a state, by the names of its parts: types and collations of columns, formulas
+-- of generated ones, unique keys, and whatever else changes rows as they are written or read: triggers, rules, tables that inherit
+-- from it. A commit compares it with what is declared, in which these last ones are not.
+
+CREATE FUNCTION tidegate.table_shape(of_table oid) RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN (
+        WITH parts (oid) AS (
+            SELECT of_table UNION ALL SELECT inhrelid FROM pg_inherits WHERE inhparent = of_table
+        ), unique_keys (columns, nulls) AS (
+            SELECT (SELECT string_agg(quote_ident(attname), ', ' ORDER BY attname) FROM pg_attribute
+                    WHERE attrelid = of_table AND attnum = ANY (indkey)),
+                CASE WHEN indnullsnotdistinct THEN 'unique, NULLs equal' ELSE 'unique' END
+            FROM pg_index WHERE indrelid = of_table AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL
+        )
+        SELECT coalesce(jsonb_object_agg(part, definition), '{}') FROM (
+            SELECT 'column ' || quote_ident(attname), concat_ws(' ', format_type(atttypid, atttypmod),
+                'COLLATE ' || quote_ident(collname), 'GENERATED AS ' || pg_get_expr(adbin, adrelid))
+            FROM pg_attribute
+            LEFT JOIN pg_collation ON pg_collation.oid = attcollation AND collname <> 'default'
+            LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum AND attgenerated <> ''
+            WHERE attrelid = of_table AND attnum > 0 AND NOT attisdropped
+            UNION ALL
+            SELECT 'required ' || quote_ident(attname), 'NOT NULL without a default'
+            FROM pg_attribute WHERE attrelid = of_table AND attnum > 0 AND NOT attisdropped AND attnotnull AND NOT atthasdef
+                AND attidentity = ''
+            UNION ALL
+            SELECT format('key (%s)', columns), max(nulls) FROM unique_keys GROUP BY columns
+            UNION ALL
+            SELECT format('trigger %I of %s', tgname, tgrelid::regclass), pg_get_triggerdef(pg_trigger.oid) || ', ' || md5(prosrc)
+            FROM parts JOIN pg_trigger ON tgrelid = parts.oid JOIN pg_proc ON pg_proc.oid = tgfoid
+            WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled <> 'D'
+                AND tgfoid <> 'tidegate.single_writer()'::regprocedure
+            UNION ALL
+            SELECT format('rule %I', rulename), pg_get_ruledef(pg_rewrite.oid)
+            FROM pg_rewrite WHERE ev_class = of_table AND ev_enabled <> 'D'
+            UNION ALL
+            SELECT 'child ' || parts.oid::regclass, 'inherits'
+            FROM parts JOIN pg_class USING (oid) WHERE parts.oid <> of_table AND NOT relispartition
+        ) AS found (part, definition)
+    );
+END $$;
+
+-- What of a table is otherwise than expected: part, expected definition and found one. Columns and keys that are not expected are the
+-- team's, and no difference, unless a merge would have to fill them.
+
+CREATE FUNCTION tidegate.shape_differences(of_table oid, expected jsonb) RETURNS jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN (
+        SELECT jsonb_agg(jsonb_build_array(key, e.value, f.value) ORDER BY key)
+        FROM jsonb_each_text(expected) AS e FULL JOIN jsonb_each_text(tidegate.table_shape(of_table)) AS f USING (key)
+        WHERE CASE
+            WHEN e.value IS NULL THEN key !~ '^(column|key) '
+            WHEN f.value IS NULL THEN key !~ '^required '
+            ELSE e.value <> f.value END
+    );
 END $$;
 
 -- A commit that runs an author's update has a row in open_commit until its end, so that Postgres refuses a COMMIT by the
@@ -663,6 +728,7 @@ BEGIN
     END LOOP;
     EXECUTE format('CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
                    'FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()', made);
+    EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER single_writer', made);
     EXECUTE format('ALTER TABLE %s ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)', parent, made,
                    coalesce(quote_literal(lower), 'MINVALUE'), coalesce(quote_literal(upper), 'MAXVALUE'));
     INSERT INTO tidegate.state_range VALUES (state, partition, lower, upper, every);
@@ -685,7 +751,7 @@ GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_
 GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source_rows, source_hash_sum, quarantined_rows,
     transformed_rows, transformed_hash_sum, staged_bytes, spark_application, spark_tag, dropped_at)
     ON tidegate.attempt TO tidegate;
-GRANT UPDATE (mtime_ns) ON tidegate.source_file TO tidegate;
+GRANT UPDATE (mtime_ns, inode) ON tidegate.source_file TO tidegate;
 GRANT UPDATE (succeeded, succeeded_at, failed, failing_since, failed_at, failed_run, error) ON tidegate.plan TO tidegate;
 GRANT UPDATE (txid, watermark, previous_watermark, removed_until) ON tidegate.watermark TO tidegate;
 GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;

@@ -66,6 +66,8 @@ state_table = _table(
     pruned_txid=BigInteger,
     dropped_at=Null(TIME),
     table_oid=Null(OID),
+    shape=Null(JSONB),
+    accepted_shape=JSONB,
 )
 
 state_range = _table(
@@ -182,6 +184,7 @@ source_file = _table(
     sha256=BYTEA,
     size=BigInteger,
     mtime_ns=BigInteger,
+    inode=Null(Text),
     txid=BigInteger,
 )
 

@@ -7,12 +7,13 @@ source's own folder needs the marker there.
 import stat
 from collections.abc import Iterable, Iterator
 
+from tidegate.jobs.sources.files.content import Stamp, stamp_of
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
 # What tells a marker from one that was written later: an object's description; a file's inode number and modification time.
-Written = ObjectInfo | tuple[int, int]
+Written = ObjectInfo | Stamp
 
 
 class Markers:
@@ -70,7 +71,7 @@ class Markers:
             return None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be looked up: {error.strerror}. Make its folder readable.") from error
-        return (status.st_ino, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+        return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
 
 
 def unmarked_folders(names: Iterable[str], marker: str) -> list[str]:

@@ -7,10 +7,10 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place
 from tidegate.jobs.spark.library_internals import is_text_encoding
@@ -64,6 +64,27 @@ def _place_of(number: int, path: Path) -> str:
 def is_below(path: str, folder: str) -> bool:
     """Return whether a path without links is the folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+class Stamp(NamedTuple):
+    """What shows without reading a file that it may have changed: another file, or one written to, has another stamp.
+
+    Copying with the same time (cp -p, rsync -t) or moving another file to the name shows in the inode: its number, and when it
+    last changed, in nanoseconds.
+    """
+
+    size: int
+    mtime_ns: int
+    inode: str
+
+    def is_of(self, file: Mapping[str, Any]) -> bool:
+        """Return whether a file in the metadata of a batch had this stamp when it was planned."""
+        return self == (file["size"], file["mtime_ns"], file.get("inode"))
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return a file's stamp."""
+    return Stamp(status.st_size, status.st_mtime_ns, f"{status.st_ino}.{status.st_ctime_ns}")
 
 
 def digest_of(content: IO[bytes]) -> str:

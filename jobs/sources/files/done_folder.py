@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.sources.files.content import digest_of, is_below, open_file
+from tidegate.jobs.sources.files.content import digest_of, is_below, open_file, stamp_of
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 COPY = ".{}.part"  # the name of a file while it is copied from another file system
@@ -93,10 +93,10 @@ class DoneFolder:
 
 
 def _is_same(path: Path, status: os.stat_result, file: Mapping[str, Any]) -> bool:
-    """Return whether a file has its planned content. It is read only if its modification time differs."""
+    """Return whether a file has its planned content. It is read only if its stamp differs."""
     if status.st_size != file["size"]:
         return False
-    if status.st_mtime_ns == file["mtime_ns"]:
+    if stamp_of(status).is_of(file):
         return True
     with open_file(path) as content:
         return bool(digest_of(content) == file["sha256"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.jobs.sources import LeftAlone
-from tidegate.jobs.sources.files.content import digest_of, is_below, open_file
+from tidegate.jobs.sources.files.content import digest_of, is_below, open_file, stamp_of
 from tidegate.jobs.sources.files.file_globs import HIDDEN, Glob, GlobPosition
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store.base.errors import SettingsInvalid, SourceUnreadable
@@ -185,10 +185,9 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
         after = path.stat()
     except OSError as error:
         raise SourceUnreadable(f"{path} cannot be read: {error.strerror}. Make it readable, or move it away.") from error
-    changed = (before.st_ino, before.st_size, before.st_mtime_ns) != (after.st_ino, after.st_size, after.st_mtime_ns)
-    if changed or is_young(after, min_age_seconds):
+    if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):
         return None
-    return {"name": name, "size": after.st_size, "mtime_ns": after.st_mtime_ns, "sha256": digest}
+    return {"name": name, **stamp_of(after)._asdict(), "sha256": digest}
 
 
 def check_parquet_name(path: Path | ObjectPath) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
-from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
+from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, Listing, is_young
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
@@ -46,7 +46,7 @@ class Comparison(Enum):
 
     NEW = "no batch has taken it"
     TAKEN = "it is as it was taken"
-    TOUCHED = "it is as it counted, except for its modification time"
+    TOUCHED = "it is as it counted, except for its stamp"
     BACK = "it is as it counted, and had been moved away"
     CHANGED = "it has other content than what counted"
 
@@ -174,13 +174,18 @@ class FilesCoordinator(Coordinator):
         if same is not None:
             if same.is_done and self._done:
                 return Comparison.BACK, same
-            is_touched = same.is_committed and same.mtime_ns != status.st_mtime_ns
-            return (Comparison.TOUCHED, replace(same, mtime_ns=status.st_mtime_ns)) if is_touched else (Comparison.TAKEN, same)
+            stamp = stamp_of(status)
+            is_touched = same.is_committed and (same.size, same.mtime_ns, same.inode) != stamp
+            touched = replace(same, mtime_ns=stamp.mtime_ns, inode=stamp.inode)
+            return (Comparison.TOUCHED, touched) if is_touched else (Comparison.TAKEN, same)
         return self._compare_other(name, earlier)
 
     def _compare_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Comparison, TakenFile | None]":
         """Return the result for a file whose content differs from all taken files of its name."""
-        last = max(earlier, key=lambda file: file.txid)
+        counted = [file for file in earlier if not file.is_skipped]
+        if not counted:
+            return Comparison.NEW, None  # nothing of it has counted: what was skipped has been replaced
+        last = max(counted, key=lambda file: file.txid)
         if not last.is_committed:
             return Comparison.TAKEN, last  # its own batch reports the change, when it is read
         if self._done and (last.is_done or self._done.has(last.txid, name)):
@@ -188,12 +193,12 @@ class FilesCoordinator(Coordinator):
         return Comparison.CHANGED, last
 
     def _find_same(self, path: Path, status: os.stat_result, earlier: Sequence[TakenFile]) -> TakenFile | None:
-        """Return the taken file with the same content; the file is read only if its size and time do not decide.
+        """Return the taken file with the same content; the file is read only if its stamp does not decide.
 
         They do not if the taken file was moved away: the present file was put there later.
         """
         for file in earlier:
-            if (file.size, file.mtime_ns) == (status.st_size, status.st_mtime_ns) and not file.is_done:
+            if (file.size, file.mtime_ns, file.inode) == stamp_of(status) and not file.is_done:
                 return file
         candidates = [file for file in earlier if file.size == status.st_size]
         if not candidates:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Dataset, LeftAlone
 from tidegate.jobs.sources.delta.source import Delta
+from tidegate.jobs.sources.files.content import stamp_of
 from tidegate.jobs.sources.files.folder_listing import list_files, young_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
@@ -250,4 +251,4 @@ def _is_unchanged(folder: Path, file: Mapping[str, Any]) -> bool:
         status = (folder / file["name"]).stat()
     except OSError:
         return False
-    return (status.st_size, status.st_mtime_ns) == (file["size"], file["mtime_ns"])
+    return stamp_of(status).is_of(file)

@@ -149,7 +149,10 @@ class ObjectsCoordinator(Coordinator):
         """
         if not earlier or self._find_same(name, listed, earlier):
             return not earlier
-        last = max(earlier, key=lambda file: file.txid)
+        counted = [file for file in earlier if not file.is_skipped]
+        if not counted:
+            return True  # nothing of it has counted: what was skipped has been overwritten
+        last = max(counted, key=lambda file: file.txid)
         if last.is_committed:
             raise SourceChanged(
                 f"{self._place / name} was overwritten since it counted in txid {last.txid}: other content counted, and this "
