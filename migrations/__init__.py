@@ -84,6 +84,15 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
         return recorded_actions.accept_epoch(connection, Witness(settings), owner)
 
 
+def accept_table(settings: Settings, state: str, owner: str) -> str:
+    """Let batches commit into a state's table as it is, though it is declared otherwise; return what is accepted.
+
+    Raises: UsageError if there is nothing to accept, or a declared column is gone; AccessRefused, StoreUnavailable.
+    """
+    with connected(settings) as connection:
+        return recorded_actions.accept_table(connection, state, owner)
+
+
 def retired(settings: Settings, specs: Sequence[PipelineSpec]) -> dict[str, str]:
     """Return a sentence for each of these pipelines that was retired.
 

@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import history_state_view, partitions, primary_keys, state_tables
+from tidegate.state_store.states import history_state_view, partitions, primary_keys, state_tables, table_identity, table_shape
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -21,11 +21,18 @@ def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
 
 
 def _managed(table, _name, type_, reflected, compare_to):  # noqa: ANN001, ANN202
-    """Ignore indexes and constraints that only the database has: they are the team's."""
+    """Ignore columns, indexes and constraints that only the database has and no declaration had: they are the team's."""
+    if type_ == "column" and reflected and compare_to is None:
+        return table.name in registered.get(table.table.name, ())
     if type_ not in ("index", "unique_constraint", "foreign_key_constraint") or not reflected or compare_to is not None:
         return True
     # A key that may be NULL is declared as unique, until it may not.
     return type_ == "unique_constraint" and table.name == f"uq_{table.table.name}_key"
+
+
+def _is_other_type(_context, column, _declared, _found_type, _declared_type):  # noqa: ANN001, ANN202
+    """Let a type stay that a person has accepted; None: Alembic compares."""
+    return False if (column.table.name, column.name) in accepted else None
 
 
 def _complete_states(_context, _revision, directives):  # noqa: ANN001, ANN202
@@ -122,6 +129,8 @@ after = {
     for table in (state.table_name, state.records)
     if table
 }
+registered = table_identity.registered_columns(connection)
+accepted = table_shape.accepted_columns(connection)
 views = {s.table_name: history_state_view.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))
@@ -133,6 +142,7 @@ context.configure(
     include_schemas=True,
     include_name=_ours,
     include_object=_managed,
+    compare_type=_is_other_type,
     process_revision_directives=_complete_states,
     autogenerate_plugins=["alembic.autogenerate.*", reflection.NAME],
     transactional_ddl=True,

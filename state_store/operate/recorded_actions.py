@@ -22,7 +22,7 @@ from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, po
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.seal import attempts
 from tidegate.state_store.seal.attempts import LockedBatch
-from tidegate.state_store.states import table_identity
+from tidegate.state_store.states import state_tables, table_identity, table_shape
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
@@ -322,6 +322,17 @@ def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: S
             f"command: tidegate quarantine replay {spec.name}",
             pipeline=spec.name,
         )
+
+
+def accept_table(connection: Connection, state: str, owner: str) -> str:
+    """Let a state's table count as it is, though it is declared otherwise; return what is accepted, which the ledger records.
+
+    Raises: as `table_shape.accept`.
+    """
+    pipeline, differences = table_shape.accept(connection, state)
+    outcome = f"table {state_tables.STATE}.{state} is taken as it is: {'; '.join(map(str, differences))}"
+    write_action(connection, pipeline, None, "accept", owner, outcome)
+    return outcome
 
 
 def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateS
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.pipeline_changes import declaration_changes
-from tidegate.state_store.states import history_state_view, state_tables, table_identity
+from tidegate.state_store.states import history_state_view, state_tables, table_identity, table_shape
 
 
 def register(connection: Connection, spec: PipelineSpec) -> bool:
@@ -67,6 +67,7 @@ def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
     _own(connection, spec)
     _put_views(connection, spec, is_changed=True)
     table_identity.note(connection, spec.name)
+    table_shape.note(connection, spec)
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:

@@ -198,7 +198,7 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     # The trigger, which refuses all writers but the pipeline's commits, would refuse this copy.
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
-    yield f"ALTER TABLE {table.fullname} ENABLE TRIGGER single_writer"
+    yield f"ALTER TABLE {table.fullname} ENABLE ALWAYS TRIGGER single_writer"
     before_it = f"{table.name}$before"
     for statement in (made_like_before(table, before_it), team_additions.replaced(table, before_it)):
         yield " ".join(statement.split())  # one line of the migration

@@ -1,4 +1,4 @@
-"""Whether the tables of states are still those that batches have committed into.
+"""Whether the tables of states are still those that batches have committed into, as they are declared, with one writer.
 
 A table that was dropped and made again, or put back by itself from an older dump, lacks rows of batches that have committed.
 Its rows do not show that. But it has another number in Postgres than the one that the ledger has noted
@@ -16,21 +16,34 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 from tidegate.state_store.declarations.pipeline_spec import spec_of
 from tidegate.state_store.ledger import schema_revision, tables
-from tidegate.state_store.states import state_tables
+from tidegate.state_store.states import state_tables, table_shape
 
 _NOTE = sa.text("""
 UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
 WHERE pipeline = :pipeline AND relname = state AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p')
     AND table_oid IS DISTINCT FROM pg_class.oid AND (table_oid IS NULL OR :again)
 """)
-# Triggers are O if they fire as usual, A if always, D if they are disabled, R if only while a subscription applies changes.
+# A trigger that fires always (A) does so in sessions, too, whose session_replication_role is replica.
+_GUARDED = sa.text("""
+SELECT format('ALTER TABLE state.%I ENABLE ALWAYS TRIGGER %I', relname, tgname)
+FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
+JOIN pg_trigger ON tgrelid = pg_class.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'O'
+WHERE pipeline = :pipeline
+""")
 _STRANGE = sa.text("""
-SELECT s.pipeline, s.state, k.txid, c.oid IS NULL AS is_missing, s.table_oid <> c.oid AS is_another
+SELECT s.pipeline, s.state, k.txid, is_missing, is_another, is_unguarded, differences
 FROM tidegate.state_table AS s JOIN tidegate.cursor AS k USING (pipeline)
 LEFT JOIN pg_class AS c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
-LEFT JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgname = 'single_writer'
-WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at IS NULL AND k.txid > 0
-    AND (s.table_oid IS DISTINCT FROM c.oid OR t.tgenabled IS NULL OR t.tgenabled NOT IN ('O', 'A'))
+CROSS JOIN LATERAL (
+    SELECT k.txid > 0 AND c.oid IS NULL AS is_missing, k.txid > 0 AND s.table_oid <> c.oid AS is_another,
+        c.oid IS NOT NULL AND NOT EXISTS (
+            SELECT FROM pg_trigger
+            WHERE tgrelid = c.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'A'
+        ) AS is_unguarded,
+        CASE WHEN c.oid IS NOT NULL THEN tidegate.shape_differences(c.oid, s.shape || s.accepted_shape) END AS differences
+) AS found
+WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at IS NULL
+    AND (is_missing OR is_another OR is_unguarded OR differences IS NOT NULL)
 ORDER BY s.pipeline, s.state
 """).bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
 
@@ -38,13 +51,15 @@ ORDER BY s.pipeline, s.state
 def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
     """Note which tables a pipeline's states are, of new ones or, once it is known that they are whole, `again` of all.
 
-    Only the tables' owner may.
+    Their guard fires in every session from now on. Only the tables' owner may.
     """
     connection.execute(_NOTE, {"pipeline": pipeline, "again": again})
+    for statement in connection.scalars(_GUARDED, {"pipeline": pipeline}).all():
+        connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
 
 
 def check(connection: Connection, pipeline: str) -> None:
-    """Refuse tables that are not those into which the pipeline's batches have committed, or that others may write.
+    """Refuse tables that are not those of the pipeline's committed batches, are not as declared, or that others may write.
 
     Raises: HoleDetected, GuardMismatch.
     """
@@ -106,6 +121,15 @@ def missing_columns(connection: Connection, declaration: Mapping[str, Any]) -> l
     ]
 
 
+def registered_columns(connection: Connection) -> dict[str, set[str]]:
+    """Return, by table, the columns of the registered declarations: any other one is a team's own."""
+    if not schema_revision.has_ledger(connection):
+        return {}
+    declared = map(spec_of, connection.scalars(sa.select(tables.pipeline.c.declaration)))
+    made = (table for spec in declared for state in spec.readable for table in state_tables.tables_of(state))
+    return {table.name: set(table.columns.keys()) for table in made}
+
+
 def _describe(row: sa.Row[Any]) -> str:
     """Return what is strange about a table, and what to do, in sentences."""
     name = f"{state_tables.STATE}.{row.state}"
@@ -121,8 +145,16 @@ def _describe(row: sa.Row[Any]) -> str:
             "made again, or put back by itself, so rows may be missing. If all are there, run: tidegate migrate "
             f"--accept-epoch. If not, {otherwise}"
         )
+    if row.is_unguarded:
+        return (
+            f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, or fires not in every session, "
+            "so other programs may have changed its rows, and may do so again. See that they are right; then, as the table's "
+            f"owner: ALTER TABLE {name} ENABLE ALWAYS TRIGGER single_writer"
+        )
+    differences = [str(each) for each in table_shape.differences_in(row.differences)]
+    more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
     return (
-        f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, so other programs may have changed "
-        f"its rows, and may do so again. See that they are right; then, as the table's owner: ALTER TABLE {name} "
-        "ENABLE TRIGGER single_writer"
+        f"{row.pipeline}: table {name} is not as it is declared: {differences[0]}{more}. It could change the values of a batch "
+        "as they are written, so nothing is committed. Put the table back as it was; or let it count as it is, if the values "
+        f"stay right: tidegate migrate --accept-table {row.state}"
     )

@@ -299,6 +299,7 @@ def test_what_the_table_was_given_holds_for_its_partitions(totals: Callable[...,
         CREATE POLICY few ON state.total_changes FOR SELECT TO tidegate_reader USING (shop = 'a');
         """,
     )
+    migrations.accept_table(settings, "total_changes", "ann")
     flow.merge(BATCHES[0])
     assert as_tables_are(flow, "SELECT shop FROM public.seen ORDER BY 1") == [("a always",), ("b always",)]
     indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 'state.\"total_changes$1\"'::regclass"

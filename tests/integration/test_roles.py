@@ -54,7 +54,7 @@ COLUMN_UPDATES = {
         *("source_hash_sum", "transformed_hash_sum"),
     },
     "tidegate.plan": {"succeeded", "succeeded_at", "failed", "failing_since", "failed_at", "failed_run", "error"},
-    "tidegate.source_file": {"mtime_ns"},  # of a file that was touched
+    "tidegate.source_file": {"mtime_ns", "inode"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
     "tidegate.watermark": {"txid", "watermark", "previous_watermark", "removed_until"},
     # The original, `payload`, is never changed.

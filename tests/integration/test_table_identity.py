@@ -18,7 +18,8 @@ from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 OWNER = "tidegate_owner"
 CREATE_TRIGGER = (
     "CREATE TRIGGER single_writer BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON state.per_shop "
-    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer()"
+    "FOR EACH STATEMENT EXECUTE FUNCTION tidegate.single_writer(); "
+    "ALTER TABLE state.per_shop ENABLE ALWAYS TRIGGER single_writer"
 )
 
 
@@ -206,8 +207,8 @@ def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_r
 @pytest.mark.parametrize(
     ("statement", "back"),
     [
-        ("{} DISABLE TRIGGER single_writer", "{} ENABLE TRIGGER single_writer"),
-        ("{} ENABLE REPLICA TRIGGER single_writer", "{} ENABLE TRIGGER single_writer"),
+        ("{} DISABLE TRIGGER single_writer", "{} ENABLE ALWAYS TRIGGER single_writer"),
+        ("{} ENABLE REPLICA TRIGGER single_writer", "{} ENABLE ALWAYS TRIGGER single_writer"),
         ("{} DISABLE TRIGGER ALL", "{} ENABLE ALWAYS TRIGGER single_writer"),
         ("DROP TRIGGER single_writer ON state.per_shop", CREATE_TRIGGER),
     ],

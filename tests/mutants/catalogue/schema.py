@@ -10,7 +10,36 @@ STATES = "tests/conformance/test_states.py"
 RANGES = "tests/conformance/test_range_partitions.py"
 RESTORES = "tests/integration/test_restores.py"
 
+SHAPE = "tests/integration/test_table_shape.py"
+
 MUTANTS = (
+    Mutant(
+        "a-column-of-another-type-is-written",
+        "I15",
+        FILE,
+        "CREATE FUNCTION tidegate.shape_differences",
+        "ELSE e.value <> f.value END",
+        "ELSE false END",
+        (f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",),
+    ),
+    Mutant(
+        "a-foreign-trigger-changes-what-is-written",
+        "I15",
+        FILE,
+        "CREATE FUNCTION tidegate.table_shape",
+        "WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled <> 'D'",
+        "WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled = 'A'",
+        (f"{SHAPE}::test_nothing_goes_on_with_a_table_of_another_shape",),
+    ),
+    Mutant(
+        "another-function-under-an-accepted-trigger-is-taken",
+        "I15",
+        FILE,
+        "CREATE FUNCTION tidegate.table_shape",
+        "pg_get_triggerdef(pg_trigger.oid) || ', ' || md5(prosrc)",
+        "pg_get_triggerdef(pg_trigger.oid)",
+        (f"{SHAPE}::test_a_changed_function_of_an_accepted_trigger_is_another_shape",),
+    ),
     Mutant(
         "any-role-with-the-right-writes-a-state",
         "I15",

@@ -1,6 +1,6 @@
 """Faults of the sources' positions: which rows a batch reads, and what is compared before they count."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import MODULE, Mutant
 
 FILES, READ, LISTING = "jobs/sources/files/plan.py", "jobs/sources/files/read.py", "jobs/sources/files/folder_listing.py"
 OBJECTS = "jobs/sources/files/stores/object_plan.py"
@@ -13,7 +13,54 @@ OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafk
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
 
+REPLACED = "tests/sources/test_replaced_files.py"
+
 MUTANTS = (
+    Mutant(
+        "a-file-of-the-same-size-and-time-is-the-same",
+        "I11",
+        "jobs/sources/files/content.py",
+        "stamp_of",
+        'f"{status.st_ino}.{status.st_ctime_ns}"',
+        '"same"',
+        (f"{REPLACED}::test_a_file_of_the_same_size_and_time_is_read_and_named",),
+    ),
+    Mutant(
+        "what-was-skipped-is-taken-for-what-counted",
+        "I1",
+        FILES,
+        "FilesCoordinator._compare_other",
+        "if not file.is_skipped",
+        "if file",
+        (f"{REPLACED}::test_a_file_that_was_skipped_and_then_completed_is_read",),
+    ),
+    Mutant(
+        "records-in-the-place-of-lost-ones-are-passed-over",
+        "I11",
+        KAFKA,
+        "TopicOffsets._check_not_truncated",
+        "in (None, epoch)",
+        "is not epoch",
+        ("tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",),
+    ),
+    Mutant(
+        "texts-in-another-order-are-passed-over",
+        "I11",
+        "jobs/sources/postgres/table_origin.py",
+        "check_same_origin",
+        "if was_ordered != is_ordered:",
+        "if is_ordered is None:",
+        ("tests/sources/test_postgres_positions.py::test_another_order_of_texts_is_refused",),
+    ),
+    Mutant(
+        "a-rounded-time-is-before-the-bound",
+        "I12",
+        SETTLED,
+        MODULE,
+        "SELECT (least(min(xact_start), %s::timestamptz) - %s * interval '1 second')::text,",
+        "SELECT least(min(xact_start), %s::timestamptz - %s * interval '1 second')::text,",
+        ("tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",),
+    ),
     Mutant(
         "a-changed-file-of-the-same-size-is-read",
         "I11",

@@ -200,10 +200,16 @@ def settings(as_json: bool) -> None:
     help="Let pipelines go on after a restore, failover or copy of the database, without the commits that it has lost.",
 )
 @click.option(
+    "--accept-table",
+    metavar="STATE",
+    multiple=True,
+    help="Let batches commit into the state's table as it is, though a type, trigger or rule of it is not as declared.",
+)
+@click.option(
     "--print-roles", is_flag=True, help="Print the SQL with which an administrator prepares a server; do nothing else."
 )
 @as_json
-def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: bool) -> None:
+def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], print_roles: bool, as_json: bool) -> None:
     """Make the ledger, run the project's migrations and register the pipelines. Safe to repeat."""
     from tidegate import migrations  # noqa: PLC0415 - Alembic takes a while to import, and only this verb needs it
 
@@ -218,6 +224,7 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
     from tidegate import stack  # noqa: PLC0415
 
     loaded = Settings.load()
+    taken = {state: migrations.accept_table(loaded, state, operator("migrate")) for state in accept_table}
     columns = migrations.column_changes(loaded, specs)
     try:
         revision, changed = migrations.upgrade(loaded, specs)
@@ -230,11 +237,12 @@ def migrate(new: str | None, accept_epoch: bool, print_roles: bool, as_json: boo
     if advice := stack.advice(loaded):
         output.say(advice)
     if as_json:
+        accepted = {**accepted, **taken}
         done = {"revision": revision, "changed": changed, "columns": columns, "retired": left_out, "accepted": accepted}
         output.print_json(done)
         return
     output.say(_outcome(revision, changed))
-    for sentence in (*columns, *left_out.values(), *([] if specs else [none_found()])):
+    for sentence in (*taken.values(), *columns, *left_out.values(), *([] if specs else [none_found()])):
         output.say(sentence)
     if accept_epoch:
         _say_accepted(accepted)

@@ -1,0 +1,162 @@
+"""A state's table with other columns, keys, triggers or rules than declared: nothing is merged until a person accepts it."""
+
+from contextlib import closing
+
+import psycopg2
+import pytest
+
+from tests.integration.conftest import Execute, Tally, contents
+from tidegate import migrations
+from tidegate.state_store.base.errors import GuardMismatch, UsageError
+
+OWNER = "tidegate_owner"
+CHANGED = (
+    """CREATE FUNCTION public.other() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.cents := NEW.cents + 1; RETURN NEW; END'"""
+)
+SHAPES = {
+    "type": (["ALTER {table} ALTER cents TYPE numeric(5, 0)"], r"column cents is numeric\(5,0\), not bigint"),
+    "modifier": (["ALTER {table} ALTER shop TYPE varchar(200)"], r"column shop is character varying\(200\).*, not text"),
+    "collation": (
+        ['ALTER {table} ALTER shop TYPE text COLLATE "POSIX"'],
+        r'column shop is text COLLATE "POSIX", not text COLLATE "C"',
+    ),
+    "generated": (
+        ["ALTER {table} DROP cents", "ALTER {table} ADD cents bigint GENERATED ALWAYS AS (sold * 2) STORED"],
+        r"column cents is bigint GENERATED AS \(sold \* 2\), not bigint",
+    ),
+    "column": (["ALTER {table} RENAME cents TO euros"], r"column cents \(bigint\) is gone"),
+    "column to fill": (
+        ["ALTER {table} ADD more int NOT NULL DEFAULT 1", "ALTER {table} ALTER more DROP DEFAULT"],
+        r"it has required more \(NOT NULL without a default\)",
+    ),
+    "key": (["ALTER {table} DROP CONSTRAINT pk_per_shop"], r"key \(shop\) \(unique\) is gone"),
+    "trigger": (
+        [
+            CHANGED,
+            "CREATE TRIGGER other BEFORE INSERT OR UPDATE ON state.per_shop FOR EACH ROW EXECUTE FUNCTION public.other()",
+        ],
+        r"it has trigger other of state.per_shop",
+    ),
+    "trigger of the guard's name": (
+        [
+            CHANGED,
+            "DROP TRIGGER single_writer ON state.per_shop",
+            "CREATE TRIGGER single_writer BEFORE INSERT ON state.per_shop FOR EACH ROW EXECUTE FUNCTION public.other()",
+        ],
+        "trigger single_writer of table state.per_shop is disabled or gone",
+    ),
+    "guard in some sessions": (
+        ["ALTER {table} ENABLE TRIGGER single_writer"],
+        "fires not in every session.*ENABLE ALWAYS TRIGGER single_writer",
+    ),
+    "rule": (["CREATE RULE other AS ON UPDATE TO state.per_shop DO INSTEAD NOTHING"], "it has rule other"),
+    "child": (["CREATE TABLE public.more () INHERITS (state.per_shop)"], "it has child public.more"),
+}
+TEAMS = [
+    "ALTER {table} ADD note text DEFAULT 'new', ADD twice bigint GENERATED ALWAYS AS (cents * 2) STORED",
+    "CREATE UNIQUE INDEX ON state.per_shop (shop, cents)",
+    "CREATE INDEX ON state.per_shop (lower(shop)) WHERE cents > 0",
+    "COMMENT ON COLUMN state.per_shop.cents IS 'of the shop'",
+    "GRANT SELECT ON state.per_shop TO PUBLIC",
+    "ALTER {table} ENABLE ROW LEVEL SECURITY",
+    "CREATE POLICY all_rows ON state.per_shop USING (true)",
+]
+
+
+def alter(as_role: Execute, *statements: str) -> None:
+    """Change the table as its owner."""
+    for statement in statements:
+        as_role(OWNER, statement.format(table="TABLE state.per_shop"))
+
+
+@pytest.fixture
+def counted(tally: Tally) -> Tally:
+    """One batch has committed, another is processed."""
+    tally.plan(3)
+    for txid in (1, 2):
+        tally.process(txid, [("a", txid, 10 * txid, txid, txid)], [("2026-01-01", txid)])
+    tally.commit(1)
+    return tally
+
+
+@pytest.mark.promise("I15")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_goes_on_with_a_table_of_another_shape(counted: Tally, as_role: Execute, shape: str) -> None:
+    """Nor does a plan or an attempt; the error names what differs."""
+    statements, difference = SHAPES[shape]
+    alter(as_role, *statements)
+    before = contents(counted.store.settings)
+
+    for goes_on in (lambda: counted.commit(2), lambda: counted.start(3), lambda: counted.plan(run_id="another run")):
+        with pytest.raises(GuardMismatch, match=f"tally: .*{difference}"):
+            goes_on()
+
+    assert contents(counted.store.settings) == before
+
+
+def test_a_table_is_looked_at_before_its_first_batch_commits(tally: Tally, as_role: Execute) -> None:
+    """A plan is refused already."""
+    alter(as_role, *SHAPES["type"][0])
+
+    with pytest.raises(GuardMismatch, match="column cents is numeric"):
+        tally.plan()
+
+
+def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:
+    """A migration for another reason does not drop a team's columns, either."""
+    alter(as_role, *TEAMS)
+
+    assert counted.commit(2).key_count == 2
+    assert migrations.new_revision(counted.store.settings, [counted.spec], "unrelated") is None
+    migrations.upgrade(counted.store.settings, [counted.spec])
+    assert as_role(OWNER, "SELECT note, twice FROM state.per_shop") == [("new", 60)]
+
+
+@pytest.mark.parametrize("shape", ["type", "trigger"])
+def test_a_shape_that_a_person_accepts_counts_from_then_on(counted: Tally, as_role: Execute, shape: str) -> None:
+    """Until it changes again; migrations leave it as it is; the ledger says who accepted what."""
+    alter(as_role, *SHAPES[shape][0])
+    settings = counted.store.settings
+
+    migrations.accept_table(settings, "per_shop", "ann")
+    assert migrations.new_revision(settings, [counted.spec], "unrelated") is None
+    migrations.upgrade(settings, [counted.spec])
+
+    assert counted.commit(2).key_count == 2
+    (action,) = as_role(OWNER, "SELECT action, owner, reason FROM tidegate.operator_action")
+    assert action[:2] == ("accept", "ann")
+    assert "cents" in action[2] or "trigger other" in action[2]
+    alter(as_role, "ALTER {table} ALTER sold TYPE numeric(9, 0)")
+    with pytest.raises(GuardMismatch, match=r"column sold is numeric\(9,0\), not"):
+        counted.start(3)
+
+
+def test_a_changed_function_of_an_accepted_trigger_is_another_shape(counted: Tally, as_role: Execute) -> None:
+    """Its definition is the same."""
+    alter(as_role, *SHAPES["trigger"][0])
+    migrations.accept_table(counted.store.settings, "per_shop", "ann")
+
+    alter(as_role, CHANGED.replace("CREATE", "CREATE OR REPLACE").replace("+ 1", "+ 2"))
+
+    with pytest.raises(GuardMismatch, match=r"trigger other of state\.per_shop is"):
+        counted.commit(2)
+
+
+def test_what_is_gone_or_as_declared_cannot_be_accepted(counted: Tally, as_role: Execute) -> None:
+    """No batch could be merged without it."""
+    settings = counted.store.settings
+    with pytest.raises(UsageError, match="nothing is to be accepted"):
+        migrations.accept_table(settings, "per_shop", "ann")
+    alter(as_role, *SHAPES["key"][0])
+    with pytest.raises(UsageError, match=r"key \(shop\) \(unique\) is gone"):
+        migrations.accept_table(settings, "per_shop", "ann")
+
+
+@pytest.mark.promise("I15")
+def test_the_guard_fires_in_sessions_that_replicate(counted: Tally) -> None:
+    """A role may be set up so; an UPDATE by hand would pass."""
+    with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET session_replication_role = replica")
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="written by the commits of pipeline tally only"):
+            cursor.execute("UPDATE state.per_shop SET cents = 0")
