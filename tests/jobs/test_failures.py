@@ -88,7 +88,7 @@ def raising(error: BaseException) -> Callable[[DataFrame], DataFrame]:
 CONTENT, RETRIED, CODE = "^given up", "^SparkFailed", "^DeclarationInvalid"
 # Errors about values are content; others may pass, and an error of the code would hit every batch.
 MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
-    "a value": (in_a_worker("int('two')"), CONTENT),
+    "a value with half a character": (in_a_worker(r"raise ValueError('unknown shop \ud83d')"), CONTENT),
     "a missing file": (in_a_worker("open('/nonexistent')"), RETRIED),
     "sys.exit": (in_a_worker("import sys; sys.exit(0)"), RETRIED),
     "a crash": (in_a_worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), RETRIED),
@@ -109,6 +109,7 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }
 MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
+    "a value": (in_a_worker("int('two')"), CONTENT),
     "a key": (in_a_worker("{}['two']"), CONTENT),
     "NULL": (in_a_worker("None.strip()"), CONTENT),
     "a refusal": (
