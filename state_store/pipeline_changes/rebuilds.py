@@ -240,14 +240,14 @@ def _give_up(connection: Connection, spec: PipelineSpec, txid: int, owner: str, 
 def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
     """Return the rebuild's waiting records that are those which a batch of the pipeline has replayed, with their corrections.
 
-    Without a txid, they are those that wait there with a correction. Records are the same if they are of one txid and read the
-    same; of several that do, the first is the first.
+    Without a txid, they are those that wait there with a correction. Records are the same if they are of one txid and place
+    (which begins with the input's name) and read the same; of several that do, the first is the first.
     """
     q = tables.quarantine.c
-    nth = sa.func.row_number().over(partition_by=(q.txid, q.payload, q.is_raw), order_by=q.number).label("nth")
+    nth = sa.func.row_number().over(partition_by=(q.txid, q.origin, q.payload, q.is_raw), order_by=q.number).label("nth")
     here = sa.select(q.txid, q.number, q.origin, q.payload, q.is_raw, q.replayed_txid, nth)
     here = here.where(q.pipeline == spec.name, q.state.is_(None))
-    there = sa.select(q.txid, q.payload, q.is_raw, q.replayed_txid, *(q[name] for name in _MENDED), nth)
+    there = sa.select(q.txid, q.origin, q.payload, q.is_raw, q.replayed_txid, *(q[name] for name in _MENDED), nth)
     there = there.where(q.pipeline == spec.rebuilds, q.state.is_(None))
     ours, theirs = here.subquery("ours"), there.subquery("theirs")
     decided = (
@@ -255,7 +255,10 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
         if replayed_txid is None
         else theirs.c.replayed_txid == replayed_txid
     )
-    is_same = sa.and_(*(ours.c[name] == theirs.c[name] for name in ("txid", "payload", "is_raw", "nth")))
+    is_same = sa.and_(
+        *(ours.c[name] == theirs.c[name] for name in ("txid", "payload", "is_raw", "nth")),
+        ours.c.origin.is_not_distinct_from(theirs.c.origin),
+    )
     same = sa.select(ours.c.txid, ours.c.number, ours.c.origin, *(theirs.c[name] for name in _MENDED)).select_from(
         sa.join(ours, theirs, is_same)
     )

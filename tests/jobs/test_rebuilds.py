@@ -314,6 +314,34 @@ def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: S
     assert sums(settings)["Porto"] == (2, 2)
 
 
+@pytest.mark.promise("I24")
+def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings, register: Callable[..., None]) -> None:
+    """Two inputs have the same record: one's was mended, and now passes its check as it was; the other's is bad under both."""
+    for folder in ("sales", "south"):
+        (settings.home / folder).mkdir(exist_ok=True)
+        (settings.home / folder / "03.csv").write_text("at,shop,cents\n2026-01-03T09:00:00Z,Faro,-5\n")
+    files = replace(sales().source, max_files=3)
+    source = Inputs({"north": files, "south": replace(files, folder="south")})
+    checks = {name: {"priced": "cents > -5"} for name in ("north", "south")}
+    first = sales(source=source, check=checks)
+    register(first)
+    assert run(settings, first) == [1]
+    with StateStore.connect(settings) as store:
+        (north, south) = store.quarantined("inbox")
+        assert north["payload"] == south["payload"]
+        mended = Mend(north["payload"].replace("-5", "70"), "me", "a typo")
+        store.mend_quarantined("inbox", 1, north["number"], mended)
+        assert store.replay_quarantined(first.spec, "me", "mended") == (2, 2)
+    assert run(settings, first) == [2]
+
+    changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED)
+    assert rebuilt(settings, changed, run) == [1, 2]
+    migrate(settings, changed)
+    assert sums(settings)["Faro"] == (1, -5)
+    with StateStore.connect(settings) as store:
+        assert [(bad["origin"][:5], bad["mended_payload"]) for bad in store.quarantined("inbox")] == [("south", None)]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("source", ["files", "inputs"])
 def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(

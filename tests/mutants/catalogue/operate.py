@@ -13,6 +13,15 @@ IDENTITY = "tests/sources/test_file_identity.py"
 
 MUTANTS = (
     Mutant(
+        "a-record-of-another-input-has-its-mend",
+        "I24",
+        "state_store/pipeline_changes/rebuilds.py",
+        "_same_records",
+        "ours.c.origin.is_not_distinct_from(theirs.c.origin)",
+        "ours.c.nth > 0",
+        ("tests/jobs/test_rebuilds.py::test_what_was_decided_about_a_record_is_kept_to_its_place",),
+    ),
+    Mutant(
         "a-redo-without-a-new-attempt",
         "I13",
         ACTIONS,
