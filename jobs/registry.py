@@ -5,7 +5,10 @@ A pipeline's module may also have queries, in a list `QUERIES`.
 
 import difflib
 import pkgutil
-from collections.abc import Collection
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
@@ -54,9 +57,13 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
     if isinstance(name, Pipeline):
         return name
     if name in _own_names():
-        place, definition = f"tidegate.jobs.pipelines.{name}", import_module(f"tidegate.jobs.pipelines.{name}")
+        place = f"tidegate.jobs.pipelines.{name}"
+        with _only_declaring(place):
+            definition: Any = import_module(place)
     elif point := _entry_point(name):
-        place, definition = point.value, point.load()
+        place = point.value
+        with _only_declaring(place):
+            definition = point.load()
     elif (rebuild := named_rebuild(name)) is not None and has_pipeline(rebuild.pipeline):
         return _rebuild(name, rebuild)
     else:
@@ -97,9 +104,41 @@ def none_found() -> str:
     )
 
 
-def all_pipelines() -> list[Pipeline]:
-    """Return every pipeline, in the order of their names."""
-    return [find_pipeline(name) for name in pipeline_names()]
+class Declared(NamedTuple):
+    """All pipelines in the order of their names, and a sentence for each of the others: why its module cannot be imported."""
+
+    pipelines: list[Pipeline]
+    broken: list[str]
+
+
+def all_pipelines() -> Declared:
+    """Import every pipeline; a module that fails disturbs no other."""
+    declared = Declared([], [])
+    for name in pipeline_names():
+        try:
+            declared.pipelines.append(find_pipeline(name))
+        except Exception as error:  # noqa: BLE001 - an author's module may raise anything
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            declared.broken.append(
+                f"Pipeline {name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+            )
+    return declared
+
+
+@contextmanager
+def _only_declaring(place: str) -> Iterator[None]:
+    """Import a module of an author's: what it prints goes to standard error, and it does not end this process.
+
+    Raises: SettingsInvalid if it tries to; whatever else the module raises.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise SettingsInvalid(
+            f"{place} ends the process that imports it: sys.exit({error.code!r}). Take that out: the module is to declare the "
+            "pipeline, and nothing more."
+        ) from error
 
 
 class Queries(NamedTuple):
@@ -129,7 +168,7 @@ def all_queries() -> Queries:
     for pipeline in pipeline_names():
         try:
             place, queries = _queries_of(pipeline)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - an author's module may raise anything
+        except Exception as error:  # noqa: BLE001 - an author's module may raise anything
             broken[pipeline] = f"{type(error).__name__}: {error}".rstrip(".")
             continue
         for query in queries:
@@ -146,7 +185,8 @@ def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
     """
     point = None if pipeline in _own_names() else _entry_point(pipeline)
     place = f"tidegate.jobs.pipelines.{pipeline}" if point is None else point.module
-    queries: Any = getattr(import_module(place), "QUERIES", ())
+    with _only_declaring(place):
+        queries: Any = getattr(import_module(place), "QUERIES", ())
     if not isinstance(queries, list | tuple) or not all(isinstance(query, Query) for query in queries):
         raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).", pipeline=pipeline)
     return place, list(queries)

@@ -25,7 +25,7 @@ def states(context: click.Context, parameter: click.Parameter, incomplete: str) 
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # what an author's module prints is not for the shell
             return _starting(incomplete, find_pipeline(pipeline).states)
-    except (Exception, SystemExit):  # noqa: BLE001 - an author's module may raise anything; the verb itself will tell
+    except Exception:  # noqa: BLE001 - an author's module may raise anything; the verb itself will tell
         return []
 
 

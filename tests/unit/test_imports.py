@@ -134,7 +134,7 @@ def test_tests_reach_into_the_store_through_one_module() -> None:
 LIGHT = {
     "declaring all pipelines": (
         f"import os; os.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}; from tidegate.jobs.registry import all_pipelines; "
-        "assert all_pipelines()"
+        "assert all_pipelines().pipelines"
     ),
     "importing the Dag factory": "import tidegate.dags.batch_dag",
     "importing the store": "from tidegate.state_store import StateStore",

@@ -24,7 +24,7 @@ PIPELINE = Pipeline(
 """
 FOUND = (
     "import json; from tidegate.jobs.registry import all_pipelines, folder; "
-    "print(json.dumps([folder(), [(p.name, list(p.source.schema)) for p in all_pipelines()]]))"
+    "print(json.dumps([folder(), [(p.name, list(p.source.schema)) for p in all_pipelines().pipelines]]))"
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs import Pipeline
+from tidegate.jobs import Pipeline, pipelines
 from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
 from tidegate.state_store.base.errors import UnknownPipeline
 
@@ -19,8 +19,31 @@ def test_every_pipeline_is_found_by_its_name() -> None:
     """The examples are found, in alphabetical order, and each has the name of its module."""
     names = pipeline_names()
     assert {"flights", "word_count"} <= set(names)
-    assert names == sorted(names) == [pipeline.name for pipeline in all_pipelines()]
-    assert all(find_pipeline(name) is pipeline for name, pipeline in zip(names, all_pipelines(), strict=True))
+    assert names == sorted(names) == [pipeline.name for pipeline in all_pipelines().pipelines]
+    assert all(find_pipeline(name) is pipeline for name, pipeline in zip(names, all_pipelines().pipelines, strict=True))
+
+
+def test_a_module_that_fails_prints_or_ends_the_process_harms_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are found; each that is not is named with its file and line; standard output stays that of the verb."""
+    modules = {
+        "ends": "import sys\nsys.exit(3)",
+        "fails": "\n\n1 / 0",
+        "says": "print('hello')\n" + DECLARATION.format(name="says"),
+    }
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(pipelines, "__path__", [str(tmp_path)])
+
+    found = all_pipelines()
+
+    assert [pipeline.name for pipeline in found.pipelines] == ["says"]
+    ends, fails = found.broken
+    assert "Pipeline ends cannot be imported: SettingsInvalid: tidegate.jobs.pipelines.ends ends the process" in ends
+    assert "sys.exit(3)" in ends
+    assert fails.endswith(f"ZeroDivisionError: division by zero ({tmp_path}/fails.py, line 3)")
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 @pytest.mark.parametrize("name", ["flight", "Flights"])

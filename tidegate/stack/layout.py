@@ -95,16 +95,12 @@ class Layout:
         and what to do.
         """
         from tidegate import migrations  # noqa: PLC0415 - only the supervisor needs Alembic
-        from tidegate.jobs.registry import find_pipeline, pipeline_names  # noqa: PLC0415
+        from tidegate.jobs.registry import all_pipelines  # noqa: PLC0415
 
         settings = Settings.load({"TIDEGATE_HOME": str(self.folder.parent)})
-        specs, warnings = [], []
-        for name in pipeline_names():
-            try:
-                specs.append(find_pipeline(name).spec)
-            except Exception as error:  # noqa: BLE001 - an author's module may raise anything
-                warnings.append(f"Pipeline {name} cannot be imported: {type(error).__name__}: {error}")
-        return warnings + list(migrations.upgrade_all_but_broken(settings, specs).values())
+        declared = all_pipelines()
+        specs = [pipeline.spec for pipeline in declared.pipelines]
+        return [*declared.broken, *migrations.upgrade_all_but_broken(settings, specs).values()]
 
     def _write(self) -> None:
         content = {"folder": str(self.folder), "ports": self.ports, "extras": self.extras, "settings": self.settings()}

@@ -13,7 +13,7 @@ from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import all_pipelines, none_found
 from tidegate.jobs.states import AnyState
-from tidegate.state_store.base.errors import DeclarationChanged, HoleDetected
+from tidegate.state_store.base.errors import DeclarationChanged, HoleDetected, SettingsInvalid
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceKind, StateKind, exactly_once
 
@@ -29,13 +29,27 @@ def pipelines(matrix: bool, as_json: bool) -> None:
     if matrix:
         _show_matrix(as_json)
         return
-    declared = all_pipelines()
+    declared, broken = all_pipelines()
     if as_json:
         output.print_json([_facts(pipeline) for pipeline in declared])
-        return
-    if not declared:
+    elif declared:
+        _show(declared)
+    elif not broken:
         output.say(none_found())
-        return
+    _refuse(broken)
+
+
+def _refuse(broken: Sequence[str]) -> None:
+    """Name the pipelines that a verb had to leave out, once it has done the rest.
+
+    Raises: SettingsInvalid.
+    """
+    if broken:
+        raise SettingsInvalid(" ".join(broken))
+
+
+def _show(declared: Sequence[Pipeline]) -> None:
+    """Print the pipelines, their states and their notes."""
     rows = [
         [
             p.name,
@@ -217,11 +231,17 @@ def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], pr
         statements = migrations.roles(Settings.load())
         output.print_json({"sql": statements}) if as_json else click.echo(statements, nl=False)
         return
-    specs = [pipeline.spec for pipeline in all_pipelines()]
+    declared, broken = all_pipelines()
+    specs = [pipeline.spec for pipeline in declared]
     if new is not None:
         _write_migration(specs, new, as_json=as_json)
-        return
-    from tidegate import stack  # noqa: PLC0415
+    else:
+        _migrate(specs, accept_table, accept_epoch=accept_epoch, as_json=as_json)
+    _refuse(broken)
+
+
+def _migrate(specs: Sequence[PipelineSpec], accept_table: Sequence[str], *, accept_epoch: bool, as_json: bool) -> None:
+    from tidegate import migrations, stack  # noqa: PLC0415
 
     loaded = Settings.load()
     taken = {state: migrations.accept_table(loaded, state, operator("migrate")) for state in accept_table}
