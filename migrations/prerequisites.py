@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
 from tidegate.state_store.base.errors import AccessRefused, PermanentError
+from tidegate.state_store.connections import role_settings
 from tidegate.state_store.connections.copy_into_staging import STAGING
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
@@ -34,7 +35,7 @@ def roles(database: str) -> str:
     others = ", ".join(role for role in ROLES if role != OWNER)
     return (
         "".join(makes)
-        + f"CREATE DATABASE {name};\n"
+        + f"CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0;\n"
         + f"REVOKE ALL ON DATABASE {name} FROM PUBLIC;\n"
         + f"GRANT CONNECT, CREATE ON DATABASE {name} TO {OWNER};\n"
         + f"GRANT CONNECT ON DATABASE {name} TO {others};\n"
@@ -44,13 +45,19 @@ def roles(database: str) -> str:
 def check(connection: Connection) -> None:
     """Refuse a server that lacks something; the message has the statements that an administrator runs.
 
-    Raises: PermanentError for its version; AccessRefused for a role or a privilege, or for schemas that others use.
+    Raises: PermanentError for its version, or the encoding of its texts; AccessRefused for a role, its settings or privileges,
+    or for schemas that others use.
     """
     version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
     if version < OLDEST * 10_000:
         raise PermanentError(
             f"This server is PostgreSQL {version // 10_000}. Tidegate needs {OLDEST} or newer, and is tested up to "
             f"{NEWEST_TESTED}. Upgrade the server, or name another one (PGHOST)."
+        )
+    if (encoding := connection.exec_driver_sql("SHOW server_encoding").scalar_one()) != "UTF8":
+        raise PermanentError(
+            f"This database keeps texts in {encoding}, in which most characters cannot be kept, such as in a name of a file. "
+            "Make another one, CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0, and name it (PGDATABASE)."
         )
     database, user = connection.execute(sa.select(sa.func.current_database(), sa.func.current_user())).one()
     creates = connection.scalar(sa.select(sa.func.has_database_privilege(sa.func.current_database(), "CREATE")))
@@ -79,6 +86,7 @@ def _missing(connection: Connection, database: str, *, creates: bool) -> list[st
     connecting = set(connection.scalars(sa.select(r.c.rolname).where(r.c.rolname.in_(ROLES), connects)))
     name = _quote(database)
     statements += [f"GRANT CONNECT ON DATABASE {name} TO {role}" for role in ROLES if role not in connecting]
+    statements += role_settings.remedies(connection, [*ROLES]).values()
     if not creates:
         statements.append(f"GRANT CREATE ON DATABASE {name} TO {OWNER}")
     return statements

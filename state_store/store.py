@@ -23,6 +23,7 @@ from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit import event_windows, merge_into_states, ordered_commit, quarantined_records
 from tidegate.state_store.commit.event_windows import EventTimeProgress
 from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.connections import role_settings
 from tidegate.state_store.connections.copy_into_staging import CsvReader
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
 from tidegate.state_store.connections.table_locks import hold
@@ -683,6 +684,12 @@ class StateStore(Database):
         with self._transaction("reading which pipelines there are") as connection:
             pipelines = pipeline_overview.pipeline_names(connection)
         return {name: loss for name, wait in self.waits(dict.fromkeys(pipelines)).items() if (loss := wait.loss)}
+
+    def harmful_settings(self) -> dict[str, str]:
+        """Return, by each setting of our roles under which steps may never end, or write nothing, what ends it."""
+        roles = [self.settings.pg_user, self.settings.pg_owner, self.settings.pg_stager, self.settings.pg_reader]
+        with self._transaction("reading the settings of roles") as connection:
+            return role_settings.remedies(connection, roles)
 
     def check_history(self, pipeline: str) -> None:
         """Refuse to go on in a database that lacks commits of the pipeline, or may.

@@ -161,6 +161,8 @@ def _ledger(here: Surroundings) -> Iterator[str]:
 
     with StateStore.connect(here.settings) as store:
         yield from (f"{loss} See: tidegate error HOLE_DETECTED" for loss in store.losses().values())
+        for setting, remedy in store.harmful_settings().items():
+            yield f"Role {setting}, under which steps may never end, or write nothing. As an administrator: {remedy}"
 
 
 def _reader(here: Surroundings) -> Iterator[str]:

@@ -26,7 +26,8 @@ from tidegate.state_store.connections.executor_connections import connect
 _PINNED = sql.SQL(
     "SET LOCAL row_security = off; "
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
-    "SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; SET LOCAL lock_timeout = '10s'"
+    "SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; "
+    "SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = 0"
 )
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 

@@ -1,0 +1,59 @@
+"""A database in which texts cannot be kept, and settings of roles under which steps never end: refused at once."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+from psycopg2 import sql
+
+from tests.integration.conftest import Execute, Tally
+from tests.servers import Server
+from tidegate import migrations
+from tidegate.state_store import Settings
+from tidegate.state_store.base.errors import AccessRefused, PermanentError
+
+SETTINGS = {
+    "ALTER ROLE tidegate_stager IN DATABASE {} SET statement_timeout = '5s'": "tidegate_stager: statement_timeout = 5s",
+    "ALTER DATABASE {} SET default_transaction_read_only = on": "tidegate: default_transaction_read_only = on",
+    "ALTER ROLE tidegate_owner IN DATABASE {} SET session_replication_role = replica": "tidegate_owner: session_rep",
+}
+
+
+@pytest.fixture
+def latin(server: Server) -> Iterator[Settings]:
+    """A database whose texts are in LATIN1."""
+    with closing(psycopg2.connect(**server.settings.conninfo(user="postgres"))) as connection:
+        connection.autocommit = True
+        cursor = connection.cursor()
+        cursor.execute(
+            "CREATE DATABASE in_latin1 OWNER tidegate_owner ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
+            " TEMPLATE template0"
+        )
+        yield replace(server.settings, pg_database="in_latin1")
+        server.drop_database("in_latin1")
+
+
+def test_a_database_that_cannot_keep_every_text_is_refused(latin: Settings, tally: Tally) -> None:
+    """A file's name or a reason with a character that it lacks would halt a pipeline, later."""
+    with pytest.raises(PermanentError, match=r"keeps texts in LATIN1.*ENCODING 'UTF8'"):
+        migrations.upgrade(latin, [tally.spec])
+
+
+@pytest.mark.parametrize("statement", SETTINGS)
+def test_a_setting_under_which_steps_never_end_is_named_with_its_role(
+    tally: Tally, server: Server, as_role: Execute, statement: str
+) -> None:
+    """Doctor names it; a migration is refused until what it says has been done."""
+    settings = tally.store.settings
+    as_role("postgres", statement.format(settings.pg_database))
+
+    found = tally.store.harmful_settings()
+    assert [name for name in found if name.startswith(SETTINGS[statement])]
+    with pytest.raises(AccessRefused, match="As an administrator, run: ALTER ROLE tidegate") as refused:
+        migrations.upgrade(settings, [tally.spec])
+    for remedy in str(refused.value).partition("run: ")[2].split("; "):
+        server.execute(sql.SQL(remedy))
+    assert tally.store.harmful_settings() == {}
+    migrations.upgrade(settings, [tally.spec])
