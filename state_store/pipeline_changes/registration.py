@@ -37,6 +37,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     if known and known.fingerprint == spec.fingerprint:
         _put_views(connection, spec, is_changed=False)
         table_identity.note(connection, spec.name)
+        table_shape.note(connection, spec)
         return False
 
     check_sources(connection, spec)

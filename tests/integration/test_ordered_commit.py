@@ -52,6 +52,19 @@ def test_batches_add_up_in_txid_order(tally: Tally) -> None:
     assert tally.store.committed("tally") == 2
 
 
+def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) -> None:
+    """Partials of one key in two partitions were not grouped: merging one of them would lose the other."""
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
+    tally.store.seal(attempt, staged, Tracked(2))
+    before = contents(settings)
+
+    with pytest.raises(PermanentError):
+        tally.commit(1)
+    assert contents(settings) == before
+
+
 @pytest.mark.promise("performance:nothing-is-checked-per-row-that-is")
 def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
     """A txid that Postgres took for an int4 would be converted row by row, in a separate and costly step."""

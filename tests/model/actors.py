@@ -274,10 +274,15 @@ class Actors:
         emptied = "".join(f"DELETE FROM state.{name};" for name in self.spec.tables)
         self._execute("TRUNCATE copy.cursor")
         self._execute(
-            f"SET session_replication_role = replica; {self._drop_staging()} {put_back} {emptied}"
-            "UPDATE tidegate.cursor SET history = gen_random_uuid(); SET session_replication_role = origin"
+            f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} {emptied}"
+            "UPDATE tidegate.cursor SET history = gen_random_uuid(); SET session_replication_role = origin; RESET tidegate.writer"
         )
         self._note_history()
+
+    @property
+    def _as_an_apply_worker(self) -> str:
+        """Return the statements after which no trigger fires but the guard of the states, which lets this session write."""
+        return f"SET session_replication_role = replica; SET tidegate.writer = '{self.spec.name}';"
 
     def _drop_staging(self) -> str:
         """Return the statement that drops all staging tables."""
@@ -482,7 +487,7 @@ class Actors:
             f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE copy.{_bare(t)};" for t in self._copied
         )
         self._execute(
-            f"SET session_replication_role = replica; {self._drop_staging()} {put_back} SET session_replication_role = origin"
+            f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} SET session_replication_role = origin; RESET tidegate.writer"
         )
         return "restored"
 

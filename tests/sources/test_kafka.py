@@ -361,7 +361,11 @@ def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: Or
     again = topic.plan(source, first, second, txid=2)
 
     assert ranges(again) == {"0": (0, 4)}
-    assert again["given_up"] == {"topic": topic.name, "topic_id": old, "partitions": {"0": {"start": 2, "end": 5}}}
+    assert again["given_up"] == {
+        "topic": topic.name,
+        "topic_id": old,
+        "partitions": {"0": {"start": 2, "end": 5, "leader_epoch": 0}},
+    }
     fresh = topic.plan(source, first, txid=2)
     topic.delete()
     topic.create(2)

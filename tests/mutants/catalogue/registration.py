@@ -140,8 +140,8 @@ MUTANTS = (
         "I15",
         TABLE_IDENTITY,
         "(module)",
-        "t.tgenabled NOT IN ('O', 'A')",
-        "t.tgenabled NOT IN ('O', 'A', 'D')",
+        "AND tgenabled = 'A'",
+        "AND tgenabled IN ('A', 'D')",
         (f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",),
     ),
     Mutant(
@@ -149,8 +149,8 @@ MUTANTS = (
         "I15",
         TABLE_IDENTITY,
         "(module)",
-        "OR t.tgenabled IS NULL OR t.tgenabled",
-        "OR t.tgenabled",
+        "c.oid IS NOT NULL AND NOT EXISTS (",
+        "EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND tgname = 'single_writer') AND NOT EXISTS (",
         (f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",),
     ),
     Mutant(
@@ -158,8 +158,8 @@ MUTANTS = (
         "I9",
         TABLE_IDENTITY,
         "(module)",
-        "AND (s.table_oid IS DISTINCT FROM c.oid OR",
-        "AND (c.oid IS NULL OR",
+        "AND (is_missing OR is_another OR",
+        "AND (is_missing OR",
         (f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",),
     ),
     Mutant(

@@ -120,8 +120,8 @@ MUTANTS = (
         "I11",
         LISTING,
         "identify",
-        "if changed or is_young(after, min_age_seconds):",
-        "if changed:",
+        "if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):",
+        "if stamp_of(before) != stamp_of(after):",
         (f"{OF_FILES}::test_a_young_file_waits", f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other"),
     ),
     Mutant(
@@ -245,9 +245,9 @@ MUTANTS = (
         "rows-are-read-before-the-margin-of-the-clock",
         "I12",
         SETTLED,
-        "settled_by_clock",
-        "(%s::timestamptz - %s * interval '1 second')",
-        "(%s::timestamptz - 0 * %s * interval '1 second')",
+        MODULE,
+        "%s::timestamptz) - %s * interval",
+        "%s::timestamptz) - 0 * %s * interval",
         (f"{TABLE}::test_rows_stay_behind_the_clock_by_the_margin",),
     ),
     Mutant(
