@@ -58,6 +58,7 @@ from tidegate.state_store.base.errors import TidegateError
 VERSIONS = (1, 2)
 PATIENCE_SECONDS = 30
 # What a reset puts back; partitions stay as they are, and so do the notes of them.
+AS_USUAL = "SET session_replication_role = origin; RESET tidegate.writer"
 KEPT = [table for table in tables.ledger.tables if table != "tidegate.state_range"]
 Handle = tuple[int, int, int]  # of an attempt: txid, number, and the history in which it began
 
@@ -275,7 +276,7 @@ class Actors:
         self._execute("TRUNCATE copy.cursor")
         self._execute(
             f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} {emptied}"
-            "UPDATE tidegate.cursor SET history = gen_random_uuid(); SET session_replication_role = origin; RESET tidegate.writer"
+            f"UPDATE tidegate.cursor SET history = gen_random_uuid(); {AS_USUAL}"
         )
         self._note_history()
 
@@ -486,9 +487,7 @@ class Actors:
         put_back = "".join(
             f"DELETE FROM {t}; INSERT INTO {t} OVERRIDING SYSTEM VALUE TABLE copy.{_bare(t)};" for t in self._copied
         )
-        self._execute(
-            f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} SET session_replication_role = origin; RESET tidegate.writer"
-        )
+        self._execute(f"{self._as_an_apply_worker} {self._drop_staging()} {put_back} {AS_USUAL}")
         return "restored"
 
     def _accept(self) -> str:
