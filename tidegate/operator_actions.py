@@ -4,6 +4,7 @@ Each action is one method of the store, which records it with operator and reaso
 done and what it will do, is a hint: the store decides under its locks.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -35,9 +36,9 @@ class Done:
 def require_reason(reason: str, example: str = "the server is back") -> str:
     """Return the reason without surrounding spaces.
 
-    Raises: UsageError with the example if it is empty.
+    Raises: UsageError with the example if it has no visible character.
     """
-    if not reason.strip():
+    if not any(unicodedata.category(character)[0] not in "CZ" for character in reason):
         raise UsageError(f"Give a reason: --reason '{example}'")
     return reason.strip()
 

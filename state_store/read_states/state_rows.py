@@ -140,20 +140,27 @@ def version_of(connection: Connection, pipeline: str) -> Version:
     return Version(txid, attempt, str(history), fingerprint, count)
 
 
-def rows_of(connection: Connection, state: StateSpec, keys: Sequence[Key]) -> list[Row | None]:
+def rows_of(
+    connection: Connection, state: StateSpec, keys: Sequence[Key], *, most_characters: int | None = None
+) -> list[Row | None]:
     """Return the rows of keys, in their order; None for a key without a row.
 
-    Raises: UsageError; SchemaOutOfDate if a partition is missing.
+    Raises: UsageError, also if they have more characters together; SchemaOutOfDate if a partition is missing.
     """
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
     key_lookup.check_widths(state, keys)
     partitions.check_whole(connection, state.table_name)
     rows: list[Row | None] = [None] * len(keys)
+    found = characters = 0
     driver: Any = connection.connection.driver_connection
     try:
         for position, row in key_lookup.rows(driver, state, keys):
             rows[position] = row
+            found += 1
+            characters += sum(len(str(value)) for value in row.values()) if most_characters else 0
+            if most_characters and characters > most_characters and found > 1:
+                raise UsageError(f"The rows of these keys have over {most_characters} characters. Ask for fewer at a time.")
     except (psycopg2.DataError, ValueError) as error:
         raise key_lookup.no_such_key(state, error) from error
     return rows

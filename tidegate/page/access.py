@@ -5,6 +5,7 @@ Reading a pipeline needs GET on its Dag, acting PUT. Both are asked of Airflow's
 
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
@@ -75,6 +76,9 @@ def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)],
     Raises: Refusal (403).
     """
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
+    origin = request.headers.get("Origin")
+    if "Sec-Fetch-Site" not in request.headers and origin and urlsplit(origin).netloc != request.headers.get("Host"):
+        site = "cross-site"  # browsers leave the header out where the page came without TLS
     if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":
         raise Refusal(403, "FOREIGN_REQUEST", f"An action needs header {ACTION_HEADER}: 1, and cannot come from another site.")
     if not is_allowed(user, ACT, pipeline):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate import operator_actions
 from tidegate.page import access, ledger_connection
-from tidegate.page.http_answers import Refusal
+from tidegate.page.http_answers import Refusal, body_of
 from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import UsageError
@@ -102,7 +102,9 @@ def record(pipeline: access.Readable, txid: int, number: int) -> Record:
 
 
 @router.post("/{txid}/{number}")
-def mend(pipeline: access.Changeable, txid: int, number: int, mended: Mended, user: access.User) -> Nothing:
+def mend(
+    pipeline: access.Changeable, txid: int, number: int, user: access.User, mended: Annotated[Mended, body_of(Mended)]
+) -> Nothing:
     """Keep a correction of a record beside it, for the replay that takes it up."""
     _check_range(pipeline, txid, number)
     reason = operator_actions.require_reason(mended.reason)

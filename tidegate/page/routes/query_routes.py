@@ -18,6 +18,7 @@ from tidegate.state_store.read_states.named_query_answers import ask
 
 router = APIRouter(prefix="/api/queries")
 
+MOST_VALUES = 10_000  # of an argument that is an array
 _AS_THEY_ARE = ("integer", "smallint", "boolean")
 
 
@@ -98,6 +99,9 @@ def answer(query: Asked, request: Request) -> Answered:
 @router.post("/{query}")
 def answer_to(query: Asked, arguments: Annotated[dict[str, Any], Depends(arguments_in)]) -> Answered:
     """Return an answer; the arguments are in the body, for those that are too long for an address."""
+    for name, value in arguments.items():
+        if isinstance(value, list) and len(value) > MOST_VALUES:
+            raise UsageError(f"Query {query.name}: argument {name} has {len(value)} values; at most {MOST_VALUES} at a time.")
     given = {
         name: [_text(query, name, each) for each in value] if isinstance(value, list) else _text(query, name, value)
         for name, value in arguments.items()

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from tidegate.page import access, ledger_connection
-from tidegate.page.http_answers import Answer, Refusal
+from tidegate.page.http_answers import Answer, Refusal, body_of
 from tidegate.page.shared_models import Column
 from tidegate.state_store.base.errors import StoreUnavailable, UsageError
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
@@ -46,7 +46,7 @@ class Rows(BaseModel):
 class Keys(BaseModel):
     """The keys of rows that are requested, each as its values in text, null for NULL."""
 
-    keys: Annotated[list[list[str | None]], Field(max_length=MOST_KEYS_OF_A_REQUEST)]
+    keys: Annotated[list[Annotated[list[str | None], FailFast()]], Field(max_length=MOST_KEYS_OF_A_REQUEST), FailFast()]
 
 
 class FoundRows(BaseModel):
@@ -94,12 +94,15 @@ def rows(
 
 
 @router.post("/{state}/rows")
-def rows_of_keys(pipeline: access.Readable, state: str, requested: Keys) -> FoundRows:
-    """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to."""
+def rows_of_keys(pipeline: access.Readable, state: str, requested: Annotated[Keys, body_of(Keys)]) -> FoundRows:
+    """Return the rows of many keys from one snapshot, in the order of the keys, and the txid they belong to.
+
+    They have as many characters as a page of rows, at most.
+    """
     with ledger_connection.reader().snapshot(f"reading state {state}", states=[state]) as connection:
         spec = _state(pipeline_overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
         txid = cursors.committed(connection, pipeline)
-        found = state_rows.rows_of(connection, spec, requested.keys)
+        found = state_rows.rows_of(connection, spec, requested.keys, most_characters=state_rows.PAGE_CHARACTERS)
     return FoundRows(
         txid=txid,
         columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],

@@ -1,0 +1,78 @@
+"""What one user's request may cost the others: each route has its own limits, and a stranger's body is not read."""
+
+import json
+
+import pytest
+
+from tests.page.conftest import ACTION, Server, Visit, Visitor
+from tests.page.ledgers import write_rows
+from tidegate.state_store.read_states import state_rows
+
+ROWS = "/tidegate/api/pipelines/clicks/states/per_page/rows"
+
+
+@pytest.fixture
+def viewer(visit: Visit) -> Visitor:
+    """A user who may read."""
+    return visit("viewer")
+
+
+BODIES = {
+    "no text": (json.dumps({"keys": [[1] * 300_000]}), 422),
+    "keys of no text": (json.dumps({"keys": [[1]] * 200_000}), 422),
+    "too many keys": (json.dumps({"keys": [["a"]] * 1001}), 422),
+    "nested": ("[" * 500_000, 422),
+    "no JSON": ("\0" * 1000, 422),
+    "too long": (" " * 2_000_000, 413),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_wrong_body_is_refused_with_a_short_answer(viewer: Visitor, body: str) -> None:
+    """However many things are wrong with it."""
+    content, status = BODIES[body]
+    answer = viewer.http.post(ROWS, content=content)
+    assert answer.status_code == status
+    assert len(answer.text) < 1000
+
+
+def test_rows_of_keys_are_no_longer_than_a_page(server: Server, viewer: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if one key is asked for many times; a single row may be longer."""
+    write_rows(server.settings, "clicks", "per_page", [("a long one", "2026-02-01", 1, "1.0000", 1)])
+    key = viewer.json("/pipelines/clicks/states/per_page/rows", limit=1)["rows"][0][:2]
+    monkeypatch.setattr(state_rows, "PAGE_CHARACTERS", 5)
+
+    assert viewer.http.post(ROWS, json={"keys": [key]}).json()["rows"][0][:2] == key
+    refused = viewer.http.post(ROWS, json={"keys": [key] * 400})
+    assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
+    assert "over 5 characters" in refused.json()["message"]
+
+
+def test_a_strangers_body_is_not_read(visit: Visit) -> None:
+    """The login comes first: a body that is no JSON is not noticed."""
+    stranger = visit(None)
+    for path in (ROWS, "/tidegate/api/pipelines/clicks/quarantine/1/1"):
+        assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path
+
+
+def test_a_query_takes_a_bounded_number_of_values(visit: Visit) -> None:
+    """Of an argument that is an array."""
+    arguments = {"least": 1, "pages": ["a"] * 10_001}
+    refused = visit("admin").http.post("/tidegate/api/queries/clicks_of", json={"arguments": arguments})
+    assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
+    assert "argument pages has 10001 values; at most 10000" in refused.json()["message"]
+
+
+def test_an_action_from_another_site_without_tls_is_refused(visit: Visit) -> None:
+    """Browsers leave Sec-Fetch-Site out there, and name the origin."""
+    admin = visit("admin")
+    path = "/tidegate/api/pipelines/clicks/actions/pause"
+    for origin in ("http://evil.example", "null"):
+        refused = admin.http.post(path, json={"txid": None, "reason": "a test"}, headers={**ACTION, "Origin": origin})
+        assert refused.json()["code"] == "FOREIGN_REQUEST"
+
+
+def test_a_reason_that_nobody_can_see_is_none(visit: Visit) -> None:
+    """It would stand in the ledger as an empty one."""
+    refused = visit("admin").act("clicks", "pause", reason="\u200b\u2060 \u00ad")
+    assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
