@@ -27,6 +27,7 @@ BODIES = {
 }
 
 
+@pytest.mark.promise("limit:MOST_BYTES")
 @pytest.mark.parametrize("body", BODIES)
 def test_a_wrong_body_is_refused_with_a_short_answer(viewer: Visitor, body: str) -> None:
     """However many things are wrong with it."""
@@ -55,6 +56,7 @@ def test_a_strangers_body_is_not_read(visit: Visit) -> None:
         assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path
 
 
+@pytest.mark.promise("limit:MOST_VALUES")
 def test_a_query_takes_a_bounded_number_of_values(visit: Visit) -> None:
     """Of an argument that is an array."""
     arguments = {"least": 1, "pages": ["a"] * 10_001}

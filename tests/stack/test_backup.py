@@ -1,6 +1,7 @@
 """Ledger and states can be backed up and restored, and commits lost in between are reported."""
 
 import stat
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -98,6 +99,27 @@ def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypa
     monkeypatch.undo()
     with StateStore.connect(running.settings) as store:
         assert [lag.pipeline for lag in store.lag(["tally"])] == ["tally"]
+
+
+@pytest.mark.promise("verb:restore")
+def test_a_dump_has_no_more_rights_than_the_ledgers_owner(running: Stack, tmp_path: Path) -> None:
+    """It is code, which a restore runs: it can start no program of the server's account, and change no role."""
+    file = tmp_path / "dump"
+    postgres = Layout.load(running.settings.home).postgres
+    with closing(backups._connect(postgres)) as connection:
+        connection.autocommit = True
+        connection.cursor().execute("CREATE DATABASE crafted")
+    with closing(backups._connect(postgres, "crafted")) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE said (line text)")
+        program = "COPY public.said FROM PROGRAM ''true''"
+        cursor.execute(f"CREATE FUNCTION act() RETURNS int LANGUAGE plpgsql AS $$ BEGIN EXECUTE '{program}'; RETURN 1; END $$")
+        cursor.execute("CREATE MATERIALIZED VIEW acted AS SELECT act() AS one")
+    with file.open("wb") as dump:
+        backups._run(postgres, "pg_dump", ["--format=custom", "--dbname=crafted"], stdout=dump)
+
+    done = running.tidegate("restore", str(file), "--yes")
+    assert done.returncode != 0
+    assert "permission denied to COPY to or from an external program" in done.stderr
 
 
 def test_two_backups_into_one_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,9 @@ def restore(settings: Settings, file: Path) -> str:
             cursor.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(restored), sql.Identifier(OWNER)))
             try:
                 with file.open("rb") as dump:
-                    _run(postgres, "pg_restore", ["--exit-on-error", f"--dbname={restored}"], stdin=dump)
+                    # A dump is code: it gets the rights of the database's owner, who owns all that it makes.
+                    arguments = ["--exit-on-error", "--no-owner", f"--dbname={restored}"]
+                    _run(postgres, "pg_restore", arguments, user=OWNER, stdin=dump)
                 _check_ledger(postgres, restored, file)
                 _exchange(cursor, restored, kept)
             except BaseException:
@@ -140,8 +142,8 @@ def _connect(postgres: EmbeddedPostgres, database: str = "postgres") -> psycopg2
         raise StoreUnavailable(f"The stack's Postgres does not answer: {str(error).strip()}. Start it: tidegate up") from error
 
 
-def _run(postgres: EmbeddedPostgres, tool: str, arguments: list[str], **streams: object) -> None:
-    where = ["--host=127.0.0.1", f"--port={postgres.port}", f"--username={ADMINISTRATOR}", "--no-password"]
+def _run(postgres: EmbeddedPostgres, tool: str, arguments: list[str], *, user: str = ADMINISTRATOR, **streams: object) -> None:
+    where = ["--host=127.0.0.1", f"--port={postgres.port}", f"--username={user}", "--no-password"]
     environment = {**os.environ, "PGPASSFILE": str(postgres.passfile), "PGREQUIREAUTH": "scram-sha-256"}
     command = [str(postgres.binaries / tool), *where, *arguments]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, check=False, **streams)  # type: ignore[call-overload]  # noqa: S603 - our own command, no shell
