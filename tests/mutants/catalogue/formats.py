@@ -12,6 +12,15 @@ PATHS = "tests/fuzz/test_csv_paths.py"
 
 MUTANTS = (
     Mutant(
+        "a-record-without-an-end-is-held-in-memory",
+        "limit:MAX_RECORD_BYTES",
+        TEXT,
+        "_Splitter.feed",
+        "if is_too_long and not end:",
+        "if is_too_long and final:",
+        ("tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",),
+    ),
+    Mutant(
         "an-empty-value-is-an-empty-text",
         "decision:0018",
         CSV,

@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-# States refuse longer values, so a longer record could not be kept. This also limits the search for the end of a quote.
-MAX_RECORD_BYTES = 64 * 1024 * 1024
+# States refuse longer values, so a longer record could not be kept. This also limits the search for the end of a quote, and
+# what is held in memory: of a longer record whose end has not come, the beginning is kept, and the rest passed over.
+MAX_RECORD_BYTES, KEPT_OF_LONGER = 64 * 1024 * 1024, 64 * 1024
 _TOO_LONG = f"it is longer than {MAX_RECORD_BYTES} bytes, or its quote is never closed"
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _LF, _CR = 10, 13
@@ -140,11 +141,16 @@ class _WholeFile:
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
+        self._bytes = 0
 
     def feed(self, block: bytes, *, final: bool = False) -> Chunk:
-        self._blocks.append(block)
+        self._bytes += len(block)
+        if self._bytes <= MAX_RECORD_BYTES + len(block):
+            self._blocks.append(block)
         if not final or not any(self._blocks):
             return chunk_of([])
+        if self._bytes > MAX_RECORD_BYTES:
+            return replace(chunk_of([b"".join(self._blocks)[:KEPT_OF_LONGER]]), bad={0: _TOO_LONG})
         return chunk_of([b"".join(self._blocks)])
 
 
@@ -158,8 +164,11 @@ class _Splitter:
         self._rest_bytes = 0
         self._tried_bytes = 0
         self._reached = 0
+        self._beginning: bytes | None = None  # of a record that is too long, whose end has not come yet
 
     def feed(self, block: bytes, *, final: bool = False) -> Chunk:
+        if self._beginning is not None:
+            return self._pass_over(block, self._beginning, final=final)
         self._rest.append(block)
         self._rest_bytes += len(block)
         # Text without a whole record is searched again only when it has doubled, because a record may span many blocks.
@@ -167,13 +176,38 @@ class _Splitter:
             return chunk_of([])
         data = b"".join(self._rest)
         chunk, end = self._split_at_once(data, final=final) or self._split_one_by_one(data, final=final)
-        if not end and len(data) > MAX_RECORD_BYTES and not final:
+        is_too_long = not end and not final and len(data) > MAX_RECORD_BYTES + len(self._grammar.line_end or b"\r\n")
+        if is_too_long:
             chunk, end = self._split_one_by_one(data, final=False, too_long=True)
+        if is_too_long and not end:
+            return self._pass_over(b"", data[:KEPT_OF_LONGER], final=False)
+        for number in np.flatnonzero(chunk.ends - chunk.starts > MAX_RECORD_BYTES).tolist():
+            chunk.bad.setdefault(number, _TOO_LONG)
         rest = data[end:]
         self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if end else len(rest)
         self._reached += end
         chunk.reached, chunk.next_line = self._reached, self._line
         return chunk if self._grammar.blank_lines else chunk.only(self._is_record(chunk))
+
+    def _pass_over(self, block: bytes, beginning: bytes, *, final: bool) -> Chunk:
+        """Drop what has come of a record that is too long; return its beginning, as bad, once its line has ended."""
+        data = b"".join([*self._rest, block])
+        line_end = self._grammar.line_end
+        found = None if line_end == b"" else self._grammar.newline.search(data)
+        if found and found.group() == b"\r" and found.end() == len(data) and line_end is None and not final:
+            found = None  # a line feed may follow
+        begun = data.endswith(b"\r") if line_end is None else min(len(line_end) - 1, len(data)) if line_end else 0
+        end = found.end() if found else len(data) - (0 if final else begun)
+        is_whole = found is not None or final
+        self._rest, self._rest_bytes, self._tried_bytes = [data[end:]], len(data) - end, 0
+        self._beginning = None if is_whole else beginning
+        self._reached += end
+        if not is_whole:
+            return chunk_of([])
+        chunk = replace(chunk_of([beginning]), lines=np.array([self._line], np.int64), bad={0: _TOO_LONG})
+        self._line += 1
+        chunk.reached, chunk.next_line = self._reached, self._line
+        return chunk
 
     def _split_at_once(self, data: bytes, *, final: bool) -> tuple[Chunk, int] | None:
         """Split at line ends, with quotes if they are regular; None if only one record after the other can be found."""
