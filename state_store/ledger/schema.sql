@@ -501,6 +501,8 @@ BEGIN
     );
 END $$;
 
+REVOKE EXECUTE ON FUNCTION tidegate.table_shape(oid), tidegate.shape_differences(oid, jsonb) FROM PUBLIC;
+
 -- A commit that runs an author's update has a row in open_commit until its end, so that Postgres refuses a COMMIT by the
 -- update.
 
@@ -766,6 +768,7 @@ GRANT EXECUTE ON FUNCTION tidegate.checked(anyarray, integer), tidegate.union_of
 GRANT EXECUTE ON FUNCTION tidegate.bits_of_two(bigint[], bigint[]), tidegate.bits_of_all(bigint[]), tidegate.distinct_of(bigint[]),
     tidegate.quantile_of(bigint[], numeric, integer, integer, integer) TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.epoch() TO tidegate, tidegate_reader;
+GRANT EXECUTE ON FUNCTION tidegate.table_shape(oid), tidegate.shape_differences(oid, jsonb) TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.add_range(text, text, text, text, text) TO tidegate;
 ALTER DEFAULT PRIVILEGES IN SCHEMA state GRANT SELECT, INSERT, UPDATE ON TABLES TO tidegate;
 

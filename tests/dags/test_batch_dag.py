@@ -366,7 +366,7 @@ BROKEN = {
         "ModuleNotFoundError: No module named 'a_package_of_this_name'",
     ),
     "no pipeline": ("PIPELINE = 1", "SETTINGS_INVALID: tidegate.jobs.pipelines.clicks must define PIPELINE"),
-    "an end": ("raise SystemExit(3)", "SystemExit: 3"),
+    "an end": ("raise SystemExit(3)", "SETTINGS_INVALID: tidegate.jobs.pipelines.clicks ends the process"),
     "no end": ("import time; time.sleep(60)", "AirflowTaskTimeout: Timeout, PID: "),
 }
 

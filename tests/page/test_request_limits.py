@@ -6,7 +6,7 @@ import pytest
 
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import write_rows
-from tidegate.state_store.read_states import state_rows
+from tests.store import state_rows
 
 ROWS = "/tidegate/api/pipelines/clicks/states/per_page/rows"
 
