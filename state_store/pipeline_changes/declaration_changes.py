@@ -33,6 +33,40 @@ _FIELDS = {
 _State = Mapping[str, Any]
 
 
+MOST_SHOWN = 3  # differences of a source that a message names
+
+
+def source_difference(before: str, now: str) -> str:
+    """Return what differs between the identities of two sources: columns and other parts that one has and the other has not."""
+    parts = [_parts_of(identity) for identity in (before, now)]
+    if not all(parts):
+        return f"it was {before}"
+    gone, come = (sorted(one - other) for one, other in (parts, reversed(parts)))
+    found = [f"{what} {text}" for what, texts in (("it no longer has", gone), ("it now has", come)) for text in texts]
+    more = f", and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
+    return ", ".join(found[:MOST_SHOWN]) + more
+
+
+def _parts_of(identity: str) -> set[str]:
+    """Return the parts of a source's identity, a kind and JSON, as texts; none if it is of another form."""
+    begin = min((identity.find(sign) for sign in "[{" if sign in identity), default=len(identity))
+    try:
+        found = json.loads(identity[begin:])
+    except ValueError:
+        return set()
+    parts = found.items() if isinstance(found, dict) else (("", each) for each in found)
+    return {identity[:begin].strip()}.union(*(_texts_of(name, value) for name, value in parts))
+
+
+def _texts_of(name: str, value: Any) -> set[str]:
+    """Return a part of an identity as texts: each column and each option is one."""
+    if isinstance(value, dict):
+        return {f"{option}={json.dumps(of)}" for option, of in value.items()}
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return {f"column {column} {json.dumps(of)}" for column, of in value}
+    return {f"{name} {json.dumps(value)}".strip()}
+
+
 class ColumnChange(NamedTuple):
     """The value columns that a state gets and loses; an update has no table, and only its code gets others."""
 

@@ -84,7 +84,8 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
     check_source_change(connection, known.declaration["source_identity"], known.source_kind, spec)
     if committed and "source_identity" in changed and spec.version <= known.declaration["version"]:
         raise DeclarationChanged(
-            f"{spec.name} has committed {committed} batches from another source: {known.declaration['source_identity']}. "
+            f"{spec.name} has committed {committed} batches from another source: "
+            f"{declaration_changes.source_difference(known.declaration['source_identity'], spec.source_identity)}. "
             f"If the change is meant for the batches to come, raise the pipeline's version above "
             f"{known.declaration['version']}.",
             pipeline=spec.name,

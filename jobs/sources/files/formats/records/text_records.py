@@ -176,13 +176,14 @@ class _Splitter:
             return chunk_of([])
         data = b"".join(self._rest)
         chunk, end = self._split_at_once(data, final=final) or self._split_one_by_one(data, final=final)
-        is_too_long = not end and not final and len(data) > MAX_RECORD_BYTES + len(self._grammar.line_end or b"\r\n")
-        if is_too_long:
+        if not end and not final and len(data) > MAX_RECORD_BYTES + len(self._grammar.line_end or b"\r\n"):
             chunk, end = self._split_one_by_one(data, final=False, too_long=True)
-        if is_too_long and not end:
-            return self._pass_over(b"", data[:KEPT_OF_LONGER], final=False)
-        for number in np.flatnonzero(chunk.ends - chunk.starts > MAX_RECORD_BYTES).tolist():
-            chunk.bad.setdefault(number, _TOO_LONG)
+            if not end:
+                return self._pass_over(b"", data[:KEPT_OF_LONGER], final=False)
+        chunk.bad = {
+            **dict.fromkeys(np.flatnonzero(chunk.ends - chunk.starts > MAX_RECORD_BYTES).tolist(), _TOO_LONG),
+            **chunk.bad,
+        }
         rest = data[end:]
         self._rest, self._rest_bytes, self._tried_bytes = [rest], len(rest), 0 if end else len(rest)
         self._reached += end
@@ -192,13 +193,7 @@ class _Splitter:
     def _pass_over(self, block: bytes, beginning: bytes, *, final: bool) -> Chunk:
         """Drop what has come of a record that is too long; return its beginning, as bad, once its line has ended."""
         data = b"".join([*self._rest, block])
-        line_end = self._grammar.line_end
-        found = None if line_end == b"" else self._grammar.newline.search(data)
-        if found and found.group() == b"\r" and found.end() == len(data) and line_end is None and not final:
-            found = None  # a line feed may follow
-        begun = data.endswith(b"\r") if line_end is None else min(len(line_end) - 1, len(data)) if line_end else 0
-        end = found.end() if found else len(data) - (0 if final else begun)
-        is_whole = found is not None or final
+        end, is_whole = self._end_of_passed(data, final=final)
         self._rest, self._rest_bytes, self._tried_bytes = [data[end:]], len(data) - end, 0
         self._beginning = None if is_whole else beginning
         self._reached += end
@@ -208,6 +203,18 @@ class _Splitter:
         self._line += 1
         chunk.reached, chunk.next_line = self._reached, self._line
         return chunk
+
+    def _end_of_passed(self, data: bytes, *, final: bool) -> tuple[int, bool]:
+        """Return where a line ends, or up to where it certainly goes on; and whether it ends."""
+        line_end = self._grammar.line_end
+        found = None if line_end == b"" else self._grammar.newline.search(data)
+        if found and (final or line_end is not None or found.end() < len(data) or found.group() != b"\r"):
+            return found.end(), True
+        if final or line_end == b"":
+            return len(data), final
+        # A line feed may follow a carriage return, or the rest of a longer line end.
+        begun = int(data.endswith(b"\r")) if line_end is None else min(len(line_end) - 1, len(data))
+        return len(data) - begun, False
 
     def _split_at_once(self, data: bytes, *, final: bool) -> tuple[Chunk, int] | None:
         """Split at line ends, with quotes if they are regular; None if only one record after the other can be found."""
