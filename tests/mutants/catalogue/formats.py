@@ -16,8 +16,8 @@ MUTANTS = (
         "limit:MAX_RECORD_BYTES",
         TEXT,
         "_Splitter.feed",
-        "if is_too_long and not end:",
-        "if is_too_long and final:",
+        "            if not end:\n",
+        "            if final:\n",
         ("tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",),
     ),
     Mutant(
