@@ -347,7 +347,10 @@ def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Se
     """It is not treated as missing, because its content is unknown."""
     commit_next(settings)
     (file,) = tally.store.witness.folder.glob("tally.*.json")
-    for damage in ("", "{", "[]", '{"version": 1}', file.read_text().replace('"version": 1', '"version": 2')):
+    whole = file.read_text()
+    changed = [whole.replace('"version": 1', '"version": 2'), whole.replace('"tally"', '"other"')]
+    assert whole not in changed
+    for damage in ("", "{", "[]", '{"version": 1}', *changed):
         file.write_text(damage)
         assert_halted(settings, rf"{file}.* is damaged.*remove this file")
     file.unlink()
