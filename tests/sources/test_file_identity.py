@@ -160,7 +160,7 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     file = inbox.write("1.csv", lines("a", "b"))
     inbox.run(pipeline, "first")
     counted = file.read_bytes()
-    file.write_text(lines("a", "b", "c") if grows else lines("x", "y", "z"))
+    file.write_text(lines("a", "b", "c") if grows else lines("x", "y"))
     inbox.write("2.csv", lines("d"))
 
     with pytest.raises(SourceChanged) as refusal:
@@ -178,7 +178,7 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
     else:
         file.rename(inbox.folder / "3.csv")
     inbox.run(pipeline, "third")
-    expected = "abcd" if grows else "abdxyz"
+    expected = "abcd" if grows else "abdxy"
     assert counts(inbox, pipeline) == dict.fromkeys(expected, (1, 1))
 
 
