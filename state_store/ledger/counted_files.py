@@ -20,9 +20,8 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Source
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput
 
-FILES = (
-    "files"  # where the metadata of a batch lists its files: name, size, mtime_ns, inode (of objects: none) and sha256 of each
-)
+# Where the metadata of a batch lists its files: name, size, mtime_ns, inode (of objects: none) and sha256 of each.
+FILES = "files"
 AFTER = "after"  # where a source that takes files in the order of their names keeps the last name so far
 INPUTS = "inputs"  # where the metadata of a pipeline with several inputs has that of each, by its name
 LARGEST = 2**63 - 1
@@ -52,6 +51,16 @@ class TakenFile:
     is_done: bool  # the source has learned of the commit and, if it moves files away, has moved this one
     inode: str | None = None
     is_skipped: bool = False  # its batch has committed without rows
+
+    @property
+    def stamp(self) -> tuple[int, int, str | None]:
+        """What shows without reading the file that it may have changed, as of when it was last looked at."""
+        return self.size, self.mtime_ns, self.inode
+
+
+def last_counted(files: Sequence[TakenFile]) -> TakenFile | None:
+    """Return the newest of some files that counts, or will; None if the batches of all were skipped."""
+    return max((file for file in files if not file.is_skipped), key=lambda file: file.txid, default=None)
 
 
 def files_of(batch_input: BatchInput) -> Sequence[Mapping[str, Any]]:

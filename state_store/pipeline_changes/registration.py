@@ -36,8 +36,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     _grant_removal(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
         _put_views(connection, spec, is_changed=False)
-        table_identity.note(connection, spec.name)
-        table_shape.note(connection, spec)
+        _note_tables(connection, spec, is_changed=False)
         return False
 
     check_sources(connection, spec)
@@ -67,8 +66,13 @@ def replace_declaration(connection: Connection, spec: PipelineSpec) -> None:
     connection.execute(upsert.on_conflict_do_update(index_elements=["pipeline"], set_={**row, "registered_at": sa.func.now()}))
     _own(connection, spec)
     _put_views(connection, spec, is_changed=True)
+    _note_tables(connection, spec, is_changed=True)
+
+
+def _note_tables(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
+    """Note what the tables of a pipeline are to be like, and which they are; in this order, as the second hides new ones."""
+    table_shape.note(connection, spec, is_changed=is_changed)
     table_identity.note(connection, spec.name)
-    table_shape.note(connection, spec)
 
 
 def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec) -> int:

@@ -147,9 +147,9 @@ def _describe(row: sa.Row[Any]) -> str:
         )
     if row.is_unguarded:
         return (
-            f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, or fires not in every session, "
-            "so other programs may have changed its rows, and may do so again. See that they are right; then, as the table's "
-            f"owner: ALTER TABLE {name} ENABLE ALWAYS TRIGGER single_writer"
+            f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, or does not fire in every "
+            "session, so other programs may have changed its rows, and may do so again. See that they are right; then, as the "
+            f"table's owner: ALTER TABLE {name} ENABLE ALWAYS TRIGGER single_writer"
         )
     differences = [str(each) for each in table_shape.differences_in(row.differences)]
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""

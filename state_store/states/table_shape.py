@@ -26,6 +26,10 @@ UPDATE tidegate.state_table SET shape = :shape, accepted_shape = (
     WHERE shape IS NULL OR shape -> key IS NOT DISTINCT FROM CAST(:shape AS jsonb) -> key)
 WHERE state = :state
 """).bindparams(sa.bindparam("shape", type_=JSONB))
+_UNKNOWN = sa.text("""
+SELECT state FROM tidegate.state_table LEFT JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
+WHERE pipeline = :pipeline AND (shape IS NULL OR table_oid IS DISTINCT FROM pg_class.oid)
+""")
 _SHAPE = sa.text("SELECT tidegate.table_shape(to_regclass(:made))")
 _DIFFERENCES = sa.text("""
 SELECT pipeline, tidegate.shape_differences(pg_class.oid, shape || accepted_shape) AS differences
@@ -35,8 +39,6 @@ WHERE state = :state AND shape IS NOT NULL
 _ACCEPT = sa.text("UPDATE tidegate.state_table SET accepted_shape = accepted_shape || :found WHERE state = :state").bindparams(
     sa.bindparam("found", type_=JSONB)
 )
-
-
 _ACCEPTED_COLUMNS = sa.text("""
 SELECT state, attname FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
 JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND accepted_shape ? ('column ' || quote_ident(attname))
@@ -56,10 +58,16 @@ class Difference(NamedTuple):
         return f"{self.part} is {self.found}, not {self.expected}" if self.expected else f"it has {self.part} ({self.found})"
 
 
-def note(connection: Connection, spec: PipelineSpec) -> None:
-    """Note the shapes that a pipeline's declaration gives to its tables; only the tables' owner may."""
+def note(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
+    """Note the shapes that a pipeline's declaration gives to its tables; only the tables' owner may.
+
+    Those of a declaration that has not changed are known, but for tables that a migration has just made again: how a table is
+    divided is no part of the declaration's fingerprint.
+    """
+    unknown = None if is_changed else set(connection.scalars(_UNKNOWN, {"pipeline": spec.name}))
     for table in (table for state in spec.readable for table in state_tables.tables_of(state)):
-        connection.execute(_NOTE, {"shape": _declared_shape(connection, table), "state": table.name})
+        if unknown is None or table.name in unknown:
+            connection.execute(_NOTE, {"shape": _declared_shape(connection, table), "state": table.name})
 
 
 def accept(connection: Connection, state: str) -> tuple[str, list[Difference]]:
@@ -95,8 +103,6 @@ def _declared_shape(connection: Connection, table: Table) -> Any:
     made = table.to_metadata(sa.MetaData(), schema=STAGING, name=f"{table.name}$shape")
     with connection.begin_nested() as tried:
         connection.execute(CreateTable(made))
-        shape = connection.scalar(
-            sa.text("SELECT tidegate.table_shape(to_regclass(:made))"), {"made": f'{STAGING}."{made.name}"'}
-        )
+        shape = connection.scalar(_SHAPE, {"made": f'{STAGING}."{made.name}"'})
         tried.rollback()
     return shape

@@ -47,7 +47,7 @@ SHAPES = {
     ),
     "guard in some sessions": (
         ["ALTER {table} ENABLE TRIGGER single_writer"],
-        "fires not in every session.*ENABLE ALWAYS TRIGGER single_writer",
+        "does not fire in every session.*ENABLE ALWAYS TRIGGER single_writer",
     ),
     "rule": (["CREATE RULE other AS ON UPDATE TO state.per_shop DO INSTEAD NOTHING"], "it has rule other"),
     "child": (["CREATE TABLE public.more () INHERITS (state.per_shop)"], "it has child public.more"),

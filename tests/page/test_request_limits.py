@@ -74,7 +74,7 @@ def test_an_action_from_another_site_without_tls_is_refused(visit: Visit) -> Non
         assert refused.json()["code"] == "FOREIGN_REQUEST"
 
 
-def test_a_reason_that_nobody_can_see_is_none(visit: Visit) -> None:
+def test_an_invisible_reason_is_none(visit: Visit) -> None:
     """It would stand in the ledger as an empty one."""
     refused = visit("admin").act("clicks", "pause", reason="\u200b\u2060 \u00ad")
     assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")

@@ -69,12 +69,13 @@ def test_records_in_the_place_of_lost_ones_are_not_passed_over(tmp_path: Path, f
     """A broker that only starts again has lost nothing; records that expire, or that are produced later, are no loss."""
     broker = Broker(tmp_path, free_port)
     with broker.running():
-        topic = OrdersTopic(broker.settings, partitions=1)
+        topic = OrdersTopic(broker.settings, partitions=2)
+        topic.produce(3, partition=1)
         for count in (10, 2):
             topic.produce(count)
         source = topic.source()
         first = topic.plan(source)
-        assert ranges(first) == {"0": (0, 12)}
+        assert ranges(first) == {"0": (0, 12), "1": (0, 3)}
     with broker.running():
         topic.produce(1)
         topic.expire(5)
@@ -85,6 +86,8 @@ def test_records_in_the_place_of_lost_ones_are_not_passed_over(tmp_path: Path, f
         for count in (2, 3):
             topic.produce(count)
         for kind in ("transactional", "opaque"):
-            with pytest.raises(SourceChanged, match=r"planned up to offset 13.*broker end offset is 10.*generation=2"):
+            with pytest.raises(
+                SourceChanged, match=r"Partition 0 of topic .* planned up to offset 13.*broker end offset is 10.*generation=2"
+            ):
                 topic.plan(topic.source(kind=kind), second, txid=3)
         assert ranges(topic.plan(topic.source(generation=2), second, txid=3))["0"][1] == 15

@@ -33,7 +33,7 @@ def test_the_parts_that_differ_are_named(name: str) -> None:
 
 def test_another_kind_of_source_is_named() -> None:
     """Few of the parts are."""
-    told = declaration_changes.source_difference(SALES.identity, Kafka("orders").identity)
-    assert told.startswith("it no longer has ")
-    assert told.endswith(" more")
+    difference = declaration_changes.source_difference(SALES.identity, Kafka("orders").identity)
+    assert difference.startswith("it no longer has ")
+    assert difference.endswith(" more")
     assert declaration_changes.source_difference("an author's own", "another") == "it was an author's own"

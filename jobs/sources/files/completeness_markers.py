@@ -12,7 +12,7 @@ from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
-# What tells a marker from one that was written later: an object's description; a file's inode number and modification time.
+# What tells a marker from one that was written later: an object's description; a file's stamp.
 Written = ObjectInfo | Stamp
 
 

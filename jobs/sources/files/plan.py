@@ -27,7 +27,7 @@ from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, List
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.ledger.counted_files import TakenFile
+from tidegate.state_store.ledger.counted_files import TakenFile, last_counted
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.source import Files
@@ -174,18 +174,15 @@ class FilesCoordinator(Coordinator):
         if same is not None:
             if same.is_done and self._done:
                 return Comparison.BACK, same
-            stamp = stamp_of(status)
-            is_touched = same.is_committed and (same.size, same.mtime_ns, same.inode) != stamp
-            touched = replace(same, mtime_ns=stamp.mtime_ns, inode=stamp.inode)
-            return (Comparison.TOUCHED, touched) if is_touched else (Comparison.TAKEN, same)
+            if same.is_committed and same.stamp != stamp_of(status):
+                return Comparison.TOUCHED, replace(same, **stamp_of(status)._asdict())
+            return Comparison.TAKEN, same
         return self._compare_other(name, earlier)
 
     def _compare_other(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Comparison, TakenFile | None]":
         """Return the result for a file whose content differs from all taken files of its name."""
-        counted = [file for file in earlier if not file.is_skipped]
-        if not counted:
+        if (last := last_counted(earlier)) is None:
             return Comparison.NEW, None  # nothing of it has counted: what was skipped has been replaced
-        last = max(counted, key=lambda file: file.txid)
         if not last.is_committed:
             return Comparison.TAKEN, last  # its own batch reports the change, when it is read
         if self._done and (last.is_done or self._done.has(last.txid, name)):
@@ -198,7 +195,7 @@ class FilesCoordinator(Coordinator):
         They do not if the taken file was moved away: the present file was put there later.
         """
         for file in earlier:
-            if (file.size, file.mtime_ns, file.inode) == stamp_of(status) and not file.is_done:
+            if file.stamp == stamp_of(status) and not file.is_done:
                 return file
         candidates = [file for file in earlier if file.size == status.st_size]
         if not candidates:

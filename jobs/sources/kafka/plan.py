@@ -51,7 +51,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         if current_metadata is not None and (kept := self._saved_plan(previous_metadata, current_metadata)) is not None:
             return kept
         before, must_exist = self._predecessor(previous_metadata, current_metadata)
-        self._offsets.share({name: last["end"] for name, last in last_slices(before).items()})
+        self._offsets.share(last_slices(before))
         planned = super().initialize_transaction(txid, before, current_metadata)
         if planned is None and not must_exist:
             return None
@@ -186,6 +186,8 @@ class TopicOffsets(Partitions):
         self._first = topic.offsets("earliest")
         self._ends = topic.offsets("latest")
         self._shares: dict[str, int] = {}
+        # By partition, offset and leader epoch, as far as this plan has asked: how the log was cut before; None: it was not.
+        self._cuts: dict[tuple[str, int, int], str | PartitionUnavailable | None] = {}
 
     def names(self) -> list[str]:
         """Return the partitions' numbers, as texts."""
@@ -216,8 +218,8 @@ class TopicOffsets(Partitions):
                 raise SourceUnavailable(f"{missing} The first batch needs all, to know where each of them starts.") from missing
         return starts
 
-    def share(self, positions: Mapping[str, int]) -> None:
-        """Divide a batch's `max_records` among the partitions, given their positions.
+    def share(self, before: Mapping[str, SourceMetadata]) -> None:
+        """Divide a batch's `max_records` among the partitions, given their last slices; ask whether what was read is there.
 
         Expired records that fail their batch are planned first and alone, so that skipping it skips nothing else.
         """
@@ -227,12 +229,13 @@ class TopicOffsets(Partitions):
                 first, end = self._bounds(name)
             except PartitionUnavailable:
                 continue  # next_slice raises it
-            position = positions.get(name, UNREAD["end"])
+            position = before.get(name, UNREAD)["end"]
             if position < first:
                 expired[name] = first - position
             lags[name] = max(end - max(position, first), 0)
         fails = expired and self._source.when_expired == "fail"
         self._shares = expired if fails else fair_shares(lags, self._source.max_records)
+        self._find_cuts(before)
 
     def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
         """Return the partition's share, right after its previous slice.
@@ -248,7 +251,7 @@ class TopicOffsets(Partitions):
                 "what is missing again. A further generation would read the topic from its first record, and count again what "
                 "has counted and is left."
             )
-        self._check_not_truncated(partition, previous or UNREAD, first)
+        self._check_not_cut(partition, previous or UNREAD)
         share = self._shares.get(partition, 0)
         epoch = self._epoch_of(partition)
         if self._source.when_expired == "continue" and position < first:
@@ -264,18 +267,34 @@ class TopicOffsets(Partitions):
         epoch = self._topic.leader_epochs.get(int(partition))
         return {} if epoch is None else {LEADER_EPOCH: epoch}
 
-    def _check_not_truncated(self, partition: str, previous: SourceMetadata, first: int) -> None:
-        """Refuse a partition whose records before the position are others than those that were planned.
+    def _find_cuts(self, before: Mapping[str, SourceMetadata]) -> None:
+        """Ask which partitions were cut before the ends of their last slices.
 
-        Its log was cut and has grown again. Nothing can have been cut while its leader epoch is the same.
+        Nothing can have been cut while the leader epoch is the same, and nothing is left to compare once all has expired.
+        """
+        asked = {}
+        for name, last in before.items():
+            epoch, first = last.get(LEADER_EPOCH), self._first.get(int(name))
+            is_same = self._topic.leader_epochs.get(int(name)) in (None, epoch)
+            if epoch is None or is_same or not isinstance(first, int) or last["end"] <= first:
+                continue
+            if (name, last["end"], epoch) not in self._cuts:
+                asked[int(name)] = (last["end"], epoch)
+        if asked:
+            found = self._topic.truncations(asked)
+            self._cuts |= {(str(number), *position): found[number] for number, position in asked.items()}
+
+    def _check_not_cut(self, partition: str, previous: SourceMetadata) -> None:
+        """Refuse a partition whose records before the position are others than those that were planned.
 
         Raises: SourceChanged; PartitionUnavailable.
         """
-        position, epoch = previous["end"], previous.get(LEADER_EPOCH)
-        if epoch is None or position <= first or self._topic.leader_epochs.get(int(partition)) in (None, epoch):
+        position = previous["end"]
+        cut = self._cuts.get((partition, position, previous.get(LEADER_EPOCH, -1)))
+        if cut is None:
             return
-        if (cut := self._topic.describe_truncation(int(partition), position, epoch)) is None:
-            return
+        if isinstance(cut, PartitionUnavailable):
+            raise cut
         raise SourceChanged(
             f"Partition {partition} of topic {self._topic.name} was planned up to offset {position}, and its brokers have lost "
             f"records before that since: {cut.rstrip('.')}. Other records have those offsets now, and would never be read. "

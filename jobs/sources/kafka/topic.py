@@ -133,32 +133,40 @@ class Topic:
             self.leader_epochs = {partition: getattr(answer, "leader_epoch", None) for partition, answer in answered}
         return {partition: self._offset(partition, by_partition.get(partition)) for partition in self.partitions}
 
-    def describe_truncation(self, partition: int, position: int, leader_epoch: int) -> str | None:
-        """Return Kafka's words if a partition's log was cut before a position that it had in a leader epoch; None if not.
+    def truncations(self, positions: Mapping[int, tuple[int, int]]) -> dict[int, str | PartitionUnavailable | None]:
+        """Return Kafka's words for each partition whose log was cut before its position; None for the others.
 
-        What was written since has taken the offsets of what was lost, so that the end of the log alone does not show the loss.
+        A position is an offset and the leader epoch in which the log had it. What was written since the cut has taken the
+        offsets of what was lost, so that the end of the log alone does not show the loss. A partition that does not answer has
+        an error.
 
-        Raises: PartitionUnavailable, SourceUnreadable.
+        Raises: SourceUnreadable.
         """
         # The client asks the leader where the epoch ends now (KIP-320), before it reads from the position. It commits nothing.
         checks = {"auto.offset.reset": "error", "enable.partition.eof": True, "enable.auto.commit": False}
         consumer = Consumer({**self._configuration, **checks, "group.id": "tidegate-position"})
         deadline = monotonic() + ANSWER_SECONDS
         try:
-            consumer.assign([TopicPartition(self.name, partition, position, leader_epoch=leader_epoch)])
-            while monotonic() < deadline:
-                if (answer := consumer.poll(POLL_SECONDS)) is None:
+            consumer.assign(
+                [TopicPartition(self.name, each, at, leader_epoch=epoch) for each, (at, epoch) in positions.items()]
+            )
+            answers: dict[int, str | PartitionUnavailable | None] = {}
+            while len(answers) < len(positions) and monotonic() < deadline:
+                answer = consumer.poll(POLL_SECONDS)
+                if answer is None or (partition := answer.partition()) in answers:
                     continue
                 error = answer.error()
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
-                    return None
-                if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    return str(error.str())
-                if error.code() in REFUSALS:
+                if error is not None and error.code() in REFUSALS:
                     raise self._meaning(error)
+                if partition is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                    answers[partition] = None
+                    consumer.pause([TopicPartition(self.name, partition)])  # no more of its records are wanted
+                elif partition is not None and error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    answers[partition] = str(error.str())
         finally:
             consumer.close()
-        raise PartitionUnavailable(f"Partition {partition} of topic {self.name} does not say where its leaders' terms end.")
+        silent = "Partition {} of topic {} does not say where its leaders' terms end."
+        return {each: answers.get(each, PartitionUnavailable(silent.format(each, self.name))) for each in positions}
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
         """Commit offsets for a consumer group, except for partitions where it has committed later ones."""

@@ -237,6 +237,8 @@ def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], pr
         _write_migration(specs, new, as_json=as_json)
     else:
         _migrate(specs, accept_table, accept_epoch=accept_epoch, as_json=as_json)
+        if not (specs or broken or as_json):
+            output.say(none_found())
     _refuse(broken)
 
 
@@ -262,7 +264,7 @@ def _migrate(specs: Sequence[PipelineSpec], accept_table: Sequence[str], *, acce
         output.print_json(done)
         return
     output.say(_outcome(revision, changed))
-    for sentence in (*taken.values(), *columns, *left_out.values(), *([] if specs else [none_found()])):
+    for sentence in (*taken.values(), *columns, *left_out.values()):
         output.say(sentence)
     if accept_epoch:
         _say_accepted(accepted)

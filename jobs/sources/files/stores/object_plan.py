@@ -22,7 +22,7 @@ from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describ
 from tidegate.state_store.base.errors import SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.ledger.counted_files import AFTER, TakenFile
+from tidegate.state_store.ledger.counted_files import AFTER, TakenFile, last_counted
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.source import Files
@@ -149,10 +149,8 @@ class ObjectsCoordinator(Coordinator):
         """
         if not earlier or self._find_same(name, listed, earlier):
             return not earlier
-        counted = [file for file in earlier if not file.is_skipped]
-        if not counted:
+        if (last := last_counted(earlier)) is None:
             return True  # nothing of it has counted: what was skipped has been overwritten
-        last = max(counted, key=lambda file: file.txid)
         if last.is_committed:
             raise SourceChanged(
                 f"{self._place / name} was overwritten since it counted in txid {last.txid}: other content counted, and this "
