@@ -12,7 +12,7 @@ from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.read_ledger.batch_status import BatchStatus, batch_error, batches_view, statuses
 
 Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
-PHASES: tuple[str, ...] = get_args(Phase)
+PHASES: tuple[Phase, ...] = get_args(Phase)
 ENDED = ("committed", "skipped")
 UNCOMMITTED = tuple(phase for phase in PHASES if phase not in ENDED)
 LOOKED_AT = 10_000  # the most batches that one statement reads

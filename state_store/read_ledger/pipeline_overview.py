@@ -16,7 +16,7 @@ from tidegate.state_store.base.errors import UnknownPipeline
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_of
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.cursors import Retired
-from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED
+from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED, Phase
 from tidegate.state_store.read_ledger.batch_status import Lag, batches_view, lags
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
@@ -35,7 +35,7 @@ class Progress(Lag):
     window: int
     registered_at: datetime
     declaration: Mapping[str, Any]
-    phases: Mapping[str, int]
+    phases: Mapping[Phase, int]
 
     @property
     def spec(self) -> PipelineSpec:
@@ -148,7 +148,7 @@ def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[
     return counted
 
 
-def _all_phases(counted: Mapping[str, int], pending: int) -> dict[str, int]:
+def _all_phases(counted: Mapping[str, int], pending: int) -> dict[Phase, int]:
     phases = {phase: counted.get(phase, 0) for phase in UNCOMMITTED}
     phases["planned"] += pending - sum(phases.values())
     return phases

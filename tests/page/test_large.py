@@ -131,6 +131,14 @@ def test_answers_are_small(large: Server, visit: Visit) -> None:
     assert [row["name"] for row in admin.json("/pipelines", search="ARGE_10")["pipelines"]] == ["large_10", "large_100"]
     assert admin.json("/pipelines", search="%")["total"] == 0
 
+    in_order = admin.json("/pipelines", order="trouble", limit=200)["pipelines"]
+    severities = [row["why"]["severity"] for row in in_order]
+    assert (severities[0], severities[-1]) == ("error", "ok")
+    assert severities == sorted(severities, key=["error", "warning", "info", "ok"].index)
+    worst = admin.json("/pipelines", order="trouble", limit=2)
+    assert [row["name"] for row in worst["pipelines"]] == [row["name"] for row in in_order[:2]] != names[:2]
+    assert (worst["total"], worst["next"]) == (PIPELINES + 3, None), "all were looked at"
+
     for path in ("", "/batches", "/timeline", "/history", "/quarantine", f"/batches/{MIDDLE}", "/why"):
         assert len(json.dumps(admin.json(f"/pipelines/{LARGE}{path}"))) < 100_000, path
     detail = admin.json(f"/pipelines/{LARGE}")

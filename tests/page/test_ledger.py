@@ -17,7 +17,7 @@ from tests import in_process, steps
 from tests.page.conftest import ACTION, Server, Visit, Visitor
 from tests.page.ledgers import Batches, as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
-from tests.store import AirflowTry, Request, Tracked
+from tests.store import AirflowTry, Request, Tracked, encode_metadata
 from tidegate.stack.components import server_process as components
 from tidegate.state_store import StateStore
 
@@ -103,6 +103,22 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
         assert [each["txid"] for each in found] == txids
 
 
+def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, clicks: Batches) -> None:
+    """Such as a file's time in nanoseconds, or an offset: from 2^53 on, its digits are sent as a text."""
+    given = [2**53 - 1, 2**53, -(2**53), 1_764_080_000_123_456_789]
+    shown = [2**53 - 1, *map(str, given[1:])]
+
+    def metadata(numbers: list) -> dict:
+        return {"files": [], "times": [numbers[3]], "partitions": {"0": {"from": numbers[0], "to": numbers[1:]}}}
+
+    encoded = [encode_metadata(metadata(given))]
+    opened = clicks.store.open_batches(CLICKS.spec, "a run", [], clicks.store.last_opened("clicks"), encoded)
+    assert opened is not None
+    batch = admin.json(f"/pipelines/clicks/batches/{opened[0]}")
+    assert (batch["source"], batch["has_next"], batch["may_act"]) == (metadata(shown), False, True)
+    assert admin.json(f"/pipelines/clicks/batches/{opened[0] - 1}")["has_next"]
+
+
 def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor, store: StateStore) -> None:
     """In the list, alone, and as the command line says it."""
 
@@ -121,6 +137,7 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor,
     assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(lag["plans_failing_since"])
     assert admin.json("/pipelines/orphan")["why"] == why
     assert [cause["code"] for cause in admin.json("/pipelines/orphan/why")["causes"]] == ["PLAN_FAILED"]
+    assert admin.json("/pipelines/orphan")["causes"] == [why]
 
     assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
     assert shown()["why"]["code"] == "IDLE"

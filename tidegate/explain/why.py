@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.state_store import Settings, StateStore
     from tidegate.state_store.read_ledger.wait_facts import Wait, WaitingBatch
 
-__all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes"]
+__all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes", "root_of"]
 
 # Of the first uncommitted batch, those that pass without a new run.
 _PASSES = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE", "WAITS_FOR_COMMIT")
@@ -71,10 +71,10 @@ def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str
     names = pipeline_names()  # one search for all of them
     declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
     found = ledger.waits(dict.fromkeys(declared))
-    return {name: _root(list(_causes(wait, declared[name]))) for name, wait in found.items()}
+    return {name: root_of(list(_causes(wait, declared[name]))) for name, wait in found.items()}
 
 
-def _root(causes: Sequence[Cause]) -> Cause:
+def root_of(causes: Sequence[Cause]) -> Cause:
     """Return the last cause that needs attention; if none does, the last one."""
     return next((cause for cause in reversed(causes) if cause.severity in ("warning", "error")), causes[-1])
 

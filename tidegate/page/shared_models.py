@@ -4,6 +4,9 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
+from tidegate.explain.batch_causes import Severity
+from tidegate.explain.remedies import Verb
+
 LARGEST = 10**15  # beyond any txid, and exact as a number of JavaScript
 REASON_CHARACTERS = 2000
 WITHOUT_NUL = r"^[^\x00]*$"  # which Postgres cannot compare with
@@ -29,7 +32,7 @@ class Action(BaseModel):
 class Button(BaseModel):
     """The action of the page that helps."""
 
-    verb: str
+    verb: Verb
     txid: int | None
 
 
@@ -43,7 +46,7 @@ class Cause(BaseModel):
     advice: str | None = None
     command: str | None = None
     action: Button | None = None
-    severity: str
+    severity: Severity
     error: str | None = None
 
 

@@ -19,8 +19,21 @@ def causes(moment: Moment, pipeline: str, txid: int | None) -> list[Cause]:
 
     Raises: UnknownPipeline, without the names of the others, of which the user may not know; UnknownBatch.
     """
+    return [_cause(cause) for cause in _explained(moment, pipeline, txid)]
+
+
+def root_and_causes(moment: Moment, pipeline: str) -> tuple[Cause, list[Cause]]:
+    """Return why a pipeline waits in the end, and the chain of `causes`.
+
+    Raises: UnknownPipeline, as `causes`.
+    """
+    found = _explained(moment, pipeline, None)
+    return _cause(why.root_of(found)), [_cause(cause) for cause in found]
+
+
+def _explained(moment: Moment, pipeline: str, txid: int | None) -> tuple[why.Cause, ...]:
     try:
-        return [_cause(cause) for cause in why.explain(moment, pipeline, txid).causes]
+        return why.explain(moment, pipeline, txid).causes
     except UnknownPipeline:
         raise UnknownPipeline(f"There is no pipeline {pipeline}.", pipeline=pipeline) from None
 

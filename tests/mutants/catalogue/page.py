@@ -116,4 +116,13 @@ MUTANTS = (
         'self.headers["Cache-Control"] = "public, max-age=60"',
         (f"{ACCESS}::test_answers_of_one_user_are_not_kept_for_another",),
     ),
+    Mutant(
+        "airflow-lets-a-user-read-the-pipelines-that-he-may-not",
+        USER,
+        ACCESS_PY,
+        "allowed",
+        "for pipeline in ask(dag_ids=names, user=user, method=method, team_name=team)",
+        "for pipeline in names",
+        (f"{ACCESS}::test_users_see_the_pipelines_whose_dags_they_may_read",),
+    ),
 )

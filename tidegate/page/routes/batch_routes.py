@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.http_answers import Refusal
@@ -13,8 +13,9 @@ from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Why
 from tidegate.page.why_answers import causes
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.ledger import cursors
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
-from tidegate.state_store.read_ledger.batch_search import BatchFilter
+from tidegate.state_store.read_ledger.batch_search import BatchFilter, Phase
 from tidegate.state_store.read_ledger.batch_status import BatchHistory
 from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeline
 
@@ -23,14 +24,14 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}")
 # With its zone, and by any zone within the range of a datetime.
 Moment = Annotated[AwareDatetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
-_HASHES = ("source_hash_sum", "transformed_hash_sum", "digest")
+MOST_EXACT = 2**53  # a number of JavaScript beyond it is rounded
 
 
 class BatchRow(BaseModel):
     """A batch, with the columns of the view ``tidegate.batches``, its number of attempts, and the code of its error."""
 
     txid: int
-    phase: str
+    phase: Phase
     attempt: int
     attempts: int
     source_rows: int | None
@@ -79,7 +80,7 @@ class TimelineBatch(BaseModel):
     """A batch with its newest attempts and its commit."""
 
     txid: int
-    phase: str
+    phase: Phase
     opened_at: datetime
     attempts: list[Attempt]
     commit: Commit | None
@@ -105,7 +106,53 @@ class Links(BaseModel):
 
     dag_run: str | None
     logs: list[Log]
-    spark: str | None
+
+
+class AttemptDetail(Attempt):
+    """An attempt as the ledger keeps it; sums of hashes as text, as no JavaScript number holds them."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    airflow_run_id: str | None
+    airflow_task_id: str | None
+    airflow_try: int | None
+    spark_application: str | None
+    spark_tag: str | None
+    fingerprint: str
+    source_digest: str
+    is_poison: bool | None
+    source_rows: int | None
+    source_hash_sum: str | None
+    quarantined_rows: int | None
+    transformed_rows: int | None
+    transformed_hash_sum: str | None
+    staged_bytes: int | None
+    dropped_at: datetime | None
+
+
+class Seal(BaseModel):
+    """What one Spark task staged, and its digest as text."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    attempt: int
+    state: str
+    partition: int
+    task_attempt: int
+    rows: int
+    digest: str
+
+
+class CommitDetail(BaseModel):
+    """The commit that made a batch count, or skipped it."""
+
+    attempt: int
+    owner: str
+    committed_at: datetime
+    merged_at: datetime
+    key_count: int
+    quarantined_rows: int
+    skipped_reason: str | None
 
 
 class Check(BaseModel):
@@ -116,15 +163,18 @@ class Check(BaseModel):
 
 
 class Batch(BaseModel):
-    """Everything that the ledger knows of a batch; hashes as text, as no JavaScript number holds them."""
+    """Everything that the ledger knows of a batch, and what a view of it offers: links and actions."""
 
     now: datetime
+    cursor: int
+    has_next: bool
+    may_act: bool
     batch: BatchRow
     source: Any
     source_digest: str
-    attempts: list[dict[str, Any]]
-    seals: list[dict[str, Any]]
-    commit: dict[str, Any] | None
+    attempts: list[AttemptDetail]
+    seals: list[Seal]
+    commit: CommitDetail | None
     actions: list[Action]
     checks: list[Check]
     quarantined: int
@@ -175,7 +225,7 @@ def timeline_of(
 
 
 @router.get("/batches/{txid}")
-def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
+def batch(request: Request, pipeline: access.Readable, txid: int, user: access.User) -> Batch:
     """Return everything about one batch."""
     if not 1 <= txid <= LARGEST:
         raise Refusal(404, "UNKNOWN_BATCH", f"{pipeline} has no txid {txid}.")
@@ -187,15 +237,20 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
         totals = quarantined_records.totals(connection, pipeline, txid)
         tasks = batch_details.tasks(connection, pipeline, txid, known.attempts)
         why = causes(moment, pipeline, txid)
+        has_next = bool(batch_status.batch_statuses(connection, pipeline, [txid + 1], 1))
+        cursor = cursors.committed(connection, pipeline)
         now = pipeline_overview.moment(connection)
     return Batch(
         now=now,
+        cursor=cursor,
+        has_next=has_next,
+        may_act=access.is_allowed(user, access.ACT, pipeline),
         batch=BatchRow(**row),
-        source=known.source_metadata,
+        source=_exactly(known.source_metadata),
         source_digest=known.source_digest,
-        attempts=[_with_hashes_as_text(attempt) for attempt in known.attempts],
-        seals=[_with_hashes_as_text(seal) for seal in known.seals],
-        commit=known.commit,
+        attempts=[AttemptDetail(**attempt) for attempt in known.attempts],
+        seals=[Seal(**seal) for seal in known.seals],
+        commit=CommitDetail(**known.commit) if known.commit else None,
         actions=[Action(**action) for action in known.actions],
         checks=[Check(**check) for check in known.checks],
         quarantined=totals.waiting,
@@ -205,8 +260,13 @@ def batch(request: Request, pipeline: access.Readable, txid: int) -> Batch:
     )
 
 
-def _with_hashes_as_text(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: str(value) if name in _HASHES and value is not None else value for name, value in row.items()}
+def _exactly(value: Any) -> Any:
+    """Return JSON in which whole numbers that a browser would round, such as a time in nanoseconds, are texts."""
+    if isinstance(value, dict):
+        return {name: _exactly(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_exactly(each) for each in value]
+    return str(value) if isinstance(value, int) and abs(value) >= MOST_EXACT else value
 
 
 def _links(request: Request, known: BatchHistory, tasks: list[batch_details.Task]) -> Links:
@@ -221,4 +281,4 @@ def _links(request: Request, known: BatchHistory, tasks: list[batch_details.Task
         )
         for task in tasks
     ]
-    return Links(dag_run=f"{dag}{quote(tasks[-1].run_id, safe='')}" if tasks else None, logs=logs, spark=None)
+    return Links(dag_run=f"{dag}{quote(tasks[-1].run_id, safe='')}" if tasks else None, logs=logs)

@@ -1,7 +1,7 @@
 """Routes for pipelines: all that the user may read, and one with its states and what operators did."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
@@ -10,21 +10,21 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import declared
 from tidegate.page.shared_models import LARGEST, Action, Cause, Column, Why
-from tidegate.page.why_answers import causes, root_causes
+from tidegate.page.why_answers import causes, root_and_causes, root_causes
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
 from tidegate.state_store.read_ledger import batch_status, pipeline_overview
+from tidegate.state_store.read_ledger.batch_search import Phase
 from tidegate.state_store.read_ledger.pipeline_overview import Progress
 
 router = APIRouter(prefix="/api")
+_TROUBLE = {"error": 0, "warning": 1, "info": 2, "ok": 3}
 
 
 class Me(BaseModel):
-    """Who is logged in, and where."""
+    """Who is logged in, and to which version."""
 
     user: str
-    airflow_url: str
     version: str
-    read_only: bool
 
 
 class Paused(BaseModel):
@@ -48,13 +48,13 @@ class PipelineRow(BaseModel):
     rows_per_second: float | None
     quarantined: int
     paused: Paused | None
-    phases: dict[str, int]
+    phases: dict[Phase, int]
     why: Cause
     may_act: bool
 
 
 class Overview(BaseModel):
-    """A page of pipelines, in the order of their names."""
+    """Some of `total` pipelines; `next` is the name after which those in the order of names go on."""
 
     now: datetime
     total: int
@@ -72,9 +72,10 @@ class State(BaseModel):
 
 
 class PipelineDetail(PipelineRow):
-    """One pipeline."""
+    """One pipeline; `causes` lead from the nearest to the root, which is `why`."""
 
     now: datetime
+    causes: list[Cause]
     source_kind: str
     guarantee: str
     window: int
@@ -89,13 +90,7 @@ def me(user: access.User) -> Me:
     """Return who is logged in."""
     from importlib.metadata import version  # noqa: PLC0415
 
-    may_act = bool(access.allowed(user, access.ACT, _names()))
-    return Me(
-        user=user.get_name(),
-        airflow_url=ledger_connection.settings().airflow_url,
-        version=version("tidegate"),
-        read_only=not may_act,
-    )
+    return Me(user=user.get_name(), version=version("tidegate"))
 
 
 @router.get("/pipelines")
@@ -104,20 +99,26 @@ def pipelines(
     search: Annotated[str, Query(max_length=200)] = "",
     after: Annotated[str, Query(max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    order: Literal["name", "trouble"] = "name",
 ) -> Overview:
-    """Return the pipelines that the user may read and whose name contains `search`, after a name."""
+    """Return the pipelines that the user may read and whose name contains `search`, after a name.
+
+    In the order of trouble, all of them are looked at: those that are left out have no more than those that are returned.
+    """
     mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
-    shown = [name for name in mine if name > after][: limit + 1]
-    with ledger_connection.reader().moment("reading the overview", shown[:limit]) as moment:
-        rows = pipeline_overview.progress(moment.connection, shown[:limit])
-        whys = root_causes(moment, [row.pipeline for row in rows])
+    asked = [name for name in mine if name > after]
+    looked_at = asked if order == "trouble" else asked[:limit]
+    with ledger_connection.reader().moment("reading the overview", looked_at) as moment:
+        whys = root_causes(moment, looked_at)
+        shown = sorted(whys, key=lambda name: (_TROUBLE[whys[name].severity] * (order == "trouble"), name))[:limit]
+        found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
         now = pipeline_overview.moment(moment.connection)
-    may_act = access.allowed(user, access.ACT, [row.pipeline for row in rows])
+    may_act = access.allowed(user, access.ACT, shown)
     return Overview(
         now=now,
         total=len(mine),
-        next=shown[limit - 1] if len(shown) > limit else None,
-        pipelines=[_row(row, whys[row.pipeline], row.pipeline in may_act) for row in rows],
+        next=looked_at[-1] if len(asked) > len(looked_at) else None,
+        pipelines=[_row(found[name], whys[name], name in may_act) for name in shown if name in found],
     )
 
 
@@ -126,7 +127,7 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
     """Return one pipeline."""
     with ledger_connection.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
         found = pipeline_overview.progress_of(moment.connection, pipeline)
-        why = root_causes(moment, [pipeline])[pipeline]
+        why, chain = root_and_causes(moment, pipeline)
         actions = batch_status.newest_actions(moment.connection, pipeline)
         now = pipeline_overview.moment(moment.connection)
     spec = found.spec
@@ -134,6 +135,7 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
     return PipelineDetail(
         **dict(_row(found, why, access.is_allowed(user, access.ACT, pipeline))),
         now=now,
+        causes=chain,
         source_kind=found.source_kind,
         guarantee="exactly once" if is_exactly_once else "at least once",
         window=found.window,
