@@ -29,7 +29,13 @@ from tidegate.state_store.base.errors import (
     UsageError,
 )
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.connections.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database, set_local
+from tidegate.state_store.connections.database import (
+    CONNECTION_CHECK_INTERVAL,
+    DDL_LOCK_TIMEOUT_SECONDS,
+    Database,
+    set_local,
+    wait_at_most,
+)
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Witness
@@ -43,6 +49,7 @@ if __name__ != "tidegate.migrations":  # a checkout on the path has this folder,
 
 # Alembic does not look at the default schema, which would be one of Tidegate's if the owner's search path begins with it.
 SEARCH_PATH = "public"
+LONGEST_STATEMENT_SECONDS = 24 * 3600  # such as one that writes all rows of a table
 
 
 def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | None, list[str]]:
@@ -443,6 +450,7 @@ def connected(settings: Settings) -> Iterator[Connection]:
             "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
             "search_path": SEARCH_PATH,
         }
+        wait_at_most(connection, LONGEST_STATEMENT_SECONDS)
         set_local(connection, limits)
         # SQLAlchemy has read it from the session's own search path.
         connection.dialect.default_schema_name = SEARCH_PATH

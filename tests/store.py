@@ -19,6 +19,7 @@ from tidegate.state_store.commit import (
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.connections.answer_deadlines import DeadlineConnection, NoAnswer
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
 from tidegate.state_store.connections.database import set_limits
 from tidegate.state_store.connections.executor_connections import connect
@@ -102,6 +103,7 @@ __all__ = [
     "CheckedBatch",
     "ColumnType",
     "Commit",
+    "DeadlineConnection",
     "KeyColumn",
     "Lag",
     "LedgerReader",
@@ -110,6 +112,7 @@ __all__ = [
     "Mode",
     "Moment",
     "NewInput",
+    "NoAnswer",
     "NotStarted",
     "Original",
     "Phase",

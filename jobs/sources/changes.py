@@ -22,6 +22,7 @@ from tidegate.jobs.sources.postgres.table_query import TableQuery
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, UsageError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections.executor_connections import connect
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, StateSpec, check_of, followed_as
@@ -357,7 +358,7 @@ def _range(metadata: SourceMetadata) -> str:
 @contextmanager
 def _connected(settings: Settings, user: str, source: Changes) -> Iterator[Any]:
     try:
-        with closing(psycopg2.connect(**settings.conninfo(user=user), application_name="tidegate follow")) as connection:
+        with closing(connect({**settings.conninfo(user=user), "application_name": "tidegate follow"})) as connection:
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             with connection.cursor() as cursor:
                 cursor.execute("SET LOCAL row_security = off")  # a policy that hides rows is an error

@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections.answer_deadlines import MARGIN_SECONDS, DeadlineConnection
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.connections.utc_times import prepare_times
@@ -176,6 +177,11 @@ def hold_open(connection: Connection) -> None:
     connection.execute(sa.select(*_local({"idle_in_transaction_session_timeout": "0"}), _without_time_limit()))
 
 
+def wait_at_most(connection: Connection, seconds: float) -> None:
+    """Wait so long for the answer to each further statement of this transaction, longer than the server takes at most."""
+    connection.connection.driver_connection.answer_seconds = seconds + MARGIN_SECONDS  # type: ignore[union-attr]
+
+
 def set_local(connection: Connection, settings: Mapping[str, str]) -> None:
     """Change settings of Postgres for this transaction, which works through a connection pooler, too."""
     connection.execute(sa.select(*_local(settings)))
@@ -210,10 +216,23 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
         pool_use_lifo=True,
         pool_pre_ping=True,
         use_native_hstore=False,  # saves a query per connection: no column is an hstore
-        connect_args={**settings.conninfo(user=user), "application_name": "tidegate"},
+        connect_args={
+            **settings.conninfo(user=user),
+            "application_name": "tidegate",
+            "connection_factory": DeadlineConnection,
+        },
     )
     sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
+    longest = settings.commit_timeout_seconds + MARGIN_SECONDS
+    sa.event.listen(engine, "checkout", lambda connection, *_: setattr(connection, "answer_seconds", longest))
+    sa.event.listen(engine, "checkin", _await_ping)
     return engine
+
+
+def _await_ping(connection: Any, _record: object) -> None:
+    """Bound the wait of a session that is given back: the next question is whether it is alive, which it answers at once."""
+    if connection is not None:  # else it is lost
+        connection.answer_seconds = MARGIN_SECONDS
 
 
 def _forget_connections() -> None:

@@ -17,6 +17,7 @@ _OF_TIMEOUTS = "ProcessInterrupts"  # the function of Postgres' code that ends a
 _LONGEST_TEXT = 10_000  # of a statement; its tables are named early
 _ROW = re.compile(r"\((\d+,\d+)\).*?(\w+)\W*$")  # such as: while locking tuple (0,1) in relation "cursor"
 _STRONG = re.compile(r"\s*(DROP|ALTER|TRUNCATE)\b|.*\bEXCLUSIVE MODE", re.IGNORECASE | re.DOTALL)
+_END = "SELECT pg_terminate_backend({0}); a process that is stopped does not end before it goes on: kill -CONT {0}"
 _STRONG_MODES = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
 _ROW_MODES = ["RowShareLock", "RowExclusiveLock", *_STRONG_MODES]
 _ALL_MODES = ["AccessShareLock", "ShareUpdateExclusiveLock", *_ROW_MODES]
@@ -72,8 +73,8 @@ def of(error: Any, connection: Any) -> str:
         return "Whoever held the lock has let it go, or is not seen here: look at pg_locks and pg_prepared_xacts."
     each = "; ".join(map(_described, found))
     if len(found) == 1:
-        return f"The lock is held by {each}. Wait until that ends, or end it: SELECT pg_terminate_backend({found[0][0]})"
-    return f"The lock is held by one of: {each}. Wait until that ends, or end it: SELECT pg_terminate_backend(PID)"
+        return f"The lock is held by {each}. Wait until that ends, or end it: {_END.format(found[0][0])}"
+    return f"The lock is held by one of: {each}. Wait until that ends, or end it: {_END.format('PID')}"
 
 
 def unknown(failed: BaseException) -> str:

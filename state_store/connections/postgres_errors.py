@@ -5,6 +5,7 @@ import re
 from psycopg2.errors import DependentObjectsStillExist, FeatureNotSupported
 
 from tidegate.state_store.base import errors
+from tidegate.state_store.connections.answer_deadlines import NoAnswer
 from tidegate.state_store.connections.lock_holders import LOCK_NOT_AVAILABLE
 
 _RETRYABLE_STATES = {
@@ -110,6 +111,11 @@ def is_too_large_row(error: BaseException | None) -> bool:
 
 def _of_the_server(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
     """Return the error if the server does not prove its identity, is not protected by TLS, or is no primary; else None."""
+    if isinstance(error, NoAnswer):
+        return errors.StoreUnavailable(
+            f"Postgres did not answer while {doing}: {message}. Look at this process on the server's machine. While it is stopped, "
+            "it keeps its locks, and not even pg_terminate_backend ends it: let it go on (kill -CONT), or restart the server."
+        )
     if "authentication method requirement" in message:
         return errors.AccessRefused(
             f"The server does not prove that it is the right one, so the password was not sent, while {doing}: {message}. "

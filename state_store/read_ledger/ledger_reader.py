@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.connections.database import Database, set_local
+from tidegate.state_store.connections.database import Database, set_local, wait_at_most
 from tidegate.state_store.declarations.column_spec import NAME
 from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.ledger.commit_witness import Witness
@@ -69,6 +69,7 @@ class LedgerReader(Database):
         """
         names = [name for name in states if NAME.fullmatch(name)]  # no state has another name
         with self._snapshot(doing, states=names, lock_timeout_seconds=timeout_seconds) as connection:
+            wait_at_most(connection, timeout_seconds)
             set_local(connection, {"statement_timeout": f"{timeout_seconds}s"})
             schema_revision.check_ledger(connection)
             yield connection

@@ -106,7 +106,8 @@ class Wait:
     """Everything that the ledger and the witness say about what one pipeline waits for.
 
     `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
-    first batch may commit now: a sealed one waits a little for others to be merged with it. `lost` says which commits this
+    first batch may commit now: a sealed one waits a little for others to be merged with it. `holder` is the process of Postgres
+    that holds the cursor's lock, as each commit does; looked up if the first batch may commit. `lost` says which commits this
     database lacks; `is_restored` whether it was restored, promoted or copied since the cursor was made. `refusal` is the error
     if the database's revision keeps every step from beginning.
     """
@@ -116,6 +117,7 @@ class Wait:
     first: WaitingBatch | None
     requested: WaitingBatch | None
     may_commit: bool
+    holder: int | None
     lost: str | None
     is_restored: bool
     is_standby: bool
@@ -172,6 +174,8 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
     is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
     epoch = None if is_standby else current_epoch(connection)
     refusal = schema_revision.refusal(connection)
+    ready = [name for name, txid in firsts.items() if may_commit[name, txid].opens and (name, txid) in batches]
+    holders = {row.pipeline: row.pid for row in connection.execute(_HOLDERS, {"pipelines": ready})} if ready else {}
 
     def lost(cursor: Cursor) -> str | None:
         name = cursor.pipeline
@@ -185,6 +189,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
             first=batches.get((name, firsts[name])),
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
+            holder=holders.get(name),
             lost=lost(cursor),
             is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
             is_standby=is_standby,
@@ -239,6 +244,11 @@ def _pipelines() -> sa.Select[Any]:
 
 
 _PIPELINES = _pipelines()
+# Who has locked a row is in it, and keeps a lock on its own transaction.
+_HOLDERS = sa.text("""
+SELECT c.pipeline, l.pid FROM tidegate.cursor c JOIN pg_locks l ON l.transactionid = c.xmax AND l.granted
+WHERE c.pipeline = ANY(:pipelines)
+""").bindparams(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text)))
 
 
 def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], WaitingBatch]:

@@ -9,6 +9,7 @@ from psycopg2 import sql
 
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.connections.executor_connections import connect
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.connections.table_locks import STATE, hold
 from tidegate.state_store.connections.utc_times import prepare_times
@@ -43,7 +44,7 @@ def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str | None
     check_widths(state, keys)
     result: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
-        with closing(psycopg2.connect(**settings.conninfo(), application_name="tidegate get")) as connection:
+        with closing(connect({**settings.conninfo(), "application_name": "tidegate get"})) as connection:
             prepare_times(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             hold(connection, [state.name])

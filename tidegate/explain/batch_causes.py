@@ -89,6 +89,9 @@ class BatchCauses:
         else:
             advice = "Nothing while a run lasts: it commits within seconds. If no run is left, start one."
             story = f"Txid {batch.txid} is processed, and its turn to commit has come."
+            if (pid := self._wait.holder) is not None:
+                story = f"{story[:-1]}. Session {pid} of Postgres holds its cursor, as each commit does for seconds."
+                advice += f" If session {pid} stays for minutes, look at its process: it may be stopped, or wait for a disk."
             yield self._of(batch, "WAITS_FOR_COMMIT", story, since=sealed.sealed_at, advice=advice, run=True)
 
     def of_later(self, batch: "WaitingBatch") -> Iterator[Cause]:

@@ -19,6 +19,7 @@ from tidegate.state_store.base.errors import (
 )
 from tidegate.state_store.base.settings import CONNECT_TIMEOUT_SECONDS
 from tidegate.state_store.connections import lock_holders, postgres_errors
+from tidegate.state_store.connections.answer_deadlines import LONGEST_SOURCE_ANSWER_SECONDS
 from tidegate.state_store.connections.executor_connections import connect
 
 # Settings are pinned, so that texts do not depend on them; policies that would hide rows become errors. LOCAL leaves a pooler's
@@ -64,6 +65,7 @@ def connected(conninfo: Mapping[str, Any], query: TableQuery, missing: type[Tide
     defaults |= {"require_auth": "!password"}  # a connection has to override this to send its password in clear text
     try:
         with closing(connect({**defaults, **conninfo, "client_encoding": "UTF8"})) as connection:
+            connection.answer_seconds = LONGEST_SOURCE_ANSWER_SECONDS
             # Each statement must see all earlier commits: planning looks at rows, then at locks, and relies on this order.
             connection.set_session(isolation_level="READ COMMITTED", readonly=True)
             try:

@@ -11,6 +11,15 @@ POLICIES = "tests/conformance/test_policies.py"
 
 MUTANTS = (
     Mutant(
+        "a-commit-waits-for-a-stopped-server-for-ever",
+        "I10",
+        "state_store/connections/answer_deadlines.py",
+        "DeadlineConnection.commit",
+        "_Wait(self).for_answer(super().commit)",
+        "super().commit()",
+        ("tests/integration/test_answer_deadlines.py::test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up",),
+    ),
+    Mutant(
         "a-txid-commits-before-its-predecessor",
         "I3",
         FILE,
