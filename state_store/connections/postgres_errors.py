@@ -113,8 +113,8 @@ def _of_the_server(error: BaseException | None, state: str | None, message: str,
     """Return the error if the server does not prove its identity, is not protected by TLS, or is no primary; else None."""
     if isinstance(error, NoAnswer):
         return errors.StoreUnavailable(
-            f"Postgres did not answer while {doing}: {message}. Look at this process on the server's machine. While it is stopped, "
-            "it keeps its locks, and not even pg_terminate_backend ends it: let it go on (kill -CONT), or restart the server."
+            f"Postgres did not answer while {doing}: {message}. Look at this process on the server's machine. While it is "
+            "stopped, it keeps its locks, and pg_terminate_backend does not end it: let it go on (kill -CONT)."
         )
     if "authentication method requirement" in message:
         return errors.AccessRefused(
