@@ -22,9 +22,12 @@ from tests.store import (
     digest_statement,
     state_tables,
 )
+from tidegate import migrations
 from tidegate.explain import why
+from tidegate.jobs.sources.postgres.source_connection import connected
+from tidegate.jobs.sources.postgres.table_query import TableQuery
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import StoreUnavailable
+from tidegate.state_store.base.errors import SourceUnavailable, StoreUnavailable
 
 STORE = "tidegate.state_store.connections"
 WAITS = (
@@ -107,7 +110,7 @@ class _Slow(io.BytesIO):
         return super().read(100 if self.tell() == 0 else size)
 
 
-@pytest.mark.promise("fault:postgres-backend-is-stopped:processing")
+@pytest.mark.promise("fault:postgres-backend-is-stopped:processing", "limit:LONGEST_ANSWER_SECONDS")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_stopped(
     tally: Tally, settings: Settings, *, is_stopped: bool
@@ -121,6 +124,7 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
     digest = digest_statement(spec, 1, attempt.number)
     with closing(connect(settings.conninfo(user=settings.pg_stager))) as connection, connection.cursor() as cursor:
         assert isinstance(connection, DeadlineConnection)
+        assert connection.answer_seconds == 630
         connection.answer_seconds = 1
         pid = connection.info.backend_pid
         if not is_stopped:
@@ -148,3 +152,26 @@ def test_a_page_waits_no_longer_than_its_own_limit(settings: Settings, monkeypat
             refused = pytest.raises(StoreUnavailable, match=f"session {another} .*for 2 s")
             with stopped(another), refused, reader.translated_errors("reading"):
                 connection.exec_driver_sql("SELECT 1")
+
+
+@pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS")
+def test_a_source_whose_process_is_stopped_is_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source's error names the session; its batch has not failed by its content."""
+    module = "tidegate.jobs.sources.postgres.source_connection"
+    monkeypatch.setattr(f"{module}.LONGEST_SOURCE_ANSWER_SECONDS", 1)
+    query = TableQuery("t", ("public", "t"), "", ("id",), {})
+    refused = pytest.raises(SourceUnavailable, match=r"session .* has not answered for 1 s")
+    with refused, connected(settings.conninfo(), query) as connection, stopped(connection.info.backend_pid):
+        connection.cursor().execute("SELECT 1")
+
+
+@pytest.mark.promise("limit:LONGEST_STATEMENT_SECONDS")
+def test_a_migration_whose_process_is_stopped_is_given_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that writes all rows of a table may take long, but not for ever."""
+    monkeypatch.setattr(f"{STORE}.database.MARGIN_SECONDS", 1)
+    monkeypatch.setattr("tidegate.migrations.LONGEST_STATEMENT_SECONDS", 1)
+    refused = pytest.raises(StoreUnavailable, match=r"session .* has not answered for 2 s")
+    with refused, migrations.connected(settings) as connection:
+        backend = connection.connection.driver_connection.info.backend_pid
+        with stopped(backend):
+            connection.exec_driver_sql("SELECT 1")
