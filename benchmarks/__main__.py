@@ -11,6 +11,7 @@ from benchmarks import (
     cardinality,
     cold_start,
     designs,
+    fairness,
     growth,
     guard,
     kinds,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "trident": trident.run,
     "scale": scale.run,
     "many": many.run,
+    "fairness": fairness.run,
 }
 
 

@@ -1,8 +1,11 @@
 """One Dag per pipeline, from one factory.
 
-    plan -> batch, once per txid: process -> commit; and, if other Dags are to follow, -> announce
+    plan -> batch, once per txid: process, commit; and, if other Dags are to follow, -> announce
 
-`tidegate.dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.airflow_policy`).
+`tidegate.dags.batch_tasks` has the tasks. Both of a batch are named after its txid in Airflow (`tidegate.airflow_policy`), and
+wait from the plan on: commit waits for what the ledger says, not for process. An arrow between them would make Airflow's
+scheduler ask for each batch that waits, in each of its loops, whether its process task is over; with some hundred of them, all
+Dags wait for that.
 
 If one txid fails, later ones are processed as far as the window goes, and earlier ones commit; the later ones' commit tasks
 then fail with the reason. The next run starts with the txids that are left over. A txid that was given up stops no other: in
@@ -20,6 +23,8 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 
 from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
 from tidegate.dags.batch_trigger import BATCH
+from tidegate.jobs.engine.continued_runs import BATCHES_PER_RUN
+from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
 from tidegate.jobs.registry import choice, folder, has_pipeline, pipeline_names
 from tidegate.state_store.base.errors import DeclarationInvalid, UnknownPipeline
 
@@ -64,7 +69,7 @@ cleared, and clearing any task, or running it twice, is harmless. If a batch can
 `tidegate quarantine mend {name} TXID NUMBER --reason ...`, and back with `tidegate quarantine replay {name} --reason ...`.
 
 **Stop it**: `tidegate pause {name} --reason ...` skips new runs, however they are started, until `tidegate resume {name}`;
-planned batches go on.
+batches that have begun commit, and planned ones wait.
 
 **Look inside**: `tidegate inspect {name}`. A task that has finished its batch goes on with others of the run; to find the task
 whose log has a batch: `tidegate inspect {name} --txid TXID`.
@@ -97,7 +102,8 @@ def batch_dag(
     *,
     schedule: Any = None,
     concurrency: int = 4,
-    turn_timeout: timedelta = timedelta(hours=6),
+    batches_per_run: int = BATCHES_PER_RUN,
+    turn_timeout: timedelta = timedelta(days=7),
     announce: bool = False,
     default_args: Mapping[str, Any] | None = None,
     tags: tuple[str, ...] = (),
@@ -106,8 +112,10 @@ def batch_dag(
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
     `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another number.
-    `turn_timeout` ends a wait that nothing else ended. With `announce`, each run that has committed something ends with an
-    event of the asset ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
+    `batches_per_run` is how many batches one run covers at most: if there are more, its plan queues a run that goes on after it
+    (`tidegate.jobs.engine.continued_runs`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends waits that
+    nothing else ended. With `announce`, each run that has committed something ends with an event of the asset
+    ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
 
     All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch
     instead of going on with others. More than one active run is safe, but each would process the same left-over batches, all
@@ -117,6 +125,11 @@ def batch_dag(
     Raises: UnknownPipeline with the existing names, DeclarationInvalid.
     """
     _check_exists(pipeline_name)
+    if not 1 <= batches_per_run <= MAX_BATCHES_PER_RUN:
+        raise DeclarationInvalid(
+            f"The Dag of {pipeline_name} has batches_per_run={batches_per_run}: it has to be from 1 to {MAX_BATCHES_PER_RUN}.",
+            pipeline=pipeline_name,
+        )
     if concurrency < 1:
         raise DeclarationInvalid(
             f"The Dag of {pipeline_name} has concurrency={concurrency}: it must be at least 1, or its runs would never end.",
@@ -131,6 +144,8 @@ def batch_dag(
         "max_active_tasks": concurrency,  # a limit of each task would count the deferred too
         **dag_arguments,
     }
+    # Runs that are active at once have no order, so none can go on where another ends.
+    limit = batches_per_run if arguments["max_active_runs"] == 1 else MAX_BATCHES_PER_RUN
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
     defaults = TASK_DEFAULTS | dict(default_args or {})
     with DAG(
@@ -141,7 +156,7 @@ def batch_dag(
         **arguments,
     ) as dag:
         first: dict[str, Any] = {"weight_rule": "absolute", "priority_weight": PLAN_PRIORITY}
-        planned = task(task_id="plan", doc_md=PLAN_DOC, **first)(plan)(pipeline_name, concurrency)
+        planned = task(task_id="plan", doc_md=PLAN_DOC, **first)(plan)(pipeline_name, concurrency, limit)
 
         shared: dict[str, Any] = {
             "pipeline_name": pipeline_name,
@@ -152,7 +167,7 @@ def batch_dag(
 
         @task_group(group_id=BATCH)  # type: ignore[untyped-decorator]
         def batch(txid: int) -> None:
-            process = ProcessBatch(
+            ProcessBatch(
                 task_id="process",
                 doc_md=PROCESS_DOC,
                 txid=txid,
@@ -161,7 +176,7 @@ def batch_dag(
                 priority_weight=defaults.get("priority_weight", PROCESS_PRIORITY),
                 **shared,
             )
-            commit = CommitSensor(
+            CommitSensor(
                 task_id="commit",
                 doc_md=COMMIT_DOC,
                 txid=txid,
@@ -170,7 +185,6 @@ def batch_dag(
                 priority_weight=COMMIT_PRIORITY,
                 **shared,
             )
-            process >> commit
 
         batches = batch.expand(txid=planned)
         if announce:

@@ -22,11 +22,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
-from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException, TaskDeferralTimeout
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    ErrorType,
+    TaskDeferralTimeout,
+)
+from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
 from airflow.triggers.base import StartTriggerArgs
 
 from tidegate.dags.batch_trigger import PROCESS, TurnTrigger
+from tidegate.jobs.engine.continued_runs import next_run, parameters_of_next, run_before
 from tidegate.dags.task_metrics import metrics_listeners
+from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.log_fields import about
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode
@@ -65,7 +74,7 @@ PARAMS = {
         minimum=1,
         maximum=LARGEST,
         title="Most batches",
-        description="At most this many batches in this run. Empty: all there are, up to 1000.",
+        description="At most this many batches, over all runs that go on from this one. Empty: all there are.",
     ),
 }
 
@@ -81,17 +90,28 @@ def naming_the_page() -> Iterator[None]:
 
 
 @naming_the_page()
-def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run_id: str, dag: DAG, dag_run: Any) -> list[int]:
-    """Return the txids that this run covers; with none, the whole run is skipped."""
+def plan(
+    pipeline_name: str,
+    concurrency: int,
+    batches_per_run: int,
+    *,
+    params: Mapping[str, Any],
+    run_id: str,
+    dag: DAG,
+    dag_run: Any,
+) -> list[int]:
+    """Return the txids that this run covers; with none, the whole run is skipped. If there are more, queue the next run."""
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
     if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
         raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
     given = {name: params[name] for name in PARAMS}
+    limit = min(given["max_batches"] or batches_per_run, batches_per_run)
     try:
         # By its name, so that the plan loads it: a module that cannot be loaded here is an error of the plan.
         with about(pipeline_name), Worker.open(Settings.load(), pipeline_name, owner=run_id) as worker:
-            txids = worker.plan(run_id, **given)
+            _check_run_before(worker.store, pipeline_name, run_id)
+            txids = worker.plan(run_id, **{**given, "max_batches": limit})
             declared = worker.pipeline
     except PipelinePaused as paused:
         raise AirflowSkipException(str(paused)) from paused
@@ -108,7 +128,30 @@ def plan(pipeline_name: str, concurrency: int, *, params: Mapping[str, Any], run
         raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
     with about(pipeline_name):
         logger.info("%s: %d batches, txids %d to %d", pipeline_name, len(txids), txids[0], txids[-1])
+        if (rest := parameters_of_next(given, txids, limit)) is not None:
+            _queue(pipeline_name, next_run(run_id), rest)
     return txids
+
+
+def _check_run_before(store: StateStore, pipeline: str, run_id: str) -> None:
+    """Skip a run whose predecessor has left batches over: they wait for a person, and so does the rest of the chain."""
+    before = run_before(run_id)
+    covered = store.run_txids(pipeline, before) if before else []
+    if left_over := [txid for txid in covered if txid > store.committed(pipeline)]:
+        raise AirflowSkipException(
+            f"Run {before}, from which this one goes on, has not committed {pipeline} {left_over[0]}. "
+            f"Why: tidegate why {pipeline} {left_over[0]}. Any new run takes up what is left over."
+        )
+
+
+def _queue(pipeline: str, run_id: str, parameters: dict[str, int]) -> None:
+    """Queue a Dag run, unless an earlier try of this plan has done so; Airflow starts it after this one."""
+    from airflow.sdk.execution_time.task_runner import SUPERVISOR_COMMS  # noqa: PLC0415 - only a task that runs has it
+
+    answer = SUPERVISOR_COMMS.send(TriggerDagRun(dag_id=pipeline, run_id=run_id, conf=parameters))
+    if isinstance(answer, ErrorResponse) and answer.error != ErrorType.DAGRUN_ALREADY_EXISTS:
+        raise RetryableError(f"Airflow does not queue run {run_id} of {pipeline}: {answer.error.value} {answer.detail or ''}")
+    logger.info("%s: there is more; run %s goes on after this one", pipeline, run_id)
 
 
 def report_failure(context: Mapping[str, Any]) -> None:
@@ -209,10 +252,10 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
             )
             self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
 
-    def execute_begin(self, context: Any, event: str | None = None) -> None:
+    def execute_begin(self, context: Any, event: Halt | None = None) -> None:
         """Go on when a worker, or room in the window, is there for the batch, or fail with the reason why not in this run."""
-        if event:
-            raise WaitedInVain(event)
+        if event and _still_halted(self.pipeline_name, self.txid, event):
+            raise WaitedInVain(event["reason"])
         self.execute(context)
 
     def _execute(self, context: Any, mode: Mode) -> None:
@@ -285,13 +328,16 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
         self.execute_complete(context)
 
     @naming_the_page()
-    def execute_complete(self, context: Any, event: str | None = None) -> None:
+    def execute_complete(self, context: Any, event: Halt | None = None) -> None:
         """Commit the batch, or find it committed; fail with the reason if its turn will not come in this run."""
         from tidegate.jobs.engine.retries import with_servers  # noqa: PLC0415 - brings pyspark
         from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415
 
         if event:
-            raise WaitedInVain(event)
+            if _still_halted(self.pipeline_name, self.txid, event):
+                raise WaitedInVain(event["reason"])
+            trigger = TurnTrigger(self.pipeline_name, "commit")
+            self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=self.execute_complete.__name__)
         here, settings = _try(context["ti"]), Settings.load()
 
         def commit() -> Commit:
@@ -337,6 +383,14 @@ class Announce(BaseOperator):  # type: ignore[misc]
             raise AirflowSkipException("This run has committed nothing.")
         for asset in self.outlets:
             context["outlet_events"][asset].extra.update(first_txid=committed[0], last_txid=committed[-1])
+
+
+def _still_halted(pipeline: str, txid: int, halt: Halt) -> bool:
+    """Return whether the ledger says now what ended a wait: since then, the task has waited for a worker."""
+    with StateStore.connect(Settings.load()) as store:
+        if (waits_for := halt["waits_for"]) is None:
+            return store.turn(pipeline, txid).halted is not None
+        return store.committed(pipeline) < waits_for
 
 
 def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:

@@ -14,9 +14,10 @@ A wait ends in one of three ways:
   If another task has committed the batch itself by then, the task is over, otherwise a worker goes on with it.
 - It is halted because the ledger says that an earlier batch waits for a person; not while a process task before it is on
   its way, as it is after failed tasks were cleared: its attempt lifts the halt.
-- It is halted because the run tries an earlier batch no more, without a word to the ledger: a task that is killed in its last
-  try, or marked by hand as failed or as done, runs no code of ours. A batch that was given up halts no other, though its task
-  may have failed, as long as a commit before it is still to come: that commit skips it.
+- It is halted because the run tries this batch or an earlier one no more, without a word to the ledger: a task that is killed
+  in its last try, or marked by hand as failed or as done, runs no code of ours. The ledger shows no attempt at work then. A
+  batch that was given up halts no other, though its task may have failed, as long as a commit before it is still to come: that
+  commit skips it.
 
 The turn of a batch that no task processes any more, because its own was marked as done, would never come. After a while
 its commit task gets a worker all the same, and processes it.
@@ -42,6 +43,7 @@ from tidegate.jobs.engine.spans import Spans
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.attempt.turns import UNREGISTERED, Turn
 from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes
 
 logger = logging.getLogger(__name__)
@@ -58,7 +60,7 @@ OVER = ("success", "failed", "skipped", "upstream_failed", "removed")  # Airflow
 # The group of tasks, once per txid, and its tasks, each of which may wait.
 BATCH, PROCESS, COMMIT = "batch", "batch.process", "batch.commit"
 
-UNKNOWN = Answer(0, Turn(opens=False, halted="the ledger knows no such batch of this run"))
+UNKNOWN = Answer(0, Turn(opens=False, halted="the ledger knows no such batch of this run"), waits_for=MAX_TXID)
 
 
 class TurnPoller:
@@ -177,38 +179,51 @@ class TurnPoller:
         store: StateStore,
         waiting: Mapping[Place, int],
         txids_of: Mapping[tuple[str, str], list[int]],
-        turns_of_waiting: Mapping[tuple[str, int], Turn],
+        turns: Mapping[tuple[str, int], Turn],
     ) -> dict[Place, Answer]:
-        """Return the places after a batch that their run tries no more, and that has not committed since.
+        """Return the places from a batch on that their run tries no more.
 
         A task counts from the second look: one that has just failed may be reporting to the ledger at this moment.
         """
-        ended = {(*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)}
-        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in ended}}
-        seen = {(pipeline, run_id, txid) for pipeline, run_id, txid in ended if txid > committed[pipeline]}
-        failed, self._seen_failed = seen & self._seen_failed, seen
-        turns = store.turns(sorted({(pipeline, txid) for pipeline, _, txid in failed}))
-        blocking: dict[tuple[str, str], int] = {}
-        for pipeline, run_id, txid in sorted(failed):
-            is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1
-            if not is_skipped_in_turn:
-                blocking.setdefault((pipeline, run_id), txid)
+        first_failed: dict[tuple[str, str], int] = {}
+        for pipeline, run_id, txid in sorted(self._failed_twice(store, txids_of)):
+            first_failed.setdefault((pipeline, run_id), txid)
         over: dict[Place, Answer] = {}
         for place, txid in waiting.items():
-            first = blocking.get((place.pipeline, place.run_id))
+            first = first_failed.get((place.pipeline, place.run_id))
             # A batch is processed although an earlier one has failed, as far as the window goes.
-            may_begin = place.awaited == "process" and turns_of_waiting.get((place.pipeline, txid), UNREGISTERED).begins
-            if first is not None and txid > first and not may_begin:
+            may_begin = place.awaited == "process" and turns.get((place.pipeline, txid), UNREGISTERED).begins
+            if first is not None and txid >= first and not may_begin:
                 halted = f"no task of this run tries txid {first} any more"
-                over[place] = Answer(txid, Turn(opens=False, halted=halted))
+                over[place] = Answer(txid, Turn(opens=False, halted=halted), waits_for=first)
         return over
+
+    def _failed_twice(self, store: StateStore, txids_of: Mapping[tuple[str, str], list[int]]) -> set[tuple[str, str, int]]:
+        """Return the batches that their run has tried no more at this look and at the last one, with their runs.
+
+        The ledger has the last word: a batch that has committed or has an attempt at work is not among them. One that is sealed
+        or was given up is among them only in its turn: before that, the commit of an earlier batch takes it along.
+        """
+        tried_no_more = {
+            (*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)
+        }
+        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in tried_no_more}}
+        waiting = {each for each in tried_no_more if each[2] > committed[each[0]]}
+        known = store.processing(sorted({(pipeline, txid) for pipeline, _, txid in waiting})) if waiting else {}
+        seen = set()
+        for pipeline, run_id, txid in waiting:
+            batch = known.get((pipeline, txid))
+            if batch and not batch.is_in_work and (not batch.is_over or txid == committed[pipeline] + 1):
+                seen.add((pipeline, run_id, txid))
+        failed, self._seen_failed = seen & self._seen_failed, seen
+        return failed
 
     def _abandoned(
         self, store: StateStore, waiting: Mapping[Place, int], turns: Mapping[tuple[str, int], Turn]
     ) -> dict[Place, Answer]:
         """Return the places of batches that would be next to commit, and that no task has processed for a while.
 
-        Their process tasks are over, as commit tasks wait for these. A worker goes on: a commit processes what is not.
+        Their process tasks are over, says Airflow. A worker goes on: a commit processes what is not.
         """
         now = time.monotonic()
         committing = {p: txid for p, txid in waiting.items() if p.awaited == "commit" and (p.pipeline, txid) in turns}
@@ -218,7 +233,12 @@ class TurnPoller:
         batches = {place: known.get((place.pipeline, txid)) for place, txid in following.items()}
         idle = {place for place, batch in batches.items() if batch and not (batch.is_over or batch.is_in_work)}
         self._idle_since = {place: self._idle_since.get(place, now) for place in idle}
-        for_long = [place for place, since in self._idle_since.items() if now - since >= SECONDS_UNTIL_ABANDONED]
+        for_long = [
+            place
+            for place, since in self._idle_since.items()
+            if now - since >= SECONDS_UNTIL_ABANDONED
+            and self._process_tasks(place.pipeline, place.run_id).get(place.map_index) in OVER
+        ]
         return {place: Answer(following[place], Turn(opens=True)) for place in for_long}
 
     def _pass_on_failure(self, task: asyncio.Task[None]) -> None:
@@ -258,10 +278,14 @@ def _with_attempts(store: StateStore, over: Mapping[Place, Answer]) -> dict[Plac
 def failed_tasks(pipeline: str, run_id: str) -> list[int]:
     """Return the map indexes of a run's batches that it tries no more, according to Airflow; most of them have committed.
 
-    A task of theirs has failed permanently, or their commit task is over: a person may have marked it as done.
+    Their process task has failed permanently, or both of their tasks are over: a person may have marked them as done.
     """
-    failed = [map_index for map_index, state in _states(pipeline, run_id, PROCESS) if state == "failed"]
-    return failed + [map_index for map_index, state in _states(pipeline, run_id, COMMIT) if state in OVER]
+    committing = dict(_states(pipeline, run_id, COMMIT))
+    return [
+        map_index
+        for map_index, state in _states(pipeline, run_id, PROCESS)
+        if state == "failed" or (state in OVER and committing.get(map_index) in OVER)
+    ]
 
 
 def process_tasks(pipeline: str, run_id: str) -> dict[int, str]:
@@ -307,13 +331,14 @@ class TurnTrigger(BaseTrigger):  # type: ignore[misc]
             return
         spans = Spans.here() if self.awaited == "commit" else None
         place = Place(pipeline, ti.run_id, ti.map_index, self.awaited, self.concurrency, is_traced=spans is not None)
-        txid, turn, attempts = await _poller.wait(place)
+        txid, turn, attempts, waits_for = await _poller.wait(place)
         if turn.halted:
-            yield TriggerEvent(
+            reason = (
                 f"{pipeline} {txid} will not commit in this run: {turn.halted.rstrip('.')}. "
                 "Fix that and trigger the Dag again: it starts with what is left over. "
                 f"More: tidegate why {pipeline} {txid}"
             )
+            yield TriggerEvent({"reason": reason, "waits_for": waits_for})
         elif turn.done:
             done = "was processed by another task" if self.awaited == "process" else "has committed"
             with about(pipeline, txid):

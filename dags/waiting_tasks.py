@@ -1,6 +1,6 @@
 """What waits in the triggerer, for what, and the answer that ends the wait."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from tidegate.state_store.attempt.turns import Turn
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes
@@ -24,8 +24,19 @@ class Place(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to record if it is traced."""
+    """The end of a wait: the batch's txid (0 if the ledger knows none), its turn, and what to record if it is traced.
+
+    `waits_for` is the txid whose commit would end the halt, if the ledger does not say why the turn is halted.
+    """
 
     txid: int
     turn: Turn
     attempts: tuple[AttemptTimes, ...] = ()
+    waits_for: int | None = None
+
+
+class Halt(TypedDict):
+    """Why a wait has ended without its turn, for people, and `Answer.waits_for`: what the trigger passes on to the task."""
+
+    reason: str
+    waits_for: int | None

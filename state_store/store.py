@@ -545,12 +545,17 @@ class StateStore(Database):
             return recorded_actions.retry(connection, pipeline, txid, owner, storable(reason))
 
     def pause(self, pipeline: str, owner: str, reason: str) -> bool:
-        """Stop new runs of the pipeline; runs that have planned go on. False if it was paused already."""
+        """Let no run and no batch of the pipeline begin; what has begun ends. False if it was paused already."""
         with self._write_transaction("pausing a pipeline") as connection:
             return recorded_actions.pause(connection, pipeline, owner, storable(reason))
 
+    def in_flight(self, pipeline: str) -> tuple[int, int]:
+        """Return how many uncommitted batches have begun, and how many have not."""
+        with self._transaction("counting batches in flight") as connection:
+            return batches.in_flight(connection, pipeline)
+
     def resume(self, pipeline: str, owner: str, reason: str) -> bool:
-        """Let runs of the pipeline start again. False if it was not paused."""
+        """Let runs and batches of the pipeline begin again. False if it was not paused."""
         with self._write_transaction("resuming a pipeline") as connection:
             return recorded_actions.resume(connection, pipeline, owner, storable(reason))
 

@@ -68,6 +68,17 @@ class AirflowClient:
                 f"another run takes up what is left over: tidegate trigger {pipeline} --wait"
             ) from gone
 
+    def has_run(self, pipeline: str, run_id: str) -> bool:
+        """Return whether Airflow has this Dag run.
+
+        Raises: AirflowUnavailable.
+        """
+        try:
+            self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
+        except UnknownPipeline:
+            return False
+        return True
+
     def task_instances(self, pipeline: str, run_id: str, state: str | None = None) -> list[dict[str, Any]]:
         """Return the task instances of a run, all or those in one state; at most 100."""
         path = f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances"

@@ -76,16 +76,26 @@ def skip(store: "StateStore", spec: "PipelineSpec", txid: int, owner: str, reaso
 
 
 def pause(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[Done, bool, "Lag"]:
-    """Block new runs; return also whether that is new, and the pipeline's state.
+    """Let no run and no batch begin; return also whether that is new, and the pipeline's state.
 
     Raises: SchemaOutOfDate if it is not registered.
     """
     changed = store.pause(pipeline, owner, reason)
     (now,) = store.lag([pipeline])
     if changed:
-        return Done(f"{pipeline} is paused: no new run starts, what has been planned goes on."), True, now
+        return Done(f"{pipeline} is paused: no new run starts. {what_a_pause_holds(*store.in_flight(pipeline))}"), True, now
     since = f"on {now.paused_at:%Y-%m-%d %H:%M} UTC by {now.paused_by}: {now.paused_reason}"
     return Done(f"{pipeline} was paused already, {since}"), False, now
+
+
+def what_a_pause_holds(begun: int, not_begun: int) -> str:
+    """Return what happens to the batches that were planned: so many have begun, so many have not."""
+    ends = f"{begun} batch{'es' if begun > 1 else ''} in flight {'go' if begun > 1 else 'goes'} on to the commit"
+    waits = (
+        f"{not_begun} planned batch{'es' if not_begun > 1 else ''} {'wait' if not_begun > 1 else 'waits'} until it is resumed"
+    )
+    told = [*([ends] if begun else []), *([waits] if not_begun else [])]
+    return f"{'; '.join(told) or 'No batch is in flight'}."
 
 
 def resume(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[Done, bool]:

@@ -49,7 +49,8 @@ def run_pipeline(
     `progress` is called from several threads, with a txid and one of planned, processed, committed, skipped. If the process
     dies, the next run continues with the planned batches; commits stay. A batch with a temporary failure is tried up to the
     pipeline's `tries`, with growing pauses. Postgres and Spark must answer when the run starts; if one goes away later, the
-    run waits for it, up to `retries.SERVER_PATIENCE_SECONDS`. Any other error ends the run; sealed batches stay sealed.
+    run waits for it, up to `retries.SERVER_PATIENCE_SECONDS`. Any other error ends the run; sealed batches stay sealed. If the
+    pipeline is paused meanwhile, the run ends when the batches have committed that had begun.
 
     Raises: the errors of `Worker.plan`, `Worker.process` and `Worker.commit`.
     """
@@ -74,6 +75,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
         try:
             while with_retries(settings, pipeline, lambda: worker.process(txid)).is_ahead:
                 while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
+                    store.check_not_paused(pipeline.name)
                     if stopped.wait(WINDOW_POLL_SECONDS):
                         return
         except AttemptFenced as fenced:

@@ -36,7 +36,7 @@ class Processed:
     attempt: int | None
     outcome: str
     is_new: bool = False  # sealed by the attempt of this call
-    is_ahead: bool = False  # not begun, because the pipeline's window is full
+    is_ahead: bool = False  # not begun, because the pipeline's window is full, or the pipeline is paused
 
     def __str__(self) -> str:
         number = f":{self.attempt}" if self.attempt else ""
@@ -75,7 +75,8 @@ class Processor:
         with halting(store, pipeline.name, txid):
             attempt = self._begin(txid, mode)
             if isinstance(attempt, NotStarted):
-                return Processed(pipeline.name, txid, None, attempt.value, is_ahead=attempt is NotStarted.AHEAD)
+                waits = attempt in (NotStarted.AHEAD, NotStarted.PAUSED)
+                return Processed(pipeline.name, txid, None, attempt.value, is_ahead=waits)
             if isinstance(attempt, Commit):
                 return Processed(pipeline.name, txid, attempt.attempt, "committed already")
             with self._observed(attempt):

@@ -1,9 +1,9 @@
 """Begin an attempt at a batch: decide whether it is needed, choose its input, and fence older ones (I4 in docs/protocol.md).
 
-An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, or the pipeline's window is
-full: too many batches are in flight. The input is the metadata of what to read. A transactional source keeps the planned input.
-Any other source plans the batch again for every attempt but the first, and whenever the previous batch has another input than
-the one that this batch continues. A txid is a batch's number.
+An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, it has not begun while its
+pipeline is paused, or the pipeline's window is full: too many batches are in flight. The input is the metadata of what to
+read. A transactional source keeps the planned input. Any other source plans the batch again for every attempt but the first,
+and whenever the previous batch has another input than the one that this batch continues. A txid is a batch's number.
 """
 
 import hashlib
@@ -55,6 +55,7 @@ class NotStarted(Enum):
     BEGUN = "begun by another task"
     GIVEN_UP = "given up: it is skipped in its turn"
     AHEAD = "not begun: the window is full until earlier txids commit"
+    PAUSED = "not begun: the pipeline is paused"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,14 @@ def _reason_against(connection: Connection, facts: _Facts, mode: Mode) -> NotSta
         return NotStarted.SEALED
     if mode == "first" and facts.newest is not None:
         return NotStarted.BEGUN
+    if facts.newest is None and _is_held(connection, facts.batch):
+        return NotStarted.PAUSED
     return None if batches.has_room(connection, facts.spec, facts.batch.txid) else NotStarted.AHEAD
+
+
+def _is_held(connection: Connection, batch: LockedBatch) -> bool:
+    txid, pipeline = sa.literal(batch.txid, sa.BigInteger), sa.literal(batch.pipeline, sa.Text)
+    return bool(connection.scalar(sa.select(batches.is_held(txid, pipeline))))
 
 
 def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:

@@ -3,7 +3,8 @@
 Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
 attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.
 
-    turn     a batch may begin if it is one of the next `window` txids after the cursor, and commit after every earlier txid
+    turn     a batch may begin if it is one of the next `window` txids after the cursor, unless its pipeline is paused, and
+             commit after every earlier txid
     waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
     claim    a task that has finished its batch claims another one of the same run, which no task has begun. The other one's
              own task sees the claim, and waits instead of processing the batch too
@@ -18,7 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import in_window, with_current_attempt
+from tidegate.state_store.ledger.batches import in_window, is_held, with_current_attempt
 from tidegate.state_store.seal import attempts
 
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
@@ -30,7 +31,7 @@ _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("applic
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether a txid may commit now (`opens`), and whether it is in the window, so may be processed (`begins`).
+    """Whether a txid may commit now (`opens`), and be processed (`begins`): it is in the window, and no pause holds it.
 
     `halted` is why it will not commit in this run. A batch that was given up only waits to be skipped. It is `done` once it has
     committed, and the source has learned of that if it has to.
@@ -97,7 +98,7 @@ def _turns() -> sa.Select[Any]:
     )
     opens = sa.or_(c.txid >= requested.c.txid, sa.and_(c.txid == requested.c.txid - 1, sa.or_(ended, given_up)))
     done = sa.and_(c.txid >= requested.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
-    begins = in_window(requested.c.txid)
+    begins = sa.and_(in_window(requested.c.txid), ~is_held(requested.c.txid, requested.c.pipeline))
     is_retired = sa.and_(p.retired_at.is_not(None), c.txid < requested.c.txid)
     stopped = sa.case((is_retired, sa.literal_column(f"'{RETIRED}'")), else_=halted)
     answer = sa.select(requested.c.pipeline, requested.c.txid, opens, stopped, given_up, done, begins)
@@ -169,7 +170,7 @@ def _previous_input() -> sa.ScalarSelect[bytes]:
 
 
 def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
-    """Return a run's next txid after this one that is in the window, not begun and not claimed, if any."""
+    """Return a run's next txid after this one that may begin, and is not begun and not claimed, if any."""
     batch, run_batch = tables.batch.c, tables.run_batch.c
     is_free = sa.and_(batch.attempt == 0, batch.skip_reason.is_(None), ~_claimant_is_alive(batch.pipeline, batch.txid))
     return connection.scalar(
@@ -177,7 +178,7 @@ def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: in
         .join_from(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
         .join(tables.cursor, tables.cursor.c.pipeline == run_batch.pipeline)
         .where(run_batch.pipeline == pipeline, run_batch.run_id == run_id, run_batch.txid > after)
-        .where(in_window(run_batch.txid), is_free)
+        .where(in_window(run_batch.txid), is_free, ~is_held(run_batch.txid, run_batch.pipeline))
         .order_by(run_batch.txid)
         .limit(1)
     )

@@ -183,6 +183,22 @@ def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return txid - c.txid <= window  # a sum could leave the range of a bigint
 
 
+def is_held(txid: sa.ColumnElement[int], pipeline: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Return whether a batch may not begin, because it has not yet and its pipeline is paused: what has begun goes on."""
+    b, p = tables.batch.alias("held"), tables.pipeline.alias("paused")
+    is_paused = sa.and_(p.c.pipeline == b.c.pipeline, p.c.paused_at.is_not(None))
+    return sa.exists().where(b.c.pipeline == pipeline, b.c.txid == txid, b.c.attempt == 0, is_paused)
+
+
+def in_flight(connection: Connection, pipeline: str) -> tuple[int, int]:
+    """Return how many uncommitted batches have begun, and how many have not."""
+    b = tables.batch.c
+    begun = sa.func.count().filter(b.attempt > 0)
+    counts = sa.select(begun, sa.func.count() - begun).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline))
+    begun_count, not_begun = connection.execute(counts).one()
+    return begun_count, not_begun
+
+
 def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
     """Return whether a batch may begin: it is in the window that the newest plan recorded.
 

@@ -34,7 +34,7 @@ COMMENT ON COLUMN tidegate.pipeline.declaration IS 'the declaration itself';
 COMMENT ON COLUMN tidegate.pipeline.in_flight IS 'most batches begun and not committed';
 COMMENT ON COLUMN tidegate.pipeline.commits_alone IS 'whether each batch is merged by itself';
 COMMENT ON COLUMN tidegate.pipeline.registered_at IS 'when this declaration was registered';
-COMMENT ON COLUMN tidegate.pipeline.paused_at IS 'since when no new run starts';
+COMMENT ON COLUMN tidegate.pipeline.paused_at IS 'since when no run and no batch begins';
 COMMENT ON COLUMN tidegate.pipeline.retired_at IS 'since when no batch of it counts any more';
 
 CREATE TABLE tidegate.state_table (

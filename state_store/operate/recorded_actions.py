@@ -26,12 +26,12 @@ from tidegate.state_store.states import state_tables, table_identity, table_shap
 
 
 def pause(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
-    """Stop new runs of the pipeline; return False if it was paused already."""
+    """Let no run and no batch of the pipeline begin; return False if it was paused already."""
     return _set_paused(connection, pipeline, "pause", owner, reason)
 
 
 def resume(connection: Connection, pipeline: str, owner: str, reason: str) -> bool:
-    """Let runs of the pipeline start again; return False if it was not paused."""
+    """Let runs and batches of the pipeline begin again; return False if it was not paused."""
     return _set_paused(connection, pipeline, "resume", owner, reason)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.conftest import CommandLine
-from tests.store import encode_metadata
+from tests.store import Attempt, Tracked, encode_metadata
 from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
 from tidegate.jobs.pipelines import flights
@@ -35,6 +35,10 @@ class Airflow:
     def run_state(self, _pipeline: str, _run_id: str) -> str:
         """Return what the plan, or a person, has made of the run."""
         return "failed" if self.plan_error else "success"
+
+    def has_run(self, _pipeline: str, _run_id: str) -> bool:
+        """Return whether a plan has queued this run."""
+        return False
 
     def task_instances(self, _pipeline: str, _run_id: str, _state: str | None = None) -> list[dict[str, str]]:
         """Return the plan."""
@@ -80,6 +84,33 @@ def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.C
     with pytest.raises(PipelinePaused, match="paused by anna"):
         _trigger()
     assert "nothing new" not in capsys.readouterr().err
+
+
+def test_the_runs_that_go_on_with_a_backlog_are_followed_to_the_last(
+    airflow: type[Airflow], tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that waits for `trigger` waits for all that it asked for."""
+    airflow.planned = 2
+
+    def run_state(_airflow: Airflow, pipeline: str, run_id: str) -> str:
+        """Let a run process and commit all that it covers; the second one opens the last batch."""
+        with StateStore.connect(tidegate.settings) as store:
+            if run_id == "continued_2__run":
+                store.open_batches(SPEC, run_id, [], store.last_opened(pipeline), [encode_metadata({"files": [], "n": 3})])
+            for txid in store.run_txids(pipeline, run_id):
+                attempt = store.start_attempt(SPEC, txid, run_id)
+                if isinstance(attempt, Attempt):
+                    store.seal(attempt, [], Tracked(0))
+                    store.commit_batch(SPEC, txid, run_id)
+        return "success"
+
+    monkeypatch.setattr(Airflow, "run_state", run_state)
+    monkeypatch.setattr(Airflow, "has_run", lambda _airflow, _pipeline, run_id: run_id == "continued_2__run")
+
+    outcome = run_verbs.through_airflow("flights", {}, 10, as_json=False)
+
+    assert (outcome.committed, outcome.runs) == ([1, 2, 3], ["run", "continued_2__run"])
+    assert "Committed: txids 1-3." in capsys.readouterr().err
 
 
 def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:

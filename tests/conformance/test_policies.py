@@ -269,19 +269,25 @@ def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
 
 
 @pytest.mark.promise("error:PIPELINE_PAUSED")
-def test_a_paused_pipeline_plans_nothing_new_and_finishes_its_planned_batches(flow: Begin) -> None:
-    """The refusal names operator and reason; a run that planned before goes on, with the same plan."""
+def test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun(flow: Begin) -> None:
+    """The refusal names operator and reason; a batch that has begun is tried again and commits, another one waits."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1)
+    assert f.fail(1) == 1
     assert f.store.pause("flow", "an operator", "maintenance")
     assert not f.store.pause("flow", "another", "too")
     with pytest.raises(PipelinePaused, match=r"flow was paused by an operator on .*: maintenance"):
         f.plan(1, run_id="next")
     assert f.plan(1) == [1, 2]
-    for txid in (1, 2):
-        f.process(txid)
-        f.commit(txid)
+    assert f.store.in_flight("flow") == (1, 1)
+    assert [f.store.turn("flow", txid).begins for txid in (1, 2)] == [True, False]
+    assert list(f.store.claims("flow", "run")) == []
+    f.process(1)
+    f.commit(1)
+    assert f.store.start_attempt(f.spec, 2, "a task") is NotStarted.PAUSED
     assert f.store.resume("flow", "an operator", "done")
+    f.process(2)
+    f.commit(2)
     assert not f.store.resume("flow", "an operator", "done")
     assert f.plan(1, run_id="next") == [3]
 

@@ -34,6 +34,7 @@ from tests.store import WINDOW, Attempt, Tracked, errors
 from tidegate.dags import batch_dag, batch_tasks
 from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
+from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.engine.worker import POLL_SECONDS
 from tidegate.jobs.registry import pipeline_names
@@ -93,11 +94,11 @@ def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
 
 @pytest.mark.promise("decision:0026")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
-    """The Dag shows the design: per txid a task that processes, then a sensor that commits when its turn has come."""
+    """The Dag shows the design: per txid a task that processes, and a sensor that commits when the ledger opens its turn."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
 
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
-    assert found == {"plan": {PROCESS, COMMIT}, PROCESS: {COMMIT}, COMMIT: set()}
+    assert found == {"plan": {PROCESS, COMMIT}, PROCESS: set(), COMMIT: set()}
     commit = serialized.get_task(COMMIT)
     assert issubclass(CommitSensor, BaseSensorOperator)
     assert commit.start_from_trigger
@@ -133,7 +134,7 @@ def test_a_run_is_announced_by_a_task_that_does_not_decide_about_it() -> None:
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
 
     announce = serialized.get_task("announce")
-    assert announce.upstream_task_ids == {COMMIT}
+    assert announce.upstream_task_ids == {PROCESS, COMMIT}
     assert announce.is_teardown
     assert not announce.on_failure_fail_dagrun
     assert [(outlet.name, outlet.uri) for outlet in announce.outlets] == [("tidegate://pipelines/flights",) * 2]
@@ -145,14 +146,6 @@ def test_a_wait_that_took_too_long_fails_permanently_with_advice(kind: str) -> N
     task = _process(3) if kind == "process" else _commit(3)
     with pytest.raises(AirflowFailException, match=r"did not come within 6:00:00: .* tidegate inspect clicks"):
         task.resume_execution("__fail__", {"error": "Trigger timeout"}, {})
-
-
-@pytest.mark.parametrize("kind", ["process", "commit"])
-def test_a_turn_that_will_not_come_fails_its_task_permanently(kind: str) -> None:
-    """Airflow would retry a task that fails in the triggerer; this one would wait for the same thing."""
-    task, method = (_process(4), "execute_begin") if kind == "process" else (_commit(4), "execute_complete")
-    with pytest.raises(AirflowFailException, match="txid 3 is halted"):
-        task.resume_execution(method, {"event": "txid 3 is halted"}, {})
 
 
 @pytest.mark.promise("decision:0025")
@@ -230,7 +223,7 @@ def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> 
 def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
     """Airflow accepts any name, and a run without its max_batches would take everything."""
     with pytest.raises(errors.UsageError, match=r"max_batch is unknown\. There are: from_txid, max_batches, to_txid"):
-        batch_tasks.plan("flights", 4, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
+        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
 
 
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:
@@ -261,11 +254,11 @@ def _task(map_index: int = 1, **arguments: Any) -> SimpleNamespace:
     return SimpleNamespace(dag_id=CLICKS.name, run_id="run", map_index=map_index, **{**found, **arguments})
 
 
-def _plan(*, concurrency: int = 4, **given: int) -> list[int]:
+def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run", **given: int) -> list[int]:
     """Do what the first task of a run does."""
     params, dag = {**dict.fromkeys(batch_tasks.PARAMS), **given}, batch_dag.batch_dag("clicks")
     run = SimpleNamespace(conf={})
-    return batch_tasks.plan(CLICKS.name, concurrency, params=params, run_id="run", dag=dag, dag_run=run)
+    return batch_tasks.plan(CLICKS.name, concurrency, batches_per_run, params=params, run_id=run_id, dag=dag, dag_run=run)
 
 
 def _process(txid: int, **arguments: Any) -> ProcessBatch:
@@ -333,6 +326,105 @@ def test_the_end_of_a_task_never_gives_a_batch_up(clicks: Batches, content_failu
     *ended, last = clicks.store.batch_statuses(CLICKS.name)
     assert [(batch.phase, batch.waits_for) for batch in ended] == [("halted", reason) for _, reason in ENDS.values()]
     assert clicks.store.turn(CLICKS.name, last.txid).halted == f"txid 1 is halted: {ended[0].waits_for}"
+
+
+@pytest.mark.parametrize("waits_for", [None, 1], ids=["a halt", "a task that was marked by hand"])
+@pytest.mark.parametrize("kind", ["process", "commit"])
+@pytest.mark.usefixtures("without_spark")
+def test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails(
+    clicks: Batches, kind: str, waits_for: int | None
+) -> None:
+    """A worker may come to it minutes later; by then, what it waited for may have committed, or was retried."""
+    clicks.plan("run", 3)
+    if waits_for is None:
+        clicks.store.halt_batch(CLICKS.name, 1, "a person has to look")
+    task, method = (_process(2), "execute_begin") if kind == "process" else (_commit(2), "execute_complete")
+    event = Halt(reason="clicks 2 will not commit in this run", waits_for=waits_for)
+    context = {"ti": _task()}
+    with pytest.raises(batch_tasks.WaitedInVain, match="clicks 2 will not commit in this run"):
+        task.resume_execution(method, {"event": event}, context)
+
+    clicks.seal(1)
+    clicks.commit(1)
+    if kind == "process":
+        task.resume_execution(method, {"event": event}, context)
+        assert _phases(clicks)[1] == (2, "committed")
+    else:
+        with pytest.raises(TaskDeferred) as again:
+            task.resume_execution(method, {"event": event}, context)
+        assert again.value.trigger.awaited == "commit"
+        assert _phases(clicks)[1] == (2, "planned")
+
+
+@pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, int]]]:
+    """Collect the runs that plans queue: Airflow itself does so in tests/end_to_end."""
+    found: list[tuple[str, dict[str, int]]] = []
+    monkeypatch.setattr(batch_tasks, "_queue", lambda _pipeline, run_id, parameters: found.append((run_id, parameters)))
+    return found
+
+
+def _arrive(settings: Settings, *numbers: int) -> None:
+    (settings.home / "clicks").mkdir(exist_ok=True)
+    for number in numbers:
+        (settings.home / f"clicks/{number}.csv").write_text("page\n")
+
+
+@pytest.fixture
+def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batches:
+    """Pipeline clicks takes one file per batch, as soon as it is there."""
+    (tmp_path / "clicks.py").write_text(
+        "from dataclasses import replace\nfrom tests.dags.conftest import CLICKS\n"
+        "SOURCE = replace(CLICKS.source, max_files=1, min_age_seconds=0)\nPIPELINE = replace(CLICKS, source=SOURCE)\n"
+    )
+    return clicks
+
+
+@pytest.mark.parametrize(
+    ("given", "covered", "rest"),
+    [
+        ({}, [1, 2, 3], {}),
+        ({"max_batches": 3}, [1, 2, 3], None),
+        ({"max_batches": 7}, [1, 2, 3], {"max_batches": 4}),
+        ({"from_txid": 1, "to_txid": 5}, [1, 2, 3], {"from_txid": 4, "to_txid": 5}),
+        ({"to_txid": 3}, [1, 2, 3], None),
+        ({"to_txid": 2}, [1, 2], None),
+    ],
+)
+def test_a_plan_that_leaves_batches_over_queues_the_next_run(
+    one_by_one: Batches,
+    settings: Settings,
+    queued: list[Any],
+    given: dict[str, int],
+    covered: list[int],
+    rest: dict[str, int] | None,
+) -> None:
+    """Within the range and the number that were asked for; a plan that is repeated names the same run."""
+    _arrive(settings, *range(1, 9))
+
+    assert [_plan(batches_per_run=3, **given) for _ in range(2)] == [covered] * 2
+
+    assert queued == ([] if rest is None else [("continued_2__run", rest)] * 2)
+
+
+def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
+    one_by_one: Batches, settings: Settings, queued: list[Any]
+) -> None:
+    """A batch that needs a person would otherwise be tried again by each run of the chain."""
+    _arrive(settings, 1, 2, 3)
+    assert _plan(batches_per_run=2) == [1, 2]
+    one_by_one.seal(1)
+    one_by_one.commit(1)
+    one_by_one.store.halt_batch(CLICKS.name, 2, "a person has to look")
+
+    with pytest.raises(AirflowSkipException, match=r"Run run, .* has not committed clicks 2\. Why: tidegate why clicks 2\."):
+        _plan(batches_per_run=2, run_id="continued_2__run")
+    assert one_by_one.store.turn(CLICKS.name, 2).halted is not None
+
+    one_by_one.seal(2)
+    one_by_one.commit(2)
+    assert _plan(batches_per_run=2, run_id="continued_2__run") == [3]
+    assert queued == [("continued_2__run", {})]
 
 
 def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
@@ -567,13 +659,34 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     )
     assert waiting.value.timeout == timedelta(hours=6)
     go_on = getattr(operator, waiting.value.method_name)
+    clicks.store.halt_batch(CLICKS.name, 1, "a person has to look")
     with pytest.raises(AirflowFailException, match="txid 1 is halted"):
-        go_on({"ti": _task()}, "txid 1 is halted")
+        go_on({"ti": _task()}, Halt(reason="txid 1 is halted", waits_for=None))
 
     clicks.store.seal(clicks.begin(1), [], Tracked(0))
     clicks.commit(1)
     go_on({"ti": _task()}, None)
     assert _phases(clicks) == [(txid, "committed") for txid in range(1, WINDOW + 2)]
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_pause_holds_tasks_whose_batches_have_not_begun(clicks: Batches) -> None:
+    """They wait in the triggerer until it is resumed; the batch that has begun ends with its commit."""
+    clicks.plan("run", 3)
+    clicks.store.fail_attempt(clicks.begin(1), "SPARK_UNAVAILABLE: gone")
+    clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
+
+    _process(1).execute({"ti": _task(0)})
+    with pytest.raises(TaskDeferred) as waiting:
+        _process(2).execute({"ti": _task()})
+
+    assert waiting.value.trigger.awaited == "begin"
+    assert _phases(clicks) == [(1, "committed"), (2, "planned"), (3, "planned")]
+    assert not clicks.store.turn(CLICKS.name, 2).begins
+    clicks.store.resume(CLICKS.name, "ann", "it is there")
+    assert clicks.store.turn(CLICKS.name, 2).begins
+    _process(2).execute_begin({"ti": _task()})
+    assert [phase for _, phase in _phases(clicks)] == ["committed"] * 3
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -661,7 +774,7 @@ def test_a_batch_that_waited_in_vain_is_not_halted_itself(
     batches.plan("run", 3)
     batches.seal(2)
     with pytest.raises(batch_tasks.WaitedInVain) as waited:
-        _commit(2).execute_complete({"ti": _task()}, event="txid 1 is halted")
+        _commit(2).execute_complete({"ti": _task()}, event=Halt(reason="txid 1 is halted", waits_for=1))
 
     batch_tasks.report_failure({"ti": _task(), "exception": waited.value})
 

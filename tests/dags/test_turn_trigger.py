@@ -203,6 +203,37 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
     assert _run(body).halted == "no task of this run tries txid 2 any more"
 
 
+@pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
+def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, situation: str
+) -> None:
+    """Another task processes the batch, or an earlier batch's commit takes it along: the ledger shows it."""
+    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
+    batches.plan("run", 3)
+    (batches.begin if situation == "an attempt at work" else batches.seal)(2)
+    looks: list[str] = []
+    poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [1])
+
+    async def body() -> None:
+        wait = asyncio.create_task(_turn(poller, *_places([3])))
+        while len(looks) < 4:
+            await asyncio.sleep(0.01)
+        assert not wait.done()
+        await asyncio.to_thread(_end_attempts, batches, situation)
+        assert (await wait).halted == "no task of this run tries txid 2 any more"
+
+    _run(body)
+
+
+def _end_attempts(batches: Batches, situation: str) -> None:
+    """Let nothing be at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn."""
+    if situation == "an attempt at work":
+        _silence(batches.store.settings)
+    else:
+        batches.seal(1)
+        batches.commit(1)
+
+
 def test_a_run_that_another_database_does_not_know_ends_its_waits(
     batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,17 +266,22 @@ def _silence(settings: Settings) -> None:
 @pytest.mark.promise("limit:SECONDS_UNTIL_ABANDONED")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
-    batches: Batches, settings: Settings, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
     monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
+    states = {0: "up_for_retry"}
+    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
     batches.plan("run", 2)
     if has_begun:
         batches.begin(1)
 
     async def body() -> Any:
         first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
+        await asyncio.sleep(2.5)
+        assert not first.done()  # its own task will try it again
+        states[0] = "success"
         if has_begun:
             await asyncio.sleep(2.5)
             assert not first.done()  # a task is at work
@@ -259,12 +295,14 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
 
 
 def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow's word that a commit is done counts for the ledger's no more than that it has failed."""
+    """Airflow's word that a commit is done counts for no more than that it has failed, once its process task is over too."""
     states = {"batch.process_0": "success", "batch.process_1": "failed", "batch.process_2": "running"}
     states |= {
+        "batch.process_3": "success",
         "batch.commit_0": "success",
-        "batch.commit_1": "upstream_failed",
-        "batch.commit_2": "deferred",
+        "batch.commit_1": "deferred",
+        "batch.commit_2": "success",
+        "batch.commit_3": "deferred",
         "batch.commit": None,
     }
 
@@ -276,7 +314,7 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
     monkeypatch.setattr(batch_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
 
     assert set(batch_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
-    assert batch_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running"}
+    assert batch_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running", 3: "success"}
 
 
 def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:
@@ -305,7 +343,7 @@ HALTED = (
         ("committed", TaskSuccessEvent(), "clicks 1 has committed"),
         ("not acked", TriggerEvent(None), "clicks 1: its turn to commit has come, a worker goes on with it now"),
         ("acked", TaskSuccessEvent(), "clicks 1 has committed"),
-        ("halted", TriggerEvent(HALTED), ""),
+        ("halted", TriggerEvent({"reason": HALTED, "waits_for": None}), ""),
     ],
 )
 def test_the_trigger_ends_its_task_if_no_worker_is_needed(

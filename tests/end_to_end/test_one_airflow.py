@@ -37,6 +37,7 @@ from tests.stack.conftest import Stack, occupied, session  # noqa: F401 - occupi
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate.airflow_client import AirflowClient
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
+from tidegate.jobs.engine.continued_runs import next_run
 from tidegate.stack.components import airflow_cleanup
 from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
 from tidegate.stack.components.airflow import PROJECT as REPOSITORY
@@ -250,14 +251,21 @@ def test_a_paused_pipeline_opens_no_batch_and_a_resumed_one_backfills_a_range_wi
     shop.check_orders()
 
 
-def test_a_batch_that_cannot_be_read_is_skipped_where_its_pipeline_says_so(shop: Shop) -> None:
-    """A commit without its rows takes its place, and the next batch commits after it."""
+def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped(shop: Shop) -> None:
+    """A commit without its rows takes its place, and the next batch commits after it, in the run that goes on."""
     (folder := shop.home / "data/ratings").mkdir()
     for day, stars in enumerate(("5", '"many"', "3"), start=1):
         (folder / f"{day}.json").write_text(f'{{"shop": "Faro", "stars": {stars}}}\n')
 
-    shop.end_of("ratings", shop.client.trigger("ratings", {}))
+    outcome = shop.json("trigger", "ratings", "--wait")
 
+    first, second = outcome["runs"]
+    assert (first, second) == (outcome["run_id"], next_run(outcome["run_id"]))
+    assert (outcome["committed"], outcome["skipped"]) == ([1, 3], [2])
+    assert [shop.tasks(run, COMMIT, "ratings") for run in (first, second)] == [
+        {"txid 1": "success", "txid 2": "success"},
+        {"txid 3": "success"},
+    ]
     assert shop.ask("SELECT shop, ratings, stars FROM state.rating") == [("Faro", 2, 8)]
     commits = shop.ask("SELECT txid, skipped_reason FROM tidegate.commit WHERE pipeline = 'ratings' ORDER BY txid")
     assert [(txid, bool(reason)) for txid, reason in commits] == [(1, False), (2, True), (3, False)]

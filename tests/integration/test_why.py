@@ -213,12 +213,14 @@ def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
     tally.store.pause("tally", "ann", "the warehouse is moved.")
     idle, paused = causes(tally)
     assert (idle.code, paused.code, paused.command) == ("IDLE", "PAUSED", "tidegate resume tally --reason ...")
-    assert paused.sentence == "tally was paused by ann: the warehouse is moved. No new run starts."
+    assert paused.sentence == "tally was paused by ann: the warehouse is moved. No run and no batch begins."
     tally.store.resume("tally", "ann", "it is there")
     tally.plan(2)
     tally.store.pause("tally", "ann", "again")
     assert codes(tally, 2) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED", "PAUSED"]
+    tally.store.resume("tally", "ann", "it is there")
     tally.start(1)
+    tally.store.pause("tally", "ann", "again")
     assert codes(tally) == ["IN_WORK"]
     tally.process(1)
     assert codes(tally) == ["WAITS_FOR_COMMIT"]

@@ -426,3 +426,23 @@ def test_the_source_is_called_after_commits_and_failures(settings: Settings, reg
         assert store.awaiting_acks("inbox", 10) == []
     run_pipeline(settings, pipeline, run_id="third")
     assert acked == [1, 2]
+
+
+def test_a_pause_ends_a_local_run_after_what_it_has_begun(settings: Settings, register: Callable[..., None]) -> None:
+    """Another process pauses its pipeline; the batches that are left over are those of the next run."""
+
+    def pausing(rows: Any) -> Any:
+        with StateStore.connect(settings) as store:
+            store.pause("inbox", "ann", "the warehouse is moved")
+        return rows
+
+    pipeline = Pipeline("inbox", FixedBatches([[("a", 1)]] * 3, SCHEMA), PER_NAME, transform=pausing, concurrency=1)
+    register(pipeline)
+    with pytest.raises(PipelinePaused, match="inbox was paused by ann"):
+        run_pipeline(settings, pipeline, run_id="first")
+    with StateStore.connect(settings) as store:
+        assert (store.committed("inbox"), store.in_flight("inbox")) == (1, (0, 2))
+        store.resume("inbox", "ann", "it is there")
+        with pytest.raises(PipelinePaused):
+            run_pipeline(settings, pipeline, run_id="second")
+        assert store.committed("inbox") == 2

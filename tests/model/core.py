@@ -208,6 +208,8 @@ def why_not_started(world: World, txid: int, mode: str, *, keeps_input: bool) ->
         return "SEALED"
     if mode == "first" and newest:
         return "BEGUN"
+    if world.is_paused and not batch.attempts:
+        return "PAUSED"
     return "AHEAD" if txid - world.cursor > WINDOW else None
 
 

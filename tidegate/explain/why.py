@@ -226,7 +226,7 @@ def _paused(wait: "Wait") -> Iterator[Cause]:
     if row.paused_at is not None:
         yield cause(
             "PAUSED",
-            f"{row.pipeline} was paused by {row.paused_by}: {quoted(row.paused_reason)}. No new run starts.",
+            f"{row.pipeline} was paused by {row.paused_by}: {quoted(row.paused_reason)}. No run and no batch begins.",
             since=row.paused_at,
             severity="warning",
             advice="When the reason is gone, let runs start again; the next one takes up what is left over.",

@@ -2,7 +2,7 @@
 
 from tests.mutants.planted_fault import Mutant
 
-TRIGGER, DISPATCH = "dags/batch_trigger.py", "dags/dispatch.py"
+TRIGGER, DISPATCH, TASKS = "dags/batch_trigger.py", "dags/dispatch.py", "dags/batch_tasks.py"
 TURNS = "state_store/attempt/turns.py"
 OF_TRIGGER, OF_DISPATCH = "tests/dags/test_turn_trigger.py", "tests/dags/test_dispatch.py"
 OF_DAG = "tests/dags/test_batch_dag.py"
@@ -30,7 +30,7 @@ MUTANTS = (
         "a-task-that-has-just-failed-ends-waits-at-once",
         "limit:POLL_SECONDS",
         TRIGGER,
-        "TurnPoller._after_failed_tasks",
+        "TurnPoller._failed_twice",
         "failed, self._seen_failed = seen & self._seen_failed, seen",
         "failed, self._seen_failed = seen, seen",
         (f"{OF_TRIGGER}::test_a_task_that_has_just_failed_may_still_report_to_the_ledger",),
@@ -39,18 +39,39 @@ MUTANTS = (
         "a-batch-that-was-given-up-ends-later-waits",
         "I20",
         TRIGGER,
-        "TurnPoller._after_failed_tasks",
-        "is_skipped_in_turn = turns[pipeline, txid].given_up and txid > committed[pipeline] + 1",
-        "is_skipped_in_turn = not txid",
-        (f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",),
+        "TurnPoller._failed_twice",
+        "(not batch.is_over or txid == committed[pipeline] + 1)",
+        "(not batch.is_over or txid > committed[pipeline])",
+        (
+            f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",
+            f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
+        ),
+    ),
+    Mutant(
+        "a-wait-that-ended-in-vain-does-not-ask-the-ledger-again",
+        "I20",
+        TASKS,
+        "_still_halted",
+        "return store.committed(pipeline) < waits_for",
+        "return True",
+        (f"{OF_DAG}::test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",),
+    ),
+    Mutant(
+        "a-chain-of-runs-goes-on-past-a-batch-that-is-left-over",
+        "I20",
+        TASKS,
+        "_check_run_before",
+        "if txid > store.committed(pipeline)",
+        "if txid < 0",
+        (f"{OF_DAG}::test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",),
     ),
     Mutant(
         "a-batch-that-nobody-processes-waits-for-ever",
         "limit:SECONDS_UNTIL_ABANDONED",
         TRIGGER,
         "TurnPoller._abandoned",
-        "if now - since >= SECONDS_UNTIL_ABANDONED]",
-        "if now - since >= 10**9]",
+        "if now - since >= SECONDS_UNTIL_ABANDONED",
+        "if now - since >= 10**9",
         (f"{OF_TRIGGER}::test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",),
     ),
     Mutant(
@@ -114,10 +135,7 @@ MUTANTS = (
         "CommitSensor.poke",
         "if turn.halted:",
         "if turn.halted and turn.opens:",
-        (
-            f"{OF_DAG}::test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there",
-            f"{OF_DAG}::test_a_turn_that_will_not_come_fails_its_task_permanently",
-        ),
+        (f"{OF_DAG}::test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there",),
     ),
     Mutant(
         "a-cleared-task-keeps-what-was-sealed",

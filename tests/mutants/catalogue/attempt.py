@@ -11,6 +11,15 @@ QUERIES = "tests/jobs/test_state_queries.py"
 
 MUTANTS = (
     Mutant(
+        "a-pause-lets-batches-begin",
+        "error:PIPELINE_PAUSED",
+        FILE,
+        "_reason_against",
+        "if facts.newest is None and _is_held(",
+        "if facts.newest is not None and _is_held(",
+        ("tests/conformance/test_policies.py::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",),
+    ),
+    Mutant(
         "a-new-attempt-fences-those-at-other-batches",
         "I5",
         FILE,

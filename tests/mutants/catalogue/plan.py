@@ -123,7 +123,7 @@ MUTANTS = (
         "StateStore.open_batches",
         "recorded_actions.check_not_paused(connection, spec.name)",
         "pass",
-        (f"{POLICIES}::test_a_paused_pipeline_plans_nothing_new_and_finishes_its_planned_batches",),
+        (f"{POLICIES}::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",),
     ),
     Mutant(
         "txids-overflow",

@@ -13,6 +13,7 @@ import click
 
 from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
+from tidegate.jobs.engine.continued_runs import next_run
 from tidegate.explain import source_report
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
 from tidegate.jobs.registry import find_pipeline
@@ -45,7 +46,7 @@ class RunUnfinished(RetryableError):
 
 @dataclass
 class Outcome:
-    """The batches of a run and its progress."""
+    """The batches of a run and its progress; `runs` are the Dag runs that have gone on with its backlog so far, in order."""
 
     pipeline: str
     run_id: str
@@ -53,6 +54,7 @@ class Outcome:
     txids: list[int] = field(default_factory=list)
     phases: dict[int, str] = field(default_factory=dict)
     already_committed: list[int] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
 
     @property
     def committed(self) -> list[int]:
@@ -123,7 +125,7 @@ def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_se
         committed, opened = _position(store, pipeline, parameters)
     if to_txid > (last := max(opened, committed) + MAX_BATCHES_PER_RUN):
         raise UsageError(
-            f"{pipeline} has opened {f'txid {opened}' if opened else 'no txid'} so far, and one run opens at most "
+            f"{pipeline} has opened {f'txid {opened}' if opened else 'no txid'} so far, and a backfill opens at most "
             f"{MAX_BATCHES_PER_RUN} batches: end at {last}, and go on from there."
         )
     if dry_run:
@@ -234,7 +236,8 @@ def through_airflow(
         with contextlib.ExitStack() as connected:
             try:
                 airflow = connected.enter_context(contextlib.closing(AirflowClient(settings)))
-                outcome = Outcome(pipeline, airflow.trigger(pipeline, parameters))
+                run_id = airflow.trigger(pipeline, parameters)
+                outcome = Outcome(pipeline, run_id, runs=[run_id])
             except TidegateError as error:
                 if not prepared.message:
                     raise
@@ -252,7 +255,7 @@ def through_airflow(
             if not as_json:
                 output.say(f"Dag run {outcome.run_id}: {settings.airflow_url}/dags/{pipeline}/runs/{outcome.run_id}")
             _follow(store, airflow, outcome, wait_seconds, quiet=as_json)
-            failed = airflow.task_instances(pipeline, outcome.run_id, "failed") if outcome.state == "failed" else []
+            failed = airflow.task_instances(pipeline, outcome.runs[-1], "failed") if outcome.state == "failed" else []
             _check_planned(store, airflow, outcome)
         _report(outcome, as_json, prepared)
         if outcome.state == "failed":
@@ -274,14 +277,15 @@ def _position(store: "StateStore", pipeline: str, parameters: dict[str, int]) ->
 
 
 def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wait_seconds: int, *, quiet: bool) -> None:
-    """Follow the run until it ends: Airflow has its state, the ledger its progress. A server may be away for AWAY_SECONDS."""
+    """Follow the run, and those that go on from it, to the end. A server may be away for AWAY_SECONDS."""
     deadline = time.monotonic() + wait_seconds
     goes_on = f"Dag run {outcome.run_id} goes on without you. See: tidegate inspect {outcome.pipeline}"
     with run_progress.shown(outcome, quiet=quiet) as refresh:
         away_since: float | None = None
+        has_ended = False
         while True:
             try:
-                _update(store, airflow, outcome)
+                has_ended = _update(store, airflow, outcome)
                 away_since = None
             except RetryableError as away:
                 now = time.monotonic()
@@ -291,23 +295,28 @@ def _follow(store: "StateStore", airflow: "AirflowClient", outcome: Outcome, wai
                 if now > min(deadline, away_since + AWAY_SECONDS):
                     raise type(away)(f"{away} {goes_on}") from away
             refresh()
-            if outcome.state in FINISHED:
+            if has_ended:
                 return
             if time.monotonic() > deadline:
                 raise RunUnfinished(f"The run is still {outcome.state} after {wait_seconds} s. {goes_on}")
             time.sleep(POLL_SECONDS)
 
 
-def _update(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
-    """Update the outcome if both Airflow and the ledger answer.
+def _update(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> bool:
+    """Update the outcome if both Airflow and the ledger answer; return whether the last run of the chain has ended.
 
-    The ledger is asked second: if Airflow says that the run has ended, the ledger knows all that it did.
+    The ledger is asked second: if Airflow says that the run has ended, the ledger knows all that it did. The next run of the
+    chain was queued by the plan of this one, so it is there before this one ends.
     """
-    state = airflow.run_state(outcome.pipeline, outcome.run_id)
-    txids = store.run_txids(outcome.pipeline, outcome.run_id)
-    statuses = store.batch_statuses(outcome.pipeline, txids, len(txids) or 1)
-    outcome.state, outcome.txids = state, txids
-    outcome.phases = {status.txid: status.phase for status in statuses}
+    newest = outcome.runs[-1]
+    outcome.state = airflow.run_state(outcome.pipeline, newest)
+    txids = store.run_txids(outcome.pipeline, newest)
+    outcome.txids = sorted({*outcome.txids, *txids})
+    outcome.phases |= {status.txid: status.phase for status in store.batch_statuses(outcome.pipeline, txids, len(txids) or 1)}
+    if outcome.state == "success" and airflow.has_run(outcome.pipeline, following := next_run(newest)):
+        outcome.runs.append(following)
+        return False
+    return outcome.state in FINISHED
 
 
 def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outcome) -> None:
@@ -343,7 +352,7 @@ def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> 
     (lag,), losses = store.lag([outcome.pipeline]), store.losses()
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
     return PermanentError(
-        f"Dag run {outcome.run_id} failed in {tasks or 'no task that Airflow names'}. "
+        f"Dag run {outcome.runs[-1]} failed in {tasks or 'no task that Airflow names'}. "
         f"{outcome.pipeline} waits for {waits_for(lag, losses) or 'nothing'}. See: tidegate why {outcome.pipeline}"
     )
 

@@ -142,7 +142,8 @@ class _Prospects:
         return f"{operator_actions.what_skipping_does(status)} {when}; then later batches go on. {RUN_FOLLOWS}", None
 
     def _pause(self) -> tuple[str, str | None]:
-        story = "no new run starts, wherever it would be started, until it is resumed. What has been planned goes on."
+        held = operator_actions.what_a_pause_holds(*batches.in_flight(self._connection, self._name))
+        story = f"no new run starts, wherever it would be started, until it is resumed. {held}"
         return f"{self._name} will be paused: {story}", self._paused()
 
     def _resume(self) -> tuple[str, str | None]:

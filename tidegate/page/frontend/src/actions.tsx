@@ -28,7 +28,7 @@ export const MEANINGS: Record<Verb, string> = {
   retry: "halted batches and those that were given up are tried again",
   skip: "a batch is given up: a commit without its rows takes its place",
   redo: "a new attempt at the last committed batch replaces its effect",
-  pause: "new runs do nothing; batches that are planned go on",
+  pause: "no run and no batch begins; batches in flight commit",
   resume: "new runs work again",
   replay: "a new batch takes up records of quarantine",
   trigger: "Airflow starts a run, which takes in what is new and what is left over",
