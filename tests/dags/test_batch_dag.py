@@ -92,7 +92,7 @@ def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
         batch_dag.batch_dag("flights", concurrency=0)
 
 
-@pytest.mark.promise("decision:0026")
+@pytest.mark.promise("decision:0026", "performance:commit-waits-beside-process-not-after-it")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
     """The Dag shows the design: per txid a task that processes, and a sensor that commits when the ledger opens its turn."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
@@ -380,6 +380,7 @@ def one_by_one(clicks: Batches, settings: Settings, tmp_path: Path, monkeypatch:
     return clicks
 
 
+@pytest.mark.promise("limit:BATCHES_PER_RUN")
 @pytest.mark.parametrize(
     ("given", "covered", "rest"),
     [
@@ -407,6 +408,7 @@ def test_a_plan_that_leaves_batches_over_queues_the_next_run(
     assert queued == ([] if rest is None else [("continued_2__run", rest)] * 2)
 
 
+@pytest.mark.promise("decision:0055")
 def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
     one_by_one: Batches, settings: Settings, queued: list[Any]
 ) -> None:
