@@ -112,9 +112,9 @@ def batch_dag(
     """Return the Dag that runs one pipeline; the pipeline itself is not imported.
 
     `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another number.
-    `batches_per_run` is how many batches one run covers at most: if there are more, its plan queues a run that goes on after it
-    (`tidegate.jobs.engine.continued_runs`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends waits that
-    nothing else ended. With `announce`, each run that has committed something ends with an event of the asset
+    `batches_per_run` is how many batches one run covers at most: if there are more, its plan queues a run that goes on after
+    it (`tidegate.jobs.engine.continued_runs`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends
+    waits that nothing else ended. With `announce`, each run that has committed something ends with an event of the asset
     ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
 
     All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch

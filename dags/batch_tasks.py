@@ -33,9 +33,9 @@ from airflow.sdk.execution_time.comms import ErrorResponse, TriggerDagRun
 from airflow.triggers.base import StartTriggerArgs
 
 from tidegate.dags.batch_trigger import PROCESS, TurnTrigger
-from tidegate.jobs.engine.continued_runs import next_run, parameters_of_next, run_before
 from tidegate.dags.task_metrics import metrics_listeners
 from tidegate.dags.waiting_tasks import Halt
+from tidegate.jobs.engine.continued_runs import next_run, parameters_of_next, run_before
 from tidegate.jobs.engine.log_fields import about
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode

@@ -13,8 +13,8 @@ import click
 
 from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
-from tidegate.jobs.engine.continued_runs import next_run
 from tidegate.explain import source_report
+from tidegate.jobs.engine.continued_runs import next_run
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError, UsageError
