@@ -15,6 +15,7 @@ from tidegate.state_store.base.errors import (
     DeclarationInvalid,
     MalformedRecord,
     Overflow,
+    PermanentError,
     SettingsInvalid,
     SourceUnavailable,
     SparkFailed,
@@ -46,6 +47,8 @@ _ABOUT_VALUES = frozenset(
         *(f"tidegate.state_store.base.errors.{error.__name__}" for error in (MalformedRecord, TransformFailed)),
     }
 )
+# The second is what Spark's reader of Parquet files says.
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError(: [^\n;]+)?|Cannot reserve additional contiguous bytes")
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _SHOWN_CHARACTERS = 300
@@ -73,9 +76,21 @@ def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> Tide
         return Overflow(f"A value is out of range: {message}", **identity)
     if state.startswith(_DATA_CLASSES) and not _NOT_DATA.match(state):
         return TransformFailed(f"The transform failed at a value: {message}", **identity)
+    if out_of_memory := _OUT_OF_MEMORY.search(str(error)):
+        return _meaning_of_memory(out_of_memory[0], **identity)
     if isinstance(error, PythonException):
         return _meaning_in_python(error, **identity)
     return SparkFailed(f"Spark failed: {message}", **identity)
+
+
+def _meaning_of_memory(cause: str, **identity: Any) -> TidegateError:
+    """Return the error for a batch that needs more memory than Spark has: one more try, as others may have had it meanwhile."""
+    kind = SparkFailed if identity.get("attempt", 1) == 1 else PermanentError
+    return kind(
+        f"Spark ran out of memory over this batch ({cause}). It needs shorter rows, smaller batches, a transform that "
+        "holds less at once, or more memory for Spark.",
+        **identity,
+    )
 
 
 def _meaning_in_python(error: PythonException, **identity: Any) -> TidegateError:

@@ -147,6 +147,21 @@ def test_only_errors_about_values_are_content(tables: Tables, meanings: dict[str
     assert counted(tables, fixed) == {"a": len(meanings) - len(given_up)}
 
 
+def test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more(tables: Tables) -> None:
+    """Spark's server goes on with the batches of others; no policy gives the batch up."""
+    for number in range(2):
+        tables.write(f"{number:02d}.csv", "name,amount\na,1\n")
+    tables.plan(skipping(tables), "run")
+    too_much = skipping(tables, in_sql("length(repeat(name, 2147483647))"))
+    with spark_session(tables.settings, "another") as others:
+        told = "Spark ran out of memory over this batch (OutOfMemoryError: "
+        assert tables.outcome(too_much, 1).startswith(f"SparkFailed: {told}")
+        assert tables.outcome(too_much, 1).startswith(f"PermanentError: {told}")
+        assert others.range(3).count() == 3
+    tables.run(skipping(tables, version=2), "second")
+    assert counted(tables, skipping(tables, version=2)) == {"a": 2}
+
+
 # the source
 
 

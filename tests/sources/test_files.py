@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -644,6 +645,38 @@ def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
     good, bad = folder.records(source)
     assert (good["name"], good[REFUSAL], bad["name"], bad[ORIGIN]) == ("a", None, None, "01.parquet, row 2")
     assert shown in bad[PAYLOAD]
+
+
+@pytest.mark.promise("limit:LONG_ROW_BYTES")
+def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the footer or while it is read, with file, row, column and size; a repeated value counts once for each row."""
+    for module in ("parquet_columns", "parquet_tasks"):
+        monkeypatch.setattr(f"tidegate.jobs.sources.files.formats.parquet_files.{module}.MAX_RECORD_BYTES", 1000)
+    monkeypatch.setattr("tidegate.jobs.sources.files.formats.parquet_files.parquet_columns.LONG_ROW_BYTES", 50)
+    wide = {f"c{number}": "string" for number in range(9)}
+    row, longer = (dict.fromkeys(wide, "x" * size) | {"c3": "y" * 7 * size} for size in (100, 1000))
+    file = folder.write("01.parquet", parquet_of(pa.Table.from_pylist([longer])))
+    refused = (
+        re.escape(f"{file}, row group 1: the row has ") + r"\d+ bytes, of which 7\d{3} are in column c3, and a record has at"
+    )
+    assert re.match(refused, folder.refused(replace(PARQUET, schema=wide)))
+    folder.write("01.parquet", parquet_of(pa.Table.from_pylist([*[dict.fromkeys(wide, "")] * 6, row])))
+    told = f"{file}, row 7: the row has 1500 bytes, of which 700 are in column c3"
+    assert folder.refused(replace(PARQUET, schema=wide)).startswith(told)
+    with pytest.raises(MalformedRecord, match=re.escape(told)):
+        folder.records(replace(PARQUET, schema=wide))
+    nested = pa.table({"name": ["", "", ""], "v": [["z" * 900], ["z"] * 3, ["z" * 990, "z" * 100]]})
+    folder.write("01.parquet", parquet_of(nested, use_dictionary=False))
+    assert folder.refused(replace(PARQUET, schema={"name": "string", "v": "array<string>"})).startswith(f"{file}, row 3: ")
+
+    texts = [f"{number:03d}" * 200 for number in range(30)]
+    for each in (texts, ["y" * 600] * 30):
+        folder.write("01.parquet", parquet_of(people(each, list(range(30)), pa.uint32())))
+        assert folder.read(replace(PARQUET, schema={"name": "string", "amount": "bigint"})) == in_order(
+            list(zip(each, range(30), strict=True))
+        )
 
 
 def test_a_file_without_rows_is_a_batch_without_rows(folder: Folder) -> None:

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tidegate.jobs.sources.files.source import Files
     from tidegate.state_store.seal.attempts import Attempt
 
+MOST_BYTES_HERE = 16 * 1024 * 1024  # go to Spark in one message
 # Of Spark's errors: the store refuses Spark.
 REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"
 # An open file's device, inode number, and last change of content or attributes in nanoseconds; an object's description.
@@ -140,12 +142,16 @@ class FileReader(Emitter):
         """Return the rows of one or more files; unless they are flagged, the first record that does not fit ends the query."""
 
     def _rows_of(self, reader: "TaskReader", schema: T.StructType, *, read_here: bool) -> DataFrame:
-        """Return what a reader reads: in tasks or, faster for a few rows than starting a Python worker, in this process."""
+        """Return what a reader reads: in tasks or, faster for a few short rows than starting a worker, in this process."""
         count = len(reader.tasks)
         if not read_here:
             return self._spark.range(0, count, 1, count).mapInArrow(reader, schema)
         try:
-            batches = [batch for number in range(count) for batch in reader.read_task(number)]
+            batches = []
+            for batch in chain.from_iterable(map(reader.read_task, range(count))):
+                batches.append(batch)
+                if sum(each.nbytes for each in batches) > MOST_BYTES_HERE:
+                    return self._rows_of(reader, schema, read_here=False)
         except ValueError as error:
             raise reported_in(error) or self.explain(error) or error from None
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)

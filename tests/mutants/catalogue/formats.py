@@ -12,6 +12,27 @@ PATHS = "tests/fuzz/test_csv_paths.py"
 
 MUTANTS = (
     Mutant(
+        "a-parquet-row-that-no-memory-holds-is-read",
+        "limit:MAX_RECORD_BYTES",
+        "jobs/sources/files/formats/parquet_files/parquet_columns.py",
+        "read_footer",
+        "if sum(columns_sizes.values()) > _TIMES * MAX_RECORD_BYTES * count:",
+        "if not columns_sizes and count:",
+        (
+            "tests/sources/test_files.py::"
+            "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
+        ),
+    ),
+    Mutant(
+        "a-batch-without-memory-is-tried-as-often-as-any",
+        "error:SPARK_FAILED",
+        "jobs/spark/spark_errors.py",
+        "_meaning_of_memory",
+        'SparkFailed if identity.get("attempt", 1) == 1 else PermanentError',
+        "SparkFailed",
+        ("tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",),
+    ),
+    Mutant(
         "a-record-without-an-end-is-held-in-memory",
         "limit:MAX_RECORD_BYTES",
         TEXT,

@@ -61,6 +61,8 @@ class EmbeddedSpark:
             "spark.ui.enabled": "false",
             "spark.sql.ui.explainMode": "simple",  # the others describe each query at length, and nothing reads it
             "spark.log.level": "WARN",
+            # Unless a task that runs out of memory ends alone, the server ends, with the batches of all pipelines.
+            "spark.executor.killOnFatalError.depth": "0",
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.sql.catalogImplementation": "in-memory",

@@ -141,7 +141,9 @@ class ParquetReader(FileReader):
                 if room < cost and tasks[-1]:
                     tasks.append([])
                     room = TASK_BYTES
-                tasks[-1].append(RowGroups(path, file["name"], (group,), row, count, footer.int96, footer.is_legacy))
+                tasks[-1].append(
+                    RowGroups(path, file["name"], (group,), row, count, footer.bytes[group], footer.int96, footer.is_legacy)
+                )
                 room -= cost
                 row += count
         return tasks

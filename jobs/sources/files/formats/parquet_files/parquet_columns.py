@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from tidegate.jobs.sources.files.formats.records.text_records import MAX_RECORD_BYTES
 from tidegate.jobs.sources.files.partition_columns import IN_THE_FILES
 from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
 from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, SourceUnreadable
@@ -31,14 +32,23 @@ _ENCODINGS = frozenset(
 # Keys that mark dates before 1582 and times before 1900 as old Spark's, in another calendar.
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
+# Spark's reader keeps 4,096 rows of a row group in memory. In a group that is larger than a record may be, and whose rows are
+# as long as this on average, it could need more than there is.
+LONG_ROW_BYTES = 8 * 1024
+# So often a value may be in its column: headers of pages repeat it, as the least and the greatest one.
+_TIMES = 8
 _ADVICE = "Declare the column so that every value fits, or write the file again."
 
 
 @dataclass(frozen=True)
 class Footer:
-    """Facts from a file's footer: rows per row group, INT96 columns, and whether Spark's reader would not do (needs_care)."""
+    """Facts from a footer: rows and bytes per row group, INT96 columns, whether Spark's reader would not do (needs_care).
+
+    The bytes are those of the declared columns before compression; a value that is repeated may count once.
+    """
 
     rows: list[int]
+    bytes: list[int]
     needs_care: bool
     int96: frozenset[str]
     is_legacy: bool
@@ -120,7 +130,28 @@ def read_footer(
         or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
     )
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    return Footer(rows, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+    sizes = [_sizes(metadata.row_group(group), types, places) for group in range(metadata.num_row_groups)]
+    for group, (count, columns_sizes) in enumerate(zip(rows, sizes, strict=True)):
+        if sum(columns_sizes.values()) > _TIMES * MAX_RECORD_BYTES * count:
+            raise MalformedRecord(f"{path}, row group {group + 1}: {too_long(columns_sizes, count)}")
+    total = [sum(each.values()) for each in sizes]
+    needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(total, rows, strict=True))
+    return Footer(rows, total, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+
+
+def _sizes(group: pq.RowGroupMetaData, names: Iterable[str], places: dict[str, int]) -> dict[str, int]:
+    """Return the bytes of each column in a row group before compression."""
+    return {name: sum(group.column(leaf).total_uncompressed_size for leaf in _leaves_of(name, places)) for name in names}
+
+
+def too_long(sizes: Mapping[str, int], rows: int = 1) -> str:
+    """Return the reason why rows of these bytes by column are refused."""
+    longest = max(sizes, key=lambda name: sizes[name])
+    return (
+        f"{'the row has' if rows == 1 else f'its {rows} rows have'} {sum(sizes.values())} bytes, of which {sizes[longest]} are "
+        f"in column {longest}, and a record has at most {MAX_RECORD_BYTES}. Write shorter values, or leave the column out of "
+        "the schema."
+    )
 
 
 def _can_be_decoded(metadata: pq.FileMetaData, leaves: Collection[int]) -> bool:

@@ -15,25 +15,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
+from tidegate.jobs.sources.files.formats.parquet_files.parquet_columns import too_long
+from tidegate.jobs.sources.files.formats.records.text_records import MAX_RECORD_BYTES
 from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
 from tidegate.jobs.spark.task_errors import reported
-from tidegate.state_store.base.errors import SourceUnreadable
+from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 from tidegate.state_store.declarations.column_spec import DAYS, TICKS
 
 BATCH_ROWS = 10_000
+_DICTIONARIES = frozenset({"PLAIN_DICTIONARY", "RLE_DICTIONARY"})
 # The year 1900, in days and in microseconds: earlier times that an old version of Spark wrote are in another calendar.
 _YEAR_1900 = (-25_567, -2_208_988_800_000_000)
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of one file; `first_row` is the number of their first row, `is_legacy` says that an old Spark wrote them."""
+    """A row group of one file, with its first row's number and its bytes; `is_legacy` says that an old Spark wrote it."""
 
     path: Place
     name: str
     groups: tuple[int, ...]
     first_row: int
     rows: int
+    bytes: int
     int96: frozenset[str]
     is_legacy: bool
 
@@ -60,7 +64,9 @@ class RowsReader(TaskReader):
                 reason = str(error).partition("\n")[0]
                 unreadable = f"{part.path} cannot be read: {reason}. Write the file again, in a usual encoding."
                 raise reported(SourceUnreadable(unreadable)) from error
-            yield self._converted(part, batch, exact, row)
+            for start, length in _pieces(part, batch, row):
+                piece = _decoded(batch.slice(start, length))
+                yield self._converted(part, piece, exact and exact.slice(start, length), row + start)
             row += batch.num_rows
 
     def _converted(self, part: RowGroups, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
@@ -130,16 +136,67 @@ def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
 
 
 def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
-    """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64."""
+    """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64.
+
+    Texts are as the file has them: one that many rows have is in memory once.
+    """
     names = list(types)
-    with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us") as file:
-        batches = file.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
+    with pq.ParquetFile(for_arrow(part.path)) as file:
+        group = file.metadata.row_group(part.groups[0])
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        repeated = {chunk.path_in_schema for chunk in chunks if not _DICTIONARIES.isdisjoint(chunk.encodings)}
+        texts = [field.name for field in file.schema_arrow if field.name in repeated and _is_text(field.type)]
+    rows_at_once = max(1, min(BATCH_ROWS, MAX_RECORD_BYTES * part.rows // max(1, part.bytes)))
+    with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us", read_dictionary=texts) as file:
+        batches = file.iter_batches(rows_at_once, row_groups=list(part.groups), columns=names)
         if not part.int96:
             yield from ((_completed(batch, types), None) for batch in batches)
             return
         with pq.ParquetFile(for_arrow(part.path)) as again:
-            exact = again.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names)
+            exact = again.iter_batches(rows_at_once, row_groups=list(part.groups), columns=names)
             yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(batches, exact, strict=True))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _pieces(part: RowGroups, batch: pa.RecordBatch, row: int) -> Iterator[tuple[int, int]]:
+    """Yield first row and number of rows of pieces of a batch, none of which has more bytes than a record may have.
+
+    Raises: MalformedRecord for a longer row.
+    """
+    sizes = {name: _bytes_of_rows(batch.column(name)) for name in batch.schema.names}
+    ends = np.cumsum(np.sum(list(sizes.values()), axis=0)) if sizes else np.zeros(batch.num_rows)
+    start = 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        if ends[start] - before > MAX_RECORD_BYTES:
+            reason = too_long({name: int(each[start]) for name, each in sizes.items()})
+            raise reported(MalformedRecord(f"{part.path}, row {row + start}: {reason}"))
+        end = int(np.searchsorted(ends, before + MAX_RECORD_BYTES, side="right"))
+        yield start, end - start
+        start = end
+
+
+def _bytes_of_rows(column: pa.Array) -> Any:
+    """Return the bytes of each value; of nested ones exactly only if one may be too long."""
+    kind = column.type
+    if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
+        lengths = pc.binary_length(column.dictionary).take(column.indices)
+    elif _is_text(kind):
+        lengths = pc.binary_length(column)
+    elif column.nbytes > MAX_RECORD_BYTES:
+        lengths = pa.array([column.slice(row, 1).nbytes for row in range(len(column))])
+    else:
+        return np.full(len(column), column.nbytes // max(1, len(column)))
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with each text in full."""
+    columns = [column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
