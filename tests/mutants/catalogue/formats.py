@@ -15,9 +15,9 @@ MUTANTS = (
         "a-parquet-row-that-no-memory-holds-is-read",
         "limit:MAX_RECORD_BYTES",
         "jobs/sources/files/formats/parquet_files/parquet_columns.py",
-        "read_footer",
-        "if sum(columns_sizes.values()) > _TIMES * MAX_RECORD_BYTES * count:",
-        "if not columns_sizes and count:",
+        "_size",
+        "if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * group.num_rows:",
+        "if not place:",
         (
             "tests/sources/test_files.py::"
             "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",

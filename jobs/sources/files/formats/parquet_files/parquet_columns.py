@@ -130,18 +130,20 @@ def read_footer(
         or not _can_be_decoded(metadata, {leaf for name in types for leaf in _leaves_of(name, places)})
     )
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    sizes = [_sizes(metadata.row_group(group), types, places) for group in range(metadata.num_row_groups)]
-    for group, (count, columns_sizes) in enumerate(zip(rows, sizes, strict=True)):
-        if sum(columns_sizes.values()) > _TIMES * MAX_RECORD_BYTES * count:
-            raise MalformedRecord(f"{path}, row group {group + 1}: {too_long(columns_sizes, count)}")
-    total = [sum(each.values()) for each in sizes]
-    needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(total, rows, strict=True))
-    return Footer(rows, total, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+    sizes = [_size(f"{path}, row group {n + 1}", metadata.row_group(n), types, places) for n in range(len(rows))]
+    needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(sizes, rows, strict=True))
+    return Footer(rows, sizes, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
 
 
-def _sizes(group: pq.RowGroupMetaData, names: Iterable[str], places: dict[str, int]) -> dict[str, int]:
-    """Return the bytes of each column in a row group before compression."""
-    return {name: sum(group.column(leaf).total_uncompressed_size for leaf in _leaves_of(name, places)) for name in names}
+def _size(place: str, group: pq.RowGroupMetaData, names: Iterable[str], places: dict[str, int]) -> int:
+    """Return the bytes of these columns in a row group before compression.
+
+    Raises: MalformedRecord if its rows are certainly longer than a record may be.
+    """
+    sizes = {name: sum(group.column(leaf).total_uncompressed_size for leaf in _leaves_of(name, places)) for name in names}
+    if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * group.num_rows:
+        raise MalformedRecord(f"{place}: {too_long(sizes, group.num_rows)}")
+    return sum(sizes.values())
 
 
 def too_long(sizes: Mapping[str, int], rows: int = 1) -> str:
