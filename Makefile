@@ -4,7 +4,7 @@ BIN := .venv/bin
 BUDGET ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak mutants prove chaos cluster-test bench bench-smoke check promises down lock page pictures
+.PHONY: help setup demo test soak mutants prove chaos cluster-test bench bench-smoke check check-page promises down lock page pictures
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ bench: setup ## Measure everything beside its peer, keep the figures, draw the p
 bench-smoke: setup ## The same in minutes with small sizes: checks that the benchmarks work, not how fast anything is
 	@$(BIN)/python -m benchmarks --smoke
 
-check: setup ## Lint, types, formatting, and whether each promise has its test
+check: setup check-page ## Lint, types, formatting, and whether each promise has its test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -58,7 +58,13 @@ lock: setup ## Update the pinned versions and hashes of all requirements*.in, an
 	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --generate-hashes \
 	    --resolution lowest-direct pyproject.toml -o requirements-lowest.txt
 
-page: ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
+check-page: ## Types, lint and unit tests of the operator's page, and whether its built files are those of its sources (needs Node)
+	@if node -e 'const [major, minor] = process.versions.node.split("."); process.exit(major > 20 || (major == 20 && minor >= 19) ? 0 : 1)' 2>/dev/null; \
+	    then cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent check; \
+	    else echo "Not checked: the page's TypeScript, and its built files. That needs Node 20.19 or newer." >&2; fi
+
+page: setup ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
+	@$(BIN)/python -m tests.page.server_types
 	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build
 
 pictures: setup ## Renew the pictures in docs/page, from the stack of the browser tests (needs Chromium)

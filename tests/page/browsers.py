@@ -13,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.end_to_end.conftest import Project, wait_for
+from tests.page.users import Site, token_of
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; Debian: apt-get install chromium")
@@ -30,6 +31,19 @@ def launched() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
         browser.close()
+
+
+@contextmanager
+def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
+    """Open an empty tab of a user of an api-server without Dags; nothing may go wrong in the browser."""
+    errors: list[str] = []
+    with browser.new_context(base_url=server.url) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_cookies([{"name": "_token", "value": token_of(server, user), "url": server.url}])
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield page
+    assert errors == []
 
 
 class Visit:

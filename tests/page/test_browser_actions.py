@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.browsers import PATIENCE_MS, dialog_of, launched, needs_chromium
-from tests.page.conftest import Server, token_of
+from tests.page.browsers import dialog_of, launched, needs_chromium, tab_of
+from tests.page.conftest import Server
 from tests.page.ledgers import Batches, as_owner
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
@@ -54,14 +54,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
     """An empty tab of the administrator, in which nothing may go wrong."""
-    errors: list[str] = []
-    with browser.new_context(base_url=server.url) as context:
-        context.set_default_timeout(PATIENCE_MS)
-        context.add_cookies([{"name": "_token", "value": token_of(server, "admin"), "url": server.url}])
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
+    with tab_of(browser, server, "admin") as page:
         yield page
-    assert errors == []
 
 
 def stored(server: Server, number: int) -> tuple[str, str | None]:

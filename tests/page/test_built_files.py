@@ -1,10 +1,12 @@
-"""The page's built files belong to its sources, and are small. Needs no Node."""
+"""The page's built files belong to its sources, its types to the server's models. Needs no Node; `make check-page` builds."""
 
 import gzip
 import hashlib
 import re
 import subprocess
 from pathlib import Path
+
+from tests.page.server_types import FILE, server_types
 
 PAGE = Path(__file__).resolve().parents[2] / "tidegate/page"
 FRONTEND, STATIC = PAGE / "frontend", PAGE / "static"
@@ -25,6 +27,11 @@ def test_the_page_is_built_from_these_sources() -> None:
         digest.update(name.encode() + b"\0" + (FRONTEND / name).read_bytes() + b"\0")
 
     assert (STATIC / "sources.sha256").read_text().strip() == digest.hexdigest(), "run: make page"
+
+
+def test_the_pages_types_are_those_of_the_servers_models() -> None:
+    """So a name or a null that the server changes is found by the compiler."""
+    assert FILE.read_text() == server_types(), "run: make page"
 
 
 def test_everything_that_the_page_loads_is_there_and_nothing_else() -> None:

@@ -53,7 +53,7 @@ class PipelineRow(BaseModel):
     may_act: bool
 
 
-class Overview(BaseModel):
+class Pipelines(BaseModel):
     """Some of `total` pipelines; `next` is the name after which those in the order of names go on."""
 
     now: datetime
@@ -100,7 +100,7 @@ def pipelines(
     after: Annotated[str, Query(max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     order: Literal["name", "trouble"] = "name",
-) -> Overview:
+) -> Pipelines:
     """Return the pipelines that the user may read and whose name contains `search`, after a name.
 
     In the order of trouble, all of them are looked at: those that are left out have no more than those that are returned.
@@ -114,7 +114,7 @@ def pipelines(
         found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
         now = pipeline_overview.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, shown)
-    return Overview(
+    return Pipelines(
         now=now,
         total=len(mine),
         next=looked_at[-1] if len(asked) > len(looked_at) else None,

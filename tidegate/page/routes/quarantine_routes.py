@@ -20,7 +20,7 @@ router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
 TXIDS_SHOWN = 100
 
 
-class Record(BaseModel):
+class QuarantinedRecord(BaseModel):
     """A bad record, or a partial of a `state` that a commit has set aside.
 
     In a list, payloads are cut (`is_cut`): a record of its own has all of them. Partials are neither mended nor replayed.
@@ -49,7 +49,7 @@ class Quarantine(BaseModel):
     set_aside: int
     by_txid: list[tuple[int, int]]
     next: str | None
-    records: list[Record]
+    records: list[QuarantinedRecord]
 
 
 class Mended(BaseModel):
@@ -79,7 +79,7 @@ def quarantine(
         found = ledger_quarantine.page_of_records(connection, pipeline, txid, _place(after), limit + 1)
         totals = ledger_quarantine.totals(connection, pipeline, txid)
         by_txid = list(ledger_quarantine.counts(connection, pipeline, None, limit=TXIDS_SHOWN).items())
-    shown = [Record(**record) for record in found[:limit]]
+    shown = [QuarantinedRecord(**record) for record in found[:limit]]
     return Quarantine(
         total=totals.waiting,
         set_aside=totals.set_aside,
@@ -90,7 +90,7 @@ def quarantine(
 
 
 @router.get("/{txid}/{number}")
-def record(pipeline: access.Readable, txid: int, number: int) -> Record:
+def record(pipeline: access.Readable, txid: int, number: int) -> QuarantinedRecord:
     """Return one record with its whole payload."""
     _check_range(pipeline, txid, number)
     with ledger_connection.reader().snapshot(f"reading a record of {pipeline} {txid}") as connection:
@@ -98,7 +98,7 @@ def record(pipeline: access.Readable, txid: int, number: int) -> Record:
         found = ledger_quarantine.record(connection, pipeline, txid, number)
     if found is None:
         raise _unknown(pipeline, txid, number)
-    return Record(**found)
+    return QuarantinedRecord(**found)
 
 
 @router.post("/{txid}/{number}")

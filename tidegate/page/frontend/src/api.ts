@@ -30,20 +30,19 @@ export type Fresh<T> = { data: T; etag: string | null };
 export async function get<T>(where: string, etag: string | null, signal?: AbortSignal): Promise<Fresh<T> | null> {
   const headers: Record<string, string> = { Accept: "application/json" };
   if (etag) headers["If-None-Match"] = etag;
-  const answer = await request(where, { headers, cache: "no-store", signal: signal ?? null });
+  const { answer, said } = await request(where, { headers, cache: "no-store", signal: signal ?? null });
   if (answer.status === 304) return null;
-  return { data: (await body(answer)) as T, etag: answer.headers.get("ETag") };
+  return { data: parsed(answer, said) as T, etag: answer.headers.get("ETag") };
 }
 
 /** Do something on the server. Raises: Refused. */
 export async function act<T>(where: string, given: unknown): Promise<T> {
-  return (await body(
-    await request(where, {
-      method: "POST",
-      headers: { Accept: "application/json", "Content-Type": "application/json", "X-Tidegate-Action": "1" },
-      body: JSON.stringify(given),
-    }),
-  )) as T;
+  const { answer, said } = await request(where, {
+    method: "POST",
+    headers: { Accept: "application/json", "Content-Type": "application/json", "X-Tidegate-Action": "1" },
+    body: JSON.stringify(given),
+  });
+  return parsed(answer, said) as T;
 }
 
 /** Start a Dag run by Airflow's own REST API; return its run id. Raises: Refused. */
@@ -57,24 +56,26 @@ export async function startRun(dag: string, note: string): Promise<string> {
 export const runAddress = (dag: string, run: string): string =>
   address(`../dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(run)}`);
 
-async function request(where: string, options: RequestInit): Promise<Response> {
+/** An answer with all of its text: what is cut off on the way is no answer. */
+async function request(where: string, options: RequestInit): Promise<{ answer: Response; said: string }> {
   const late = AbortSignal.timeout(TIMEOUT_MS);
   const signal = options.signal ? AbortSignal.any([options.signal, late]) : late;
   let answer: Response;
+  let said: string;
   try {
     answer = await fetch(address(where), { ...options, signal, credentials: "same-origin", redirect: "manual" });
+    said = await answer.text();
   } catch (error) {
     if (options.signal?.aborted) throw error;
     throw new Refused(0, "NO_ANSWER", "The server does not answer.");
   }
   // A redirect leads to the login, which a request in the background cannot follow.
   if (answer.type === "opaqueredirect") throw new Refused(401, "LOGIN_NEEDED", "Your login has ended.");
-  if (answer.ok || answer.status === 304) return answer;
-  throw await refusal(answer);
+  if (answer.ok || answer.status === 304) return { answer, said };
+  throw refusal(answer, said);
 }
 
-async function refusal(answer: Response): Promise<Refused> {
-  const said = await answer.text();
+function refusal(answer: Response, said: string): Refused {
   try {
     const { code, message, page, detail } = JSON.parse(said) as Record<string, unknown>;
     const text = message ?? (typeof detail === "string" ? detail : detail && JSON.stringify(detail));
@@ -89,20 +90,10 @@ async function refusal(answer: Response): Promise<Refused> {
   }
 }
 
-async function body(answer: Response): Promise<unknown> {
-  const text = await answer.text();
+function parsed(answer: Response, said: string): unknown {
   try {
-    return text ? parseExactly(text) : null;
+    return said ? JSON.parse(said) : null;
   } catch {
     throw new Refused(answer.status, "NOT_JSON", "The server's answer is not JSON. Is something between it and you?");
   }
-}
-
-/** Parse JSON without rounding: a whole number beyond 2^53, such as a sum of hashes, becomes its digits as a string. */
-export function parseExactly(text: string): unknown {
-  const exact = (_name: string, value: unknown, context?: { source?: string }): unknown =>
-    typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "")
-      ? context?.source
-      : value;
-  return JSON.parse(text, exact);
 }

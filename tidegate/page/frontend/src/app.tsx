@@ -2,20 +2,22 @@
 import { useEffect, useRef } from "preact/hooks";
 import { ActionsProvider } from "./actions";
 import { useAnnouncement } from "./announce";
-import { isFramed, useTheme } from "./frame";
+import { isFramed, useTheme, useZone } from "./frame";
 import { useLive } from "./live";
 import { ConnectionBar } from "./parts/connection_bar";
+import { Guarded } from "./parts/answer";
 import { Empty, Outward } from "./parts/basics";
 import { useRoute, type Route } from "./route";
-import type { Me } from "./types";
+import type { Me } from "./server_types";
 import { BatchView } from "./views/batch";
 import { Overview } from "./views/overview";
 import { PipelineView } from "./views/pipeline";
 
 export function App() {
   useTheme();
+  const zone = useZone();
   const route = useRoute();
-  const { data: me } = useLive<Me>("api/me");
+  const { data: me } = useLive<Me>("api/me", Infinity);
   const spoken = useAnnouncement();
   const main = useRef<HTMLElement>(null);
   const place = route.parts.join("/");
@@ -67,7 +69,9 @@ export function App() {
         )}
       </header>
       <main id="main" ref={main} tabIndex={-1}>
-        <View route={route} />
+        <Guarded key={zone} what="this view" subject={place}>
+          <View route={route} />
+        </Guarded>
       </main>
       <footer>
         {me && `Tidegate ${me.version}. `}The same on the command line: <code>tidegate status</code>, <code>tidegate why</code>.

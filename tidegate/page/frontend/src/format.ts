@@ -1,8 +1,8 @@
 /** Numbers, times and durations as text. */
+import { local, zoneName } from "./zone";
+
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const ONE_DIGIT = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
-const LOCAL = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
-const ZONE = new Intl.DateTimeFormat("en", { timeZoneName: "short" });
 export const DASH = "\u2013";
 
 /** A count with thousands separators; not for txids, which are names. */
@@ -62,13 +62,11 @@ export function ago(seconds: number): string {
   return seconds < 0 ? `in ${text}` : `${text} ago`;
 }
 
-/** A time in the reader's own zone: 2026-11-25 14:03:11. */
-export const local = (iso: string | number): string => LOCAL.format(typeof iso === "string" ? Date.parse(iso) : iso);
-
 /** A time in the reader's zone and in UTC. */
 export function absolute(iso: string): string {
   const when = new Date(iso);
-  const zone = ZONE.formatToParts(when).find((part) => part.type === "timeZoneName")?.value ?? "";
+  if (Number.isNaN(when.valueOf())) return DASH;
+  const zone = zoneName(when.valueOf());
   const utc = when.toISOString().slice(0, 19).replace("T", " ");
   return zone === "UTC" ? `${utc} UTC` : `${local(iso)} ${zone} (${utc} UTC)`;
 }

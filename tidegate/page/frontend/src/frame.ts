@@ -1,5 +1,6 @@
 /** The page inside Airflow's frame: its theme, and links that lead out of it. */
-import { useEffect } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import { chosenZone, setZone } from "./zone";
 
 /** Airflow's document around ours, if it is one that we may touch. */
 function outerDocument(): Document | null {
@@ -44,6 +45,18 @@ export function useTheme(): void {
       watcher.disconnect();
     };
   }, []);
+}
+
+/** Follow the time zone that is chosen in Airflow; another one draws everything again. */
+export function useZone(): string | null {
+  const [zone, choose] = useState(() => chosenZone(localStorage.getItem("timezone")));
+  setZone(zone);
+  useEffect(() => {
+    const follow = () => choose(chosenZone(localStorage.getItem("timezone")));
+    addEventListener("storage", follow);
+    return () => removeEventListener("storage", follow);
+  }, []);
+  return zone;
 }
 
 const themeOf = (root: HTMLElement): string | undefined => ["dark", "light"].find((name) => root.classList.contains(name));

@@ -2,9 +2,11 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { act, get, path, Refused, runAddress, startRun } from "../api";
 import { label, MEANINGS, txidList, type Request } from "../actions";
-import { refreshAll } from "../live";
-import type { Done, Prospect, Verb } from "../types";
-import { Command, ErrorCode, Outward } from "./basics";
+import { refreshAll } from "../resource";
+import type { Outcome as Done, Prospect } from "../server_types";
+import type { Verb } from "../types";
+import { Failure } from "./answer";
+import { Command, Outward } from "./basics";
 import { Modal } from "./modal";
 
 type Run = { id: string } | { refused: Refused };
@@ -107,7 +109,7 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
         </form>
       )}
       {result && <Outcome pipeline={pipeline} result={result} />}
-      {error && <Failure error={error} />}
+      {error && <Failure error={error} isAction={prospect !== null} />}
       {prospect && !result && (
         <p class="or">
           {COMMAND_ONLY.includes(verb) ? "Type it on the command line: " : "The same on the command line: "}
@@ -156,8 +158,10 @@ async function runOrRefusal(pipeline: string, note: string): Promise<Run> {
 }
 
 function Outcome({ pipeline, result: { done, run } }: { pipeline: string; result: Result }) {
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => box.current?.focus(), []); // once: what is drawn later takes the focus from nobody
   return (
-    <div class="notice severity-ok" role="status" tabIndex={-1} ref={(element) => element?.focus()}>
+    <div class="notice severity-ok" role="status" tabIndex={-1} ref={box}>
       {done && <p>{done.message}</p>}
       {done && done.txids.length > 1 && <p>It concerns {txidList(done.txids)}.</p>}
       {run && "id" in run && (
@@ -170,23 +174,6 @@ function Outcome({ pipeline, result: { done, run } }: { pipeline: string; result
           But Airflow did not start a run ({run.refused.message}). Start one: <Command text={`tidegate trigger ${pipeline}`} />
         </p>
       )}
-    </div>
-  );
-}
-
-/** Why a request was refused, and what to do. */
-export function Failure({ error }: { error: Refused }) {
-  return (
-    <div class="notice severity-error" role="alert">
-      <p>
-        {error.message} {error.page && <ErrorCode code={error.code} />}
-      </p>
-      {error.status === 401 && (
-        <p>
-          <Outward to=".">Log in again</Outward>, best in another tab: what you typed stays here.
-        </p>
-      )}
-      {error.status === 0 && <p>Whether it was done is not known: look before you repeat it.</p>}
     </div>
   );
 }

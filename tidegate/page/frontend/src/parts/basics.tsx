@@ -4,26 +4,26 @@ import { useState } from "preact/hooks";
 import { address } from "../api";
 import { absolute, ago, duration } from "../format";
 import { isFramed, openOutside } from "../frame";
-import { useClock } from "../live";
+import { useTicking } from "../live";
 import type { Phase, Severity } from "../types";
 
 /** How long ago something was, with the exact time in its title. */
 export function Ago({ at }: { at: string | null | undefined }) {
-  const now = useClock();
+  const shown = useTicking((now) => at && ago((now - Date.parse(at)) / 1000));
   if (!at) return <span class="none">{"\u2013"}</span>;
   return (
     <time dateTime={at} title={absolute(at)}>
-      {ago((now - Date.parse(at)) / 1000)}
+      {shown}
     </time>
   );
 }
 
 /** Time that has passed since then, going on. */
 export function Since({ at }: { at: string }) {
-  const now = useClock();
+  const shown = useTicking((now) => duration(Math.floor((now - Date.parse(at)) / 1000)));
   return (
     <time dateTime={at} title={`since ${absolute(at)}`}>
-      {duration(Math.floor((now - Date.parse(at)) / 1000))}
+      {shown}
     </time>
   );
 }

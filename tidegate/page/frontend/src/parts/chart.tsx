@@ -1,6 +1,6 @@
 /** Charts over time: bars or lines, drawn as SVG, with the same figures as a table. */
 import { useId, useState } from "preact/hooks";
-import { local } from "../format";
+import { dayAndMonth, local, ticks } from "../zone";
 import { Table } from "./table";
 import { useWidth } from "./width";
 
@@ -166,14 +166,10 @@ export function timeTicks(from: number, to: number, width: number): number[] {
   const most = Math.max(2, Math.floor((width - LEFT) / 90));
   const steps = [1 / 60, 1 / 12, 0.25, 1, 3, 6, 12, 24, 48, 168, 336].map((hours) => hours * HOUR);
   const step = steps.find((one) => (to - from) / one <= most) ?? to - from;
-  const zone = new Date(from).getTimezoneOffset() * 60_000;
-  const first = Math.ceil((from - zone) / step) * step + zone;
-  return Array.from({ length: Math.max(0, Math.floor((to - first) / step) + 1) }, (_, index) => first + index * step);
+  return ticks(from, to, step);
 }
 
-const CLOCK = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit" });
-const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
 const tickLabel = (time: number, span: number): string => {
-  const isMidnight = new Date(time).getHours() === 0 && new Date(time).getMinutes() === 0;
-  return isMidnight || span > 3 * 24 * HOUR ? DAY.format(time) : CLOCK.format(time);
+  const clock = local(time).slice(11, 16);
+  return clock === "00:00" || span > 3 * 24 * HOUR ? dayAndMonth(time) : clock;
 };

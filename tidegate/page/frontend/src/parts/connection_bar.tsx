@@ -1,23 +1,27 @@
 /** Says whether what is shown is current, and lets the reader stop it from moving. */
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { announce } from "../announce";
 import { duration } from "../format";
-import { EVERY_MS, pause, refreshAll, useClock, useConnection } from "../live";
+import { useClock, useConnection } from "../live";
+import { pause, refreshAll } from "../resource";
 import { ErrorCode, Outward } from "./basics";
 
-const STALE_MS = 5 * EVERY_MS;
+const UNSAID_MS = 3000; // what is over by then, such as the look at a page that was hidden, is not said
 
 export function ConnectionBar() {
-  const { paused, heard, failure, retry } = useConnection();
+  const { paused, isStale, heard, failure, retry } = useConnection();
   useClock();
   const age = heard === null ? null : Date.now() - heard;
-  const isStale = failure !== null || (age !== null && age > STALE_MS && !paused);
+  const wasStale = useRef(false);
   useEffect(() => {
-    document.documentElement.classList.toggle("stale", isStale);
-    if (isStale) announce("What is shown is no longer current: the server does not answer as it should.");
-    else if (document.documentElement.dataset["wasStale"]) announce("The server answers again.");
-    if (isStale) document.documentElement.dataset["wasStale"] = "yes";
+    const timer = setTimeout(() => {
+      if (isStale) announce("What is shown is no longer current: the server does not answer as it should.");
+      else if (wasStale.current) announce("The server answers again.");
+      wasStale.current = isStale;
+    }, UNSAID_MS);
+    return () => clearTimeout(timer);
   }, [isStale]);
+  useEffect(() => void document.documentElement.classList.toggle("stale", failure !== null), [failure !== null]);
   const shownSince = age === null ? "" : ` What is shown is ${duration(Math.round(age / 1000))} old.`;
   return (
     <>
@@ -46,9 +50,9 @@ export function ConnectionBar() {
           )}
           <span class="muted" aria-hidden="true">
             {shownSince}
-            {retry !== null && !paused && ` It is asked again in ${Math.max(0, Math.ceil((retry - Date.now()) / 1000))} s.`}
+            {!paused && ` It is asked again in ${Math.max(0, Math.ceil((retry - Date.now()) / 1000))} s.`}
           </span>
-          <button type="button" class="small" onClick={refreshAll}>
+          <button type="button" class="small" onClick={() => refreshAll()}>
             Ask now
           </button>
         </div>

@@ -1,9 +1,9 @@
 /** The dialog in which an operator mends one record of quarantine. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { act, get, path, Refused } from "../api";
-import { refreshAll } from "../live";
-import type { QuarantinedRecord } from "../types";
-import { Failure } from "./action_dialog";
+import { refreshAll } from "../resource";
+import type { QuarantinedRecord } from "../server_types";
+import { Failure } from "./answer";
 import { Modal } from "./modal";
 
 export function MendDialog({ pipeline, record, close }: { pipeline: string; record: QuarantinedRecord; close: () => void }) {
@@ -87,7 +87,7 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
           </p>
         </form>
       )}
-      {error && <Failure error={error} />}
+      {error && <Failure error={error} isAction={payload !== null} />}
       <div class="row buttons">
         {payload !== null && (
           <button type="submit" form="mend" class="primary" aria-disabled={isBusy}>

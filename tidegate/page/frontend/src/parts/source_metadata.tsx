@@ -1,6 +1,7 @@
 /** The metadata of a batch: lists of things as tables, single facts beside them. */
 import { useState } from "preact/hooks";
-import { bytes, count, local, text } from "../format";
+import { bytes, count, text } from "../format";
+import { local } from "../zone";
 import { Facts } from "./basics";
 import { Table } from "./table";
 

@@ -1,6 +1,6 @@
 /** Why something waits: the chain of causes, each with what helps. */
 import { useActions } from "../actions";
-import type { Cause, Why } from "../types";
+import type { Cause } from "../server_types";
 import { Command, ErrorCode, SeverityMark, Since } from "./basics";
 
 /** Causes beside one another, rather than one because of the next; as in `tidegate why`. */
@@ -52,11 +52,10 @@ export function CauseHelp({ pipeline, cause, mayAct }: { pipeline: string; cause
 }
 
 /** The whole chain, from the nearest cause to the root. */
-export function WhyChain({ pipeline, why, mayAct }: { pipeline: string; why: Why; mayAct: boolean }) {
-  if (!why.causes.length) return <p class="why-idle">Nothing waits.</p>;
+export function WhyChain({ pipeline, causes, mayAct }: { pipeline: string; causes: Cause[]; mayAct: boolean }) {
   return (
     <ol class="why-chain">
-      {why.causes.map((cause, position) => (
+      {causes.map((cause, position) => (
         <li key={`${position} ${cause.code} ${cause.txid}`} class={`cause severity-${cause.severity}`}>
           <SeverityMark severity={cause.severity} />
           <div>

@@ -1,6 +1,6 @@
 /** The timeline in words: of one batch, and as a whole. */
 import { count, duration, plural } from "../format";
-import type { Timeline, TimelineBatch } from "../types";
+import type { Timeline, TimelineBatch } from "../server_types";
 import { ending, isOpen, sealedAt } from "./picture";
 
 const seconds = (from: number, to: number): string => duration((to - from) / 1000);
@@ -30,14 +30,14 @@ export function story(batch: TimelineBatch, now: number): string {
 }
 
 /** The picture's alternative: what somebody would see at a glance. */
-export function overall({ batches, cursor, now }: Timeline): string {
+export function overall({ batches, cursor }: Timeline, now: number): string {
   const of = (phase: string) => batches.filter((batch) => batch.phase === phase).length;
   const named = (["halted", "failed", "processing", "processed", "planned"] as const)
     .filter(of)
     .map((phase) => `${count(of(phase))} ${phase}`);
   const longest = batches
     .filter((batch) => isOpen(batch) && sealedAt(batch) !== null)
-    .map((batch) => (Date.parse(now) - (sealedAt(batch) ?? 0)) / 1000);
+    .map((batch) => (now - (sealedAt(batch) ?? 0)) / 1000);
   return [
     `${plural(batches.length, "batch", "batches")}. The cursor is at txid ${cursor}.`,
     named.length ? `Not committed: ${named.join(", ")}.` : "All have committed.",

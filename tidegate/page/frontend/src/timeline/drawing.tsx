@@ -3,14 +3,17 @@ import { useMemo, useState } from "preact/hooks";
 import { timeTicks } from "../parts/chart";
 import { Glyph } from "../parts/basics";
 import { useWidth } from "../parts/width";
-import { duration, local } from "../format";
+import { duration } from "../format";
 import { useClock } from "../live";
 import { batchHref } from "../route";
-import type { Phase, Timeline } from "../types";
+import type { Timeline } from "../server_types";
+import type { Phase } from "../types";
+import { local } from "../zone";
 import { overall, story } from "./describe";
 import { isOpen, picture, ROW, type Picture } from "./picture";
 
 // Later ones are drawn over earlier ones.
+const SPOKEN_MS = 10_000; // the words for those who do not see the picture change no more often
 const LAYERS = ["planned", "fenced", "sealed", "running", "failed", "wait", "skipped", "commit", "cross"];
 
 export function Drawing({ name, timeline, isTrue }: { name: string; timeline: Timeline; isTrue: boolean }) {
@@ -18,14 +21,15 @@ export function Drawing({ name, timeline, isTrue }: { name: string; timeline: Ti
   const [pointed, setPointed] = useState<number | null>(null);
   const clock = useClock();
   const isGoingOn = timeline.batches.some(isOpen);
-  const now = isGoingOn ? Math.max(Date.parse(timeline.now), Math.floor(clock / 1000) * 1000) : Date.parse(timeline.now);
+  const now = isGoingOn ? clock : Date.parse(timeline.now);
+  const spoken = Math.floor(now / SPOKEN_MS) * SPOKEN_MS;
   const drawn = useMemo(
     () => picture(timeline.batches, timeline.cursor, now, width, isTrue),
     [timeline.batches, timeline.cursor, isGoingOn ? now : 0, width, isTrue],
   );
   const labels = useMemo(
-    () => new Map(timeline.batches.map((batch) => [batch.txid, story(batch, Date.parse(timeline.now))])),
-    [timeline.batches],
+    () => new Map(timeline.batches.map((batch) => [batch.txid, story(batch, spoken)])),
+    [timeline.batches, spoken],
   );
   const links = useMemo(
     () =>
@@ -54,7 +58,7 @@ export function Drawing({ name, timeline, isTrue }: { name: string; timeline: Ti
   };
   return (
     <div class="timeline">
-      <p class="readout">{at ? story(at, now) : overall(timeline)}</p>
+      <p class="readout">{at ? story(at, now) : overall(timeline, now)}</p>
       <div class="timeline-grid">
         <div class="axis-corner">txid</div>
         <Axis drawn={drawn} width={width} />
@@ -66,7 +70,7 @@ export function Drawing({ name, timeline, isTrue }: { name: string; timeline: Ti
             width={width}
             height={drawn.height}
             role="img"
-            aria-label={`Timeline of ${name}. ${overall(timeline)} The same is available as a table.`}
+            aria-label={`Timeline of ${name}. ${overall(timeline, spoken)} The same is available as a table.`}
             onPointerMove={(event) => setPointed(rowAt(event)?.txid ?? null)}
             onPointerLeave={() => setPointed(null)}
             onClick={(event) => {

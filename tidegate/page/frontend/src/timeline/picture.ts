@@ -1,5 +1,5 @@
 /** The geometry of the timeline: one path per kind of bar, however many batches there are. */
-import type { TimelineAttempt, TimelineBatch } from "../types";
+import type { Attempt, TimelineBatch } from "../server_types";
 import { timeScale, type Span, type TimeScale } from "./scale";
 
 export const ROW = 20;
@@ -35,7 +35,7 @@ export function ending(batch: TimelineBatch, index: number): { ending: Ending; e
 
 /** When the newest attempt had sealed, so that from then on the batch waits for its turn. */
 export const sealedAt = (batch: TimelineBatch): number | null => {
-  const newest: TimelineAttempt | undefined = batch.attempts.at(-1);
+  const newest: Attempt | undefined = batch.attempts.at(-1);
   return newest?.sealed_at ? ms(newest.sealed_at) : null;
 };
 

@@ -1,14 +1,14 @@
 /** The attempts of a batch, their checks, and what they sealed. */
-import { between, bytes, count, duration, text } from "../format";
+import { between, bytes, count, duration } from "../format";
 import { Ago, ErrorCode, Glyph } from "../parts/basics";
 import { Table } from "../parts/table";
-import type { Attempt, Batch } from "../types";
+import type { AttemptDetail as Attempt, Batch } from "../server_types";
 
 type Outcome = { word: string; phase: "committed" | "processed" | "failed" | "processing" | "skipped" };
 
 /** What became of an attempt. */
 function outcome(attempt: Attempt, story: Batch): Outcome {
-  if (story.commit?.["attempt"] === attempt.attempt) return { word: "committed", phase: "committed" };
+  if (story.commit?.attempt === attempt.attempt) return { word: "committed", phase: "committed" };
   if (attempt.failed_at) return { word: "failed", phase: "failed" };
   if (attempt.attempt < Math.max(...story.attempts.map((other) => other.attempt))) return { word: "fenced", phase: "skipped" };
   if (attempt.sealed_at) return { word: "sealed", phase: "processed" };
@@ -50,7 +50,7 @@ export function Attempts({ story }: { story: Batch }) {
         {
           name: "staged",
           number: true,
-          cell: (attempt) => (typeof attempt["staged_bytes"] === "number" ? bytes(attempt["staged_bytes"]) : "\u2013"),
+          cell: (attempt) => (attempt.staged_bytes === null ? "\u2013" : bytes(attempt.staged_bytes)),
         },
         { name: "by", cell: (attempt) => <bdi>{attempt.owner}</bdi> },
       ]}
@@ -64,30 +64,29 @@ function AttemptError({ attempt }: { attempt: Attempt }) {
   return (
     <>
       {code?.[1] && <ErrorCode code={code[1]} />} <bdi class="long">{code ? said.slice(code[0].length) : said}</bdi>
-      {attempt["is_poison"] === true && <span class="second">The content of the batch is at fault.</span>}
+      {attempt.is_poison && <span class="second">The content of the batch is at fault.</span>}
     </>
   );
 }
 
 /** Counts and sums of hashes that had to agree before the attempt could seal. */
 function Checks({ attempt }: { attempt: Attempt }) {
-  if (attempt["source_rows"] === null || attempt["source_rows"] === undefined) return <span class="none">{"\u2013"}</span>;
-  const line = (name: string, rows: unknown, sum: unknown) => (
+  if (attempt.source_rows === null) return <span class="none">{"\u2013"}</span>;
+  const line = (name: string, rows: number, sum: string | null) => (
     <span class="second">
-      {name} {count(rows as number)} rows
-      {sum !== null && sum !== undefined && (
+      {name} {count(rows)} rows
+      {sum !== null && (
         <>
-          , sum of hashes <code class="hash">{text(sum)}</code>
+          , sum of hashes <code class="hash">{sum}</code>
         </>
       )}
     </span>
   );
   return (
     <>
-      {line("source", attempt["source_rows"], attempt["source_hash_sum"])}
-      {Boolean(attempt["quarantined_rows"]) && line("set aside", attempt["quarantined_rows"], null)}
-      {attempt["transformed_rows"] !== null &&
-        line("transformed", attempt["transformed_rows"], attempt["transformed_hash_sum"])}
+      {line("source", attempt.source_rows, attempt.source_hash_sum)}
+      {attempt.quarantined_rows ? line("set aside", attempt.quarantined_rows, null) : null}
+      {attempt.transformed_rows !== null && line("transformed", attempt.transformed_rows, attempt.transformed_hash_sum)}
     </>
   );
 }
@@ -97,14 +96,14 @@ export function Seals({ seals }: { seals: Batch["seals"] }) {
     <Table
       caption="What each sealed attempt staged: one Spark task per partition counts"
       rows={seals}
-      id={(seal) => `${text(seal["attempt"])} ${text(seal["state"])} ${text(seal["partition"])}`}
+      id={(seal) => `${seal.attempt} ${seal.state} ${seal.partition}`}
       columns={[
-        { name: "attempt", cell: (seal) => text(seal["attempt"]) },
-        { name: "state", wide: true, cell: (seal) => text(seal["state"]) },
-        { name: "partition", number: true, cell: (seal) => text(seal["partition"]) },
-        { name: "task attempt", number: true, cell: (seal) => text(seal["task_attempt"]) },
-        { name: "rows", number: true, cell: (seal) => count(seal["rows"] as number) },
-        { name: "digest", number: true, cell: (seal) => <code class="hash">{text(seal["digest"])}</code> },
+        { name: "attempt", cell: (seal) => seal.attempt },
+        { name: "state", wide: true, cell: (seal) => seal.state },
+        { name: "partition", number: true, cell: (seal) => seal.partition },
+        { name: "task attempt", number: true, cell: (seal) => seal.task_attempt },
+        { name: "rows", number: true, cell: (seal) => count(seal.rows) },
+        { name: "digest", number: true, cell: (seal) => <code class="hash">{seal.digest}</code> },
       ]}
     />
   );

@@ -2,7 +2,7 @@
 import { Ago } from "../parts/basics";
 import { Table } from "../parts/table";
 import { batchHref } from "../route";
-import type { Action } from "../types";
+import type { Action } from "../server_types";
 
 export function AuditTrail({ pipeline, actions, caption }: { pipeline: string; actions: Action[]; caption: string }) {
   return (

@@ -2,11 +2,13 @@
 import { path } from "../api";
 import { between, count, duration } from "../format";
 import { useLive } from "../live";
-import { Failure } from "../parts/action_dialog";
-import { Ago, Empty, ErrorCode, Loading, PhaseBadge } from "../parts/basics";
+import { Answer } from "../parts/answer";
+import { Ago, Empty, ErrorCode, PhaseBadge, Since } from "../parts/basics";
 import { Table, type TableColumn } from "../parts/table";
 import { batchHref, href } from "../route";
-import type { Batches, BatchRow, Phase } from "../types";
+import type { Batches, BatchRow } from "../server_types";
+import type { Phase } from "../types";
+import { fromWall } from "../zone";
 
 const LIMIT = 50;
 const PHASES: Phase[] = ["planned", "processing", "failed", "halted", "processed", "committed", "skipped"];
@@ -18,7 +20,7 @@ export function BatchesTab({ name, query }: { name: string; query: URLSearchPara
     string
   >;
   const before = query.get("before");
-  const { data, error } = useLive<Batches>(
+  const live = useLive<Batches>(
     path(["pipelines", name, "batches"], {
       ...filters,
       since: utc(filters.since),
@@ -73,22 +75,24 @@ export function BatchesTab({ name, query }: { name: string; query: URLSearchPara
         </label>
         {isFiltered && <a href={href(["pipelines", name, "batches"])}>all batches</a>}
       </form>
-      {!data && !error && <Loading what="the batches" />}
-      {error && !data && <Failure error={error} />}
-      {error && data && error.status === 422 && <Failure error={error} />}
-      {data && !data.batches.length && <NoBatches name={name} isFiltered={isFiltered} hasMore={data.next !== null} />}
-      {data && data.batches.length > 0 && (
-        <Table
-          caption={`Batches of ${name}, newest first`}
-          hideCaption
-          columns={columns(name, data.now)}
-          rows={data.batches}
-          id={(row) => row.txid}
-        />
-      )}
+      <Answer live={live} what="the batches">
+        {({ batches, next }) =>
+          batches.length ? (
+            <Table
+              caption={`Batches of ${name}, newest first`}
+              hideCaption
+              columns={columns(name)}
+              rows={batches}
+              id={(row) => row.txid}
+            />
+          ) : (
+            <NoBatches name={name} isFiltered={isFiltered} hasMore={next !== null} />
+          )
+        }
+      </Answer>
       <nav class="pages" aria-label="Pages of batches">
         {before && <a href={here({})}>&larr; newest</a>}
-        {data?.next && <a href={here({ before: data.next })}>older &rarr;</a>}
+        {live.data?.next && <a href={here({ before: live.data.next })}>older &rarr;</a>}
       </nav>
     </section>
   );
@@ -96,11 +100,11 @@ export function BatchesTab({ name, query }: { name: string; query: URLSearchPara
 
 /** A time that was typed in the reader's zone, as the server wants it. */
 function utc(typed: string): string {
-  const when = new Date(typed);
-  return typed && !Number.isNaN(when.valueOf()) ? when.toISOString() : "";
+  const when = fromWall(Date.parse(`${typed}Z`));
+  return Number.isNaN(when) ? "" : new Date(when).toISOString();
 }
 
-const columns = (name: string, now: string): TableColumn<BatchRow>[] => [
+const columns = (name: string): TableColumn<BatchRow>[] => [
   {
     name: "txid",
     cell: (row) => (
@@ -128,7 +132,12 @@ const columns = (name: string, now: string): TableColumn<BatchRow>[] => [
   {
     name: "wait",
     number: true,
-    cell: (row) => duration(between(row.sealed_at, row.committed_at ?? (row.phase === "processed" ? now : null))),
+    cell: (row) =>
+      row.phase === "processed" && row.sealed_at ? (
+        <Since at={row.sealed_at} />
+      ) : (
+        duration(between(row.sealed_at, row.committed_at))
+      ),
   },
   { name: "committed", cell: (row) => <Ago at={row.merged_at ?? row.committed_at} /> },
 ];

@@ -1,19 +1,20 @@
 /** Throughput and latency over days. */
 import { path } from "../api";
 import { compact, compactDuration, count, duration } from "../format";
-import { useLive } from "../live";
+import { useClock, useLive } from "../live";
 import { Chart } from "../parts/chart";
-import { Failure } from "../parts/action_dialog";
-import { Empty, Loading } from "../parts/basics";
+import { Answer } from "../parts/answer";
+import { Empty } from "../parts/basics";
 import { href } from "../route";
-import type { Bucket, History } from "../types";
+import type { Bucket, History } from "../server_types";
 
 const SPANS = [1, 7, 30] as const;
 const DAY_MS = 86_400_000;
+const EVERY_MS = 30_000; // the shortest bucket is longer
 
 export function HistoryTab({ name, query }: { name: string; query: URLSearchParams }) {
   const days = SPANS.find((span) => String(span) === query.get("days")) ?? 7;
-  const { data, error } = useLive<History>(path(["pipelines", name, "history"], { days }));
+  const live = useLive<History>(path(["pipelines", name, "history"], { days }), EVERY_MS);
   return (
     <section aria-labelledby="history">
       <h2 id="history" class="spoken">
@@ -30,24 +31,27 @@ export function HistoryTab({ name, query }: { name: string; query: URLSearchPara
           </a>
         ))}
       </nav>
-      {!data && !error && <Loading what="the history" />}
-      {error && !data && <Failure error={error} />}
-      {data && !data.buckets.length && (
-        <Empty title={`Nothing has committed in ${days === 1 ? "the last day" : `the last ${days} days`}.`}>
-          {days < 30 && (
-            <p>
-              <a href={href(["pipelines", name, "history"], { days: 30 })}>Look at 30 days</a>
-            </p>
-          )}
-        </Empty>
-      )}
-      {data && data.buckets.length > 0 && <Charts history={data} days={days} />}
+      <Answer live={live} what="the history">
+        {(history) =>
+          history.buckets.length ? (
+            <Charts history={history} days={days} />
+          ) : (
+            <Empty title={`Nothing has committed in ${days === 1 ? "the last day" : `the last ${days} days`}.`}>
+              {days < 30 && (
+                <p>
+                  <a href={href(["pipelines", name, "history"], { days: 30 })}>Look at 30 days</a>
+                </p>
+              )}
+            </Empty>
+          )
+        }
+      </Answer>
     </section>
   );
 }
 
 function Charts({ history, days }: { history: History; days: number }) {
-  const now = Date.parse(history.now);
+  const now = useClock(60_000);
   const bucketMs = history.bucket_seconds * 1000;
   const shared = {
     rows: history.buckets,

@@ -1,29 +1,24 @@
 /** All pipelines: which of them need a person, what waits, and why. */
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { useAnnounced } from "../announce";
 import { path } from "../api";
 import { count, duration, plural, rate } from "../format";
 import { useLive } from "../live";
-import { Ago, Empty, Loading, SeverityMark } from "../parts/basics";
-import { Failure } from "../parts/action_dialog";
+import { Answer } from "../parts/answer";
+import { Ago, Empty, SeverityMark } from "../parts/basics";
 import { PhaseBar } from "../parts/phase_bar";
 import { Table, type TableColumn } from "../parts/table";
 import { CauseHelp, CauseSentence } from "../parts/why";
 import { href, pipelineHref } from "../route";
-import type { PipelineRow, Pipelines, Severity } from "../types";
+import type { PipelineRow, Pipelines } from "../server_types";
+import { byTrouble, summary } from "../verdict";
 
 const LIMIT = 200;
-const RANK: Record<Severity, number> = { error: 0, warning: 1, info: 2, ok: 3 };
-
-/** A pipeline that stands still by a person's wish comes after those that need one. */
-const rank = (row: PipelineRow): number => (row.paused && row.why.severity !== "error" ? 1.5 : RANK[row.why.severity]);
+const TYPING_MS = 200;
 
 export function Overview({ search }: { search: string }) {
-  const { data, error } = useLive<Pipelines>(path(["pipelines"], { search, limit: LIMIT }));
-  const rows = [...(data?.pipelines ?? [])].sort(
-    (a, b) => rank(a) - rank(b) || (b.lag_seconds ?? -1) - (a.lag_seconds ?? -1) || a.name.localeCompare(b.name),
-  );
-  const verdict = data && summary(data.total, rows);
+  const live = useLive<Pipelines>(path(["pipelines"], { search, limit: LIMIT, order: "trouble" }));
+  const verdict = live.data && !live.isOther ? summary(live.data.total, live.data.pipelines) : null;
   useAnnounced("overview", verdict?.text ?? null);
   return (
     <>
@@ -31,34 +26,51 @@ export function Overview({ search }: { search: string }) {
         <h1 tabIndex={-1}>Pipelines</h1>
         <Search search={search} />
       </div>
-      {verdict && (
-        <p class={`verdict severity-${verdict.severity}`}>
-          <SeverityMark severity={verdict.severity} />
-          {verdict.text}
-        </p>
-      )}
-      {!data && !error && <Loading what="the pipelines" />}
-      {!data && error && <Failure error={error} />}
-      {data && !rows.length && <NoPipelines search={search} />}
-      {rows.length > 0 && (
-        <Table caption="Pipelines, trouble first" hideCaption columns={COLUMNS} rows={rows} id={(row) => row.name} />
-      )}
-      {data?.next && (
-        <p class="hint">
-          The first {count(rows.length)} of {plural(data.total, "pipeline")} are shown. Search for the others by name.
-        </p>
-      )}
+      <Answer live={live} what="the pipelines">
+        {({ total, pipelines }) => (
+          <>
+            {verdict && (
+              <p class={`verdict severity-${verdict.severity}`}>
+                <SeverityMark severity={verdict.severity} />
+                {verdict.text}
+              </p>
+            )}
+            {pipelines.length ? (
+              <Table
+                caption="Pipelines, trouble first"
+                hideCaption
+                columns={COLUMNS}
+                rows={byTrouble(pipelines)}
+                id={(row) => row.name}
+              />
+            ) : (
+              <NoPipelines search={search} />
+            )}
+            {total > pipelines.length && (
+              <p class="hint">
+                The {count(pipelines.length)} with most trouble of {plural(total, "pipeline")} are shown. Search for the others
+                by name.
+              </p>
+            )}
+          </>
+        )}
+      </Answer>
     </>
   );
 }
 
 function Search({ search }: { search: string }) {
   const [typed, setTyped] = useState(search);
+  const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
   useEffect(() => setTyped(search), [search]);
+  useEffect(() => () => clearTimeout(timer.current), []);
   const find = (text: string) => {
     setTyped(text);
-    history.replaceState(null, "", href([], { search: text }));
-    dispatchEvent(new HashChangeEvent("hashchange"));
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => {
+      history.replaceState(null, "", href([], { search: text }));
+      dispatchEvent(new HashChangeEvent("hashchange"));
+    }, TYPING_MS);
   };
   return (
     <search>
@@ -76,25 +88,6 @@ function Search({ search }: { search: string }) {
       />
     </search>
   );
-}
-
-/** The state of everything in one sentence. */
-function summary(total: number, rows: PipelineRow[]): { severity: Severity; text: string } | null {
-  if (!rows.length) return null;
-  const broken = rows.filter((row) => row.why.severity === "error");
-  const waiting = rows.filter((row) => row.why.severity === "warning" && !row.paused);
-  const paused = rows.filter((row) => row.paused && row.why.severity !== "error");
-  const others = [
-    waiting.length && `${plural(waiting.length, "pipeline waits", "pipelines wait")}`,
-    paused.length && `${plural(paused.length, "pipeline is", "pipelines are")} paused`,
-  ].filter(Boolean);
-  if (broken.length)
-    return {
-      severity: "error",
-      text: [`${plural(broken.length, "pipeline needs", "pipelines need")} a person`, ...others].join(", ") + ".",
-    };
-  if (others.length) return { severity: "warning", text: `${others.join(", ")}.` };
-  return { severity: "ok", text: total === 1 ? "The pipeline flows." : `All ${count(total)} pipelines flow.` };
 }
 
 const COLUMNS: TableColumn<PipelineRow>[] = [
@@ -162,8 +155,8 @@ function NoPipelines({ search }: { search: string }) {
   return (
     <Empty title="There is no pipeline yet that you may read.">
       <p>
-        Declare one in the project's <code>pipelines</code> and its Dag in <code>dags</code>, then run <code>tidegate migrate</code>. If
-        there are some, ask the administrator of Airflow to let you read their Dags.
+        Declare one in the project's <code>pipelines</code> and its Dag in <code>dags</code>, then run{" "}
+        <code>tidegate migrate</code>. If there are some, ask the administrator of Airflow to let you read their Dags.
       </p>
     </Empty>
   );

@@ -4,13 +4,13 @@ import { path } from "../api";
 import { ActionButton } from "../actions";
 import { count, duration, plural, rate } from "../format";
 import { useLive } from "../live";
-import { Failure } from "../parts/action_dialog";
-import { Ago, Empty, Facts, Loading, SeverityMark } from "../parts/basics";
+import { Answer, Guarded } from "../parts/answer";
+import { Ago, Empty, Facts, SeverityMark } from "../parts/basics";
 import { PhaseBar } from "../parts/phase_bar";
 import { Tiles } from "../parts/tiles";
 import { WhyChain } from "../parts/why";
 import { pipelineHref, TABS, type Tab } from "../route";
-import type { Pipeline, Why } from "../types";
+import type { PipelineDetail as Pipeline } from "../server_types";
 import { AuditTrail } from "./audit";
 import { BatchesTab } from "./batches";
 import { HistoryTab } from "./history";
@@ -21,8 +21,8 @@ import { TimelineTab } from "./timeline";
 type Properties = { name: string; section: string | undefined; item: string | undefined; query: URLSearchParams };
 
 export function PipelineView({ name, section, item, query }: Properties) {
-  const { data: pipeline, error } = useLive<Pipeline>(path(["pipelines", name]));
-  const { data: why } = useLive<Why>(path(["pipelines", name, "why"]));
+  const live = useLive<Pipeline>(path(["pipelines", name]));
+  const { data: pipeline } = live;
   const tab: Tab = TABS.find((known) => known === section) ?? "timeline";
   useAnnounced(name, pipeline ? pipeline.why.sentence : null);
   return (
@@ -39,23 +39,23 @@ export function PipelineView({ name, section, item, query }: Properties) {
         )}
         {name}
       </h1>
-      {!pipeline && !error && <Loading what={name} />}
-      {!pipeline && error && <Failure error={error} />}
-      {pipeline && (
-        <>
-          {pipeline.description && <p class="description">{pipeline.description}</p>}
-          {!pipeline.declared && (
-            <p class="notice severity-warning">The code no longer declares this pipeline. What it committed is still here.</p>
-          )}
-          <section aria-label="Why" class="panel">
-            {why && why.causes.length > 0 ? (
-              <WhyChain pipeline={name} why={why} mayAct={pipeline.may_act} />
-            ) : (
-              <WhyChain pipeline={name} why={{ causes: [pipeline.why] }} mayAct={pipeline.may_act} />
+      <Answer live={live} what={name}>
+        {(pipeline) => (
+          <>
+            {pipeline.description && <p class="description">{pipeline.description}</p>}
+            {!pipeline.declared && (
+              <p class="notice severity-warning">The code no longer declares this pipeline. What it committed is still here.</p>
             )}
-          </section>
-          <Figures pipeline={pipeline} />
-          {pipeline.may_act && <Buttons pipeline={pipeline} />}
+            <section aria-label="Why" class="panel">
+              <WhyChain pipeline={name} causes={pipeline.causes} mayAct={pipeline.may_act} />
+            </section>
+            <Figures pipeline={pipeline} />
+            {pipeline.may_act && <Buttons pipeline={pipeline} />}
+          </>
+        )}
+      </Answer>
+      {pipeline && (
+        <Guarded what={`the ${tab}`} subject={tab}>
           <nav class="tabs" aria-label={`Views of ${name}`}>
             {TABS.map((known) => (
               <a key={known} href={pipelineHref(name, known)} aria-current={known === tab ? "page" : undefined}>
@@ -72,7 +72,7 @@ export function PipelineView({ name, section, item, query }: Properties) {
           {tab === "history" && <HistoryTab name={name} query={query} />}
           {tab === "quarantine" && <QuarantineTab pipeline={pipeline} query={query} />}
           {tab === "actions" && <ActionsTab pipeline={pipeline} />}
-        </>
+        </Guarded>
       )}
     </>
   );

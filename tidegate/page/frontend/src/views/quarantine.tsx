@@ -4,12 +4,12 @@ import { ActionButton } from "../actions";
 import { path } from "../api";
 import { count, plural } from "../format";
 import { useLive } from "../live";
-import { Failure } from "../parts/action_dialog";
-import { Ago, Empty, Loading } from "../parts/basics";
+import { Answer } from "../parts/answer";
+import { Ago, Empty } from "../parts/basics";
 import { MendDialog } from "../parts/mend_dialog";
 import { Table } from "../parts/table";
 import { batchHref, href } from "../route";
-import type { Pipeline, Quarantine, QuarantinedRecord } from "../types";
+import type { PipelineDetail as Pipeline, Quarantine, QuarantinedRecord } from "../server_types";
 
 const LIMIT = 50;
 
@@ -17,7 +17,7 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
   const { name, may_act: mayAct } = pipeline;
   const [txid, after] = [query.get("txid"), query.get("after")];
   const [mending, setMending] = useState<QuarantinedRecord | null>(null);
-  const { data, error } = useLive<Quarantine>(path(["pipelines", name, "quarantine"], { txid, after, limit: LIMIT }));
+  const live = useLive<Quarantine>(path(["pipelines", name, "quarantine"], { txid, after, limit: LIMIT }));
   const here = (changed: Record<string, string | number | null>) =>
     href(["pipelines", name, "quarantine"], { txid, ...changed });
   return (
@@ -25,92 +25,95 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
       <h2 id="quarantine" class="spoken">
         Quarantine
       </h2>
-      {!data && !error && <Loading what="quarantine" />}
-      {error && !data && <Failure error={error} />}
-      {data && !data.records.length && (
-        <Empty title={txid ? `No record of txid ${txid} is in quarantine.` : "Quarantine is empty."}>
-          <p>
-            {txid ? (
-              <a href={href(["pipelines", name, "quarantine"])}>All records</a>
-            ) : (
-              <>
-                With <code>on_poison="quarantine"</code>, records that do not fit the schema or fail a check are set aside here,
-                and the rest of their batch counts.
-              </>
-            )}
-          </p>
-        </Empty>
-      )}
-      {data && data.records.length > 0 && (
-        <>
-          <div class="row spread">
-            <Summary data={data} />
-            {mayAct && data.total > 0 && <ActionButton pipeline={name} verb="replay" txid={txid === null ? null : Number(txid)} primary />}
-          </div>
-          {data.by_txid.length > 1 && (
-            <nav class="chips" aria-label="By batch">
-              {data.by_txid.slice(0, 12).map(([of, records]) => (
-                <a
-                  key={of}
-                  href={href(["pipelines", name, "quarantine"], { txid: of })}
-                  aria-current={String(of) === txid ? "page" : undefined}
-                >
-                  txid {of}: {count(records)}
-                </a>
-              ))}
-            </nav>
-          )}
-          <Table
-            caption="Records in quarantine"
-            hideCaption
-            rows={data.records}
-            id={(record) => `${record.txid} ${record.number}`}
-            columns={[
-              {
-                name: "record",
-                cell: (record) => (
+      <Answer live={live} what="quarantine">
+        {(data) =>
+          !data.records.length ? (
+            <Empty title={txid ? `No record of txid ${txid} is in quarantine.` : "Quarantine is empty."}>
+              <p>
+                {txid ? (
+                  <a href={href(["pipelines", name, "quarantine"])}>All records</a>
+                ) : (
                   <>
-                    <a href={batchHref(name, record.txid)}>txid {record.txid}</a>, number {record.number}
+                    With <code>on_poison="quarantine"</code>, records that do not fit the schema or fail a check are set aside
+                    here, and the rest of their batch counts.
                   </>
-                ),
-              },
-              {
-                name: "why",
-                wide: true,
-                cell: (record) => (
-                  <>
-                    <bdi class="long">{record.reason}</bdi>
-                    {record.origin && <bdi class="second long">{record.origin}</bdi>}
-                    <Payload record={record} />
-                  </>
-                ),
-              },
-              { name: "set aside", cell: (record) => <Ago at={record.quarantined_at} /> },
-              ...(mayAct && canMend(data)
-                ? [
-                    {
-                      name: "mend",
-                      cell: (record: QuarantinedRecord) =>
-                        record.state ? null : (
-                          <button
-                            type="button"
-                            class="small"
-                            onClick={() => setMending(record)}
-                            aria-label={`Mend record ${record.number} of txid ${record.txid}`}
-                          >
-                            Mend
-                          </button>
-                        ),
-                    },
-                  ]
-                : []),
-            ]}
-          />
-        </>
-      )}
+                )}
+              </p>
+            </Empty>
+          ) : (
+            <>
+              <div class="row spread">
+                <Summary data={data} />
+                {mayAct && data.total > 0 && (
+                  <ActionButton pipeline={name} verb="replay" txid={txid === null ? null : Number(txid)} primary />
+                )}
+              </div>
+              {data.by_txid.length > 1 && (
+                <nav class="chips" aria-label="By batch">
+                  {data.by_txid.slice(0, 12).map(([of, records]) => (
+                    <a
+                      key={of}
+                      href={href(["pipelines", name, "quarantine"], { txid: of })}
+                      aria-current={String(of) === txid ? "page" : undefined}
+                    >
+                      txid {of}: {count(records)}
+                    </a>
+                  ))}
+                </nav>
+              )}
+              <Table
+                caption="Records in quarantine"
+                hideCaption
+                rows={data.records}
+                id={(record) => `${record.txid} ${record.number}`}
+                columns={[
+                  {
+                    name: "record",
+                    cell: (record) => (
+                      <>
+                        <a href={batchHref(name, record.txid)}>txid {record.txid}</a>, number {record.number}
+                      </>
+                    ),
+                  },
+                  {
+                    name: "why",
+                    wide: true,
+                    cell: (record) => (
+                      <>
+                        <bdi class="long">{record.reason}</bdi>
+                        {record.origin && <bdi class="second long">{record.origin}</bdi>}
+                        <Payload record={record} />
+                      </>
+                    ),
+                  },
+                  { name: "set aside", cell: (record) => <Ago at={record.quarantined_at} /> },
+                  ...(mayAct
+                    ? [
+                        {
+                          name: "mend",
+                          cell: (record: QuarantinedRecord) =>
+                            record.state ? null : (
+                              <button
+                                type="button"
+                                class="small"
+                                onClick={() => setMending(record)}
+                                aria-label={`Mend record ${record.number} of txid ${record.txid}`}
+                              >
+                                Mend
+                              </button>
+                            ),
+                        },
+                      ]
+                    : []),
+                ]}
+              />
+            </>
+          )
+        }
+      </Answer>
       <nav class="pages" aria-label="Pages of records">
         {(after || txid) && <a href={href(["pipelines", name, "quarantine"])}>&larr; all records</a>}
-        {data?.next && <a href={here({ after: data.next })}>more &rarr;</a>}
+        {live.data?.next && <a href={here({ after: live.data.next })}>more &rarr;</a>}
       </nav>
       {mending && <MendDialog pipeline={name} record={mending} close={() => setMending(null)} />}
     </section>
@@ -119,13 +122,13 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
 
 /** How much there is of both kinds, and what to do with it. */
 function Summary({ data }: { data: Quarantine }) {
-  const aside = data.set_aside ?? 0;
+  const aside = data.set_aside;
   return (
     <p>
       {data.total > 0 && (
         <>
-          {plural(data.total, "record waits", "records wait")} to be replayed. Fix the cause
-          {canMend(data) && ", or mend the records,"} and replay them: a new batch takes them up.{" "}
+          {plural(data.total, "record waits", "records wait")} to be replayed. Fix the cause, or mend the records, and replay
+          them: a new batch takes them up.{" "}
         </>
       )}
       {aside > 0 && (
@@ -138,24 +141,19 @@ function Summary({ data }: { data: Quarantine }) {
   );
 }
 
-/** Whether the server knows about mending: it then says of each record whether it was mended. */
-const canMend = (data: Quarantine): boolean => data.records.some((record) => "mended_payload" in record);
-
 function Payload({ record }: { record: QuarantinedRecord }) {
-  const mended = record.mended_payload ?? null;
+  const mended = record.mended_payload;
   return (
     <>
-      {record.payload !== null && (
-        <pre
-          class={`payload ${mended === null ? "" : "struck"}`}
-          tabIndex={0}
-          aria-label={mended === null ? "The record" : "The record as it came"}
-          dir="auto"
-        >
-          {record.payload}
-          {record.is_cut && "\u2026"}
-        </pre>
-      )}
+      <pre
+        class={`payload ${mended === null ? "" : "struck"}`}
+        tabIndex={0}
+        aria-label={mended === null ? "The record" : "The record as it came"}
+        dir="auto"
+      >
+        {record.payload}
+        {record.is_cut && "\u2026"}
+      </pre>
       {mended !== null && (
         <>
           <span class="second">

@@ -3,11 +3,11 @@ import { useEffect, useState } from "preact/hooks";
 import { address } from "../api";
 import { text } from "../format";
 import { useLive } from "../live";
-import { Failure } from "../parts/action_dialog";
-import { Empty, Loading } from "../parts/basics";
+import { Answer } from "../parts/answer";
+import { Empty } from "../parts/basics";
 import { Table } from "../parts/table";
 import { href } from "../route";
-import type { Pipeline, Rows, State } from "../types";
+import type { PipelineDetail as Pipeline, Rows, State } from "../server_types";
 
 const LIMIT = 50;
 const NUMBERS = /^(big|small)?int|^integer|^numeric|^decimal|^double|^real|^float/i;
@@ -57,7 +57,7 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
     isLookup ? key.map((part) => ["key", part]) : [["limit", String(LIMIT)], ...(after ? [["after", after]] : [])],
   );
   const base = `api/pipelines/${encodeURIComponent(pipeline)}/states/${encodeURIComponent(state.name)}`;
-  const { data, error } = useLive<Rows>(`${base}/rows?${search}`);
+  const live = useLive<Rows>(`${base}/rows?${search}`);
   const here = ["pipelines", pipeline, "states", state.name];
   return (
     <>
@@ -73,35 +73,36 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
           Download CSV
         </a>
       </div>
-      {!data && !error && <Loading what={state.name} />}
-      {error && <Failure error={error} />}
-      {data && !data.rows.length && !error && (
-        <Empty
-          title={
-            isLookup ? `No row has the key ${key.join(", ")}.` : after ? "No more rows." : `${state.name} has no rows yet.`
-          }
-        >
-          {!isLookup && !after && <p>Rows appear when the first batch commits.</p>}
-        </Empty>
-      )}
-      {data && data.rows.length > 0 && (
-        <div class="scroll-x" tabIndex={0} role="region" aria-label={`Rows of ${state.name}`}>
-          <Table
-            caption={`Rows of ${state.name}, by key`}
-            hideCaption
-            rows={data.rows}
-            id={(row) => JSON.stringify(row.slice(0, Math.max(1, state.keys.length)))}
-            columns={data.columns.map((column, position) => ({
-              name: column.name,
-              number: NUMBERS.test(column.type),
-              cell: (row: unknown[]) => <Value value={row[position]} />,
-            }))}
-          />
-        </div>
-      )}
+      <Answer live={live} what={state.name}>
+        {(data) =>
+          !data.rows.length ? (
+            <Empty
+              title={
+                isLookup ? `No row has the key ${key.join(", ")}.` : after ? "No more rows." : `${state.name} has no rows yet.`
+              }
+            >
+              {!isLookup && !after && <p>Rows appear when the first batch commits.</p>}
+            </Empty>
+          ) : (
+            <div class="scroll-x" tabIndex={0} role="region" aria-label={`Rows of ${state.name}`}>
+              <Table
+                caption={`Rows of ${state.name}, by key`}
+                hideCaption
+                rows={data.rows}
+                id={(row) => JSON.stringify(row.slice(0, Math.max(1, state.keys.length)))}
+                columns={data.columns.map((column, position) => ({
+                  name: column.name,
+                  number: NUMBERS.test(column.type),
+                  cell: (row: unknown[]) => <Value value={row[position]} />,
+                }))}
+              />
+            </div>
+          )
+        }
+      </Answer>
       <nav class="pages" aria-label="Pages of rows">
         {(after || isLookup) && <a href={href(here)}>&larr; {isLookup ? "all rows" : "first rows"}</a>}
-        {!isLookup && data?.next && <a href={href(here, { after: data.next })}>next rows &rarr;</a>}
+        {!isLookup && live.data?.next && <a href={href(here, { after: live.data.next })}>next rows &rarr;</a>}
       </nav>
     </>
   );

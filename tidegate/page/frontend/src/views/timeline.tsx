@@ -3,13 +3,13 @@ import { useState } from "preact/hooks";
 import { path } from "../api";
 import { between, count, duration } from "../format";
 import { useLive } from "../live";
-import { Failure } from "../parts/action_dialog";
-import { Ago, Empty, ErrorCode, Loading, PhaseBadge } from "../parts/basics";
+import { Answer } from "../parts/answer";
+import { Ago, Empty, ErrorCode, PhaseBadge, Since } from "../parts/basics";
 import { Table } from "../parts/table";
 import { batchHref, href } from "../route";
 import { Drawing } from "../timeline/drawing";
 import { Legend } from "../timeline/legend";
-import type { Timeline } from "../types";
+import type { Timeline } from "../server_types";
 
 const SIZES = [25, 50, 100, 200, 500] as const;
 
@@ -19,7 +19,8 @@ export function TimelineTab({ name, query }: { name: string; query: URLSearchPar
   const [isTrue, setTrue] = useState(false);
   const asTable = query.get("as") === "table";
   const range = to === null ? { last: size } : { from: Math.max(1, to - size + 1), to };
-  const { data, error } = useLive<Timeline>(path(["pipelines", name, "timeline"], range));
+  const live = useLive<Timeline>(path(["pipelines", name, "timeline"], range));
+  const { data } = live;
   const here = (changed: Record<string, string | number | null>) =>
     href(["pipelines", name, "timeline"], { last: size === 50 ? null : size, to, as: asTable ? "table" : null, ...changed });
   const oldest = data?.batches.length ? Math.min(...data.batches.map((batch) => batch.txid)) : null;
@@ -50,27 +51,28 @@ export function TimelineTab({ name, query }: { name: string; query: URLSearchPar
           {to !== null && <a href={here({ to: null })}>newest</a>}
         </nav>
       </div>
-      {!data && !error && <Loading what="the timeline" />}
-      {error && !data && <Failure error={error} />}
-      {data && !data.batches.length && (
-        <Empty title={to === null ? "No batch has been planned yet." : "There are no batches in this range."}>
-          <p>
-            {to === null ? (
-              <>
-                A run plans batches when the source has something new: <code>tidegate trigger {name} --wait</code>
-              </>
-            ) : (
-              <a href={here({ to: null })}>The newest batches</a>
-            )}
-          </p>
-        </Empty>
-      )}
-      {data && data.batches.length > 0 && (
-        <>
-          {!asTable && <Legend />}
-          {asTable ? <AsTable name={name} timeline={data} /> : <Drawing name={name} timeline={data} isTrue={isTrue} />}
-        </>
-      )}
+      <Answer live={live} what="the timeline">
+        {(data) =>
+          !data.batches.length ? (
+            <Empty title={to === null ? "No batch has been planned yet." : "There are no batches in this range."}>
+              <p>
+                {to === null ? (
+                  <>
+                    A run plans batches when the source has something new: <code>tidegate trigger {name} --wait</code>
+                  </>
+                ) : (
+                  <a href={here({ to: null })}>The newest batches</a>
+                )}
+              </p>
+            </Empty>
+          ) : (
+            <>
+              {!asTable && <Legend />}
+              {asTable ? <AsTable name={name} timeline={data} /> : <Drawing name={name} timeline={data} isTrue={isTrue} />}
+            </>
+          )
+        }
+      </Answer>
     </section>
   );
 }
@@ -110,10 +112,10 @@ function AsTable({ name, timeline }: { name: string; timeline: Timeline }) {
         {
           name: "wait",
           number: true,
-          cell: (batch) =>
-            duration(
-              between(batch.attempts.at(-1)?.sealed_at, batch.commit?.committed_at ?? (batch.commit ? null : timeline.now)),
-            ),
+          cell: (batch) => {
+            const sealed = batch.attempts.at(-1)?.sealed_at;
+            return sealed && !batch.commit ? <Since at={sealed} /> : duration(between(sealed, batch.commit?.committed_at));
+          },
         },
         { name: "committed", cell: (batch) => <Ago at={batch.commit?.merged_at} /> },
       ]}

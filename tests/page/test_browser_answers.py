@@ -1,0 +1,135 @@
+"""What a real browser shows when an answer is refused, fails, stays the same or cannot be drawn: never what is old as new."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.page.auth_manager import GRANTS
+from tests.page.browsers import dialog_of, focused, launched, needs_chromium, tab_of, tab_to
+from tests.page.conftest import Server
+from tests.page.ledgers import Batches
+from tests.page.pipelines import CLICKS
+from tidegate.state_store import StateStore
+
+pytestmark = needs_chromium
+
+CLICKS_VIEW = "/tidegate/#/pipelines/clicks"
+AWAY = {"code": "STORE_UNAVAILABLE", "message": "The ledger is away.", "page": None}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser."""
+    with launched() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def clicks(server: Server) -> Iterator[Batches]:
+    """Pipeline clicks, of which txid 1 has not begun, and txid 2 waits for its turn."""
+    with StateStore.connect(server.settings) as store:
+        batches = Batches(store, CLICKS)
+        batches.plan("a run", 2)
+        batches.seal(2)
+        yield batches
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
+    """An empty tab of the administrator."""
+    with tab_of(browser, server, "admin") as page:
+        yield page
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
+    browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """With the time of what is shown, until the permission is given again."""
+    with tab_of(browser, server, "clerk") as page:
+        page.set_viewport_size({"width": width, "height": 844})
+        page.goto(CLICKS_VIEW)
+        expect(page.get_by_role("button", name="live")).to_be_visible()
+        with monkeypatch.context() as patch:
+            patch.setitem(GRANTS, "clerk", {})
+            refused = page.get_by_role("alert").filter(has_text="does not let you read Dag clicks")
+            expect(refused.filter(has_text="What is shown of clicks is no longer current: it was so at 20")).to_be_visible()
+            expect(page.get_by_role("button", name="stale")).to_be_visible()
+            expect(page.get_by_text("all that was planned has committed").or_(page.get_by_text("2 txids"))).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_role("button", name="live")).to_be_visible()
+
+
+def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
+    """Its error stays beside its data while all others answer, and no banner comes and goes."""
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
+    page.route("**/timeline?*", lambda route: route.fulfill(status=503, json=AWAY))
+    expect(page.get_by_role("alert")).to_contain_text("The ledger is away. What is shown of the timeline is no longer current")
+    expect(page.get_by_role("button", name="stale")).to_be_visible()
+    expect(page.locator(".banner")).to_have_count(0)
+    page.unroute("**/timeline?*")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
+    """In the picture's words and in both tables, though the server says that all is as it was."""
+    for view in ("", "/timeline?as=table", "/batches"):
+        page.goto("about:blank")
+        page.goto(f"{CLICKS_VIEW}{view}")
+        wait = (
+            page.locator(".readout", has_text="longest wait").or_(page.get_by_role("cell").locator("time[title^=since]")).first
+        )
+        shown = wait.inner_text()
+        expect(wait).not_to_have_text(shown)
+        with page.expect_response(lambda answer: "/clicks/" in answer.url and answer.status == 304):
+            pass
+
+
+def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
+    """An answer that lacks a value: the page around it stays, and the next view is whole."""
+
+    def spoil(route: Route) -> None:
+        answer = route.fetch(headers={**route.request.headers, "if-none-match": ""})
+        spoiled = {**answer.headers, "etag": '"spoiled"'}
+        route.fulfill(response=answer, headers=spoiled, body=json.dumps({**answer.json(), "attempts": None}))
+
+    page.route("**/batches/2", spoil)
+    page.goto(f"{CLICKS_VIEW}/batches/2")
+    expect(page.get_by_role("alert")).to_contain_text("Txid 2 cannot be drawn: ")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("txid 2")
+    page.unroute("**/batches/2")
+    page.get_by_role("button", name="Draw it again").click()
+    expect(page.get_by_text("Frozen when the batch was planned")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
+    """What is announced after the action draws the page again, and throws nobody back."""
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
+    dialog = dialog_of(page, "Pause")
+    dialog.get_by_role("textbox").fill("a test")
+    dialog.get_by_role("button", name="Pause", exact=True).click()
+    expect(dialog.get_by_role("status").first).to_be_focused()
+    tab_to(page, "Close")
+    expect(page.locator("footer ~ .spoken")).to_contain_text("was paused by")
+    assert focused(page) == "Close"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Resume", exact=True).first).to_be_visible()
+    resume = dialog_of(page, "Resume")
+    resume.get_by_role("textbox").fill("a test")
+    resume.get_by_role("button", name="Resume", exact=True).click()
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+
+
+def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
+    """Also one that is chosen while the page is open, in another of its documents."""
+    page.goto(f"{CLICKS_VIEW}/batches/2")
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
+    page.reload()
+    expect(page.get_by_text("GMT+9 (2").first).to_be_visible()
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Kolkata')); dispatchEvent(new Event('storage'))")
+    expect(page.get_by_text("GMT+5:30 (2").first).to_be_visible()
