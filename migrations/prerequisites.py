@@ -67,7 +67,11 @@ def check(connection: Connection) -> None:
             "Correct that setting (tidegate settings)."
         )
     if statements := _missing(connection, database, creates=creates or _has_tables(connection)):
-        raise AccessRefused(f"Database {database} lacks what Tidegate needs. As an administrator, run: {'; '.join(statements)}")
+        harmful = role_settings.remedies(connection, [*ROLES])
+        settings = f", and has settings under which steps may never end ({'; '.join(harmful)})" if harmful else ""
+        raise AccessRefused(
+            f"Database {database} lacks what Tidegate needs{settings}. As an administrator, run: {'; '.join(statements)}"
+        )
     if others := _of_others(connection, user):
         raise AccessRefused(
             f"Database {database} has a schema {others[0]} that is not Tidegate's, which needs the schemas "

@@ -10,31 +10,49 @@ from sqlalchemy.dialects.postgresql import ARRAY
 NEUTRAL = {
     "statement_timeout": "0",
     "transaction_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
     "default_transaction_read_only": "off",
     "session_replication_role": "origin",
 }
-# The setting of a role in a database comes before that of the role, and this before that of the database.
+# A time as short as this ends steps that go on; managed servers set longer ones.
+SHORT_SECONDS = 3600
+# The setting of a role in a database comes before that of the role, this before that of the database, and this before that of
+# the server (postgresql.conf, ALTER SYSTEM), which a session shows that has none of these.
 _SETTINGS = sa.text("""
-SELECT DISTINCT ON (role, name) role, name, value, quote_ident(current_database())
-FROM unnest(:roles) AS role
-CROSS JOIN pg_db_role_setting AS s
-CROSS JOIN unnest(setconfig) AS line
-CROSS JOIN LATERAL (SELECT split_part(line, '=', 1), substr(line, strpos(line, '=') + 1)) AS set (name, value)
-WHERE setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = role))
-    AND setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-ORDER BY role, name, setrole = 0, setdatabase = 0
-""").bindparams(sa.bindparam("roles", type_=ARRAY(sa.Text)))
+WITH given AS (
+    SELECT DISTINCT ON (role, name) role, name, value
+    FROM unnest(CAST(:roles AS text[]) || session_user::text) AS role
+    CROSS JOIN pg_db_role_setting AS s
+    CROSS JOIN unnest(setconfig) AS line
+    CROSS JOIN LATERAL (SELECT split_part(line, '=', 1), substr(line, strpos(line, '=') + 1)) AS set (name, value)
+    WHERE setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = role))
+        AND setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+    ORDER BY role, name, setrole = 0, setdatabase = 0
+), found AS (
+    SELECT role, name, value, '' AS place FROM given WHERE role = ANY(:roles)
+    UNION ALL
+    SELECT owner.role, name, reset_val || coalesce(unit, ''), ' in the configuration of the server'
+    FROM unnest(CAST(:roles AS text[])) AS owner (role) CROSS JOIN pg_settings
+    WHERE NOT EXISTS (SELECT FROM given WHERE given.name = pg_settings.name AND given.role IN (owner.role, session_user))
+)
+SELECT role, name, value, place, quote_ident(current_database()) FROM found
+WHERE name = ANY(:names) AND NOT (
+    CASE WHEN name LIKE '%timeout' THEN
+        extract(epoch FROM (value || CASE WHEN value ~ '^[0-9]+$' THEN 'ms' ELSE '' END)::interval) NOT BETWEEN 0.001 AND :short
+    ELSE lower(value) IN ('off', 'false', 'no', '0', 'origin') END
+)
+ORDER BY role, name
+""").bindparams(
+    sa.bindparam("roles", type_=ARRAY(sa.Text)),
+    sa.bindparam("names", [*NEUTRAL], type_=ARRAY(sa.Text)),
+    sa.bindparam("short", SHORT_SECONDS),
+)
 
 
 def remedies(connection: Connection, roles: Sequence[str]) -> dict[str, str]:
     """Return, by each harmful setting that one of these roles has in this database (``role: name = value``), what ends it."""
-    found = {}
-    for role, name, value, database in connection.execute(_SETTINGS, {"roles": list(roles)}):
-        if name in NEUTRAL and _plain(value) != NEUTRAL[name]:
-            found[f"{role}: {name} = {value}"] = f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {NEUTRAL[name]}"
-    return found
-
-
-def _plain(value: str) -> str:
-    """Return a value as Postgres shows it: a time of nothing may have a unit."""
-    return "0" if value.rstrip("msinhd ") == "0" else {"false": "off", "no": "off"}.get(value.lower(), value.lower())
+    return {
+        f"{role}: {name} = {value}{place}": f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {NEUTRAL[name]}"
+        for role, name, value, place, database in connection.execute(_SETTINGS, {"roles": list(roles)})
+    }

@@ -11,12 +11,16 @@ from psycopg2 import sql
 from tests.integration.conftest import Execute, Tally
 from tests.servers import Server
 from tidegate import migrations
+from tidegate.jobs.sources.postgres.source_connection import connected, transaction
+from tidegate.jobs.sources.postgres.table_query import TableQuery
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AccessRefused, PermanentError
 
 SETTINGS = {
     "ALTER ROLE tidegate_stager IN DATABASE {} SET statement_timeout = '5s'": "tidegate_stager: statement_timeout = 5s",
     "ALTER DATABASE {} SET default_transaction_read_only = on": "tidegate: default_transaction_read_only = on",
+    "ALTER DATABASE {} SET idle_in_transaction_session_timeout = '2min'": "tidegate_reader: idle_in_transaction",
+    "ALTER ROLE tidegate IN DATABASE {} SET idle_session_timeout = 5000": "tidegate: idle_session_timeout = 5000",
     "ALTER ROLE tidegate_owner IN DATABASE {} SET session_replication_role = replica": "tidegate_owner: session_rep",
 }
 
@@ -57,3 +61,29 @@ def test_a_setting_under_which_steps_never_end_is_named_with_its_role(
         server.execute(sql.SQL(remedy))
     assert tally.store.harmful_settings() == {}
     migrations.upgrade(settings, [tally.spec])
+
+
+def test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle(
+    tally: Tally, server: Server, as_role: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of its configuration is what a session has that nobody gave another one."""
+    settings = tally.store.settings
+    as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET idle_in_transaction_session_timeout = '24h'")
+    assert tally.store.harmful_settings() == {}
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=5s")
+    place = "statement_timeout = 5000ms in the configuration of the server"
+    with pytest.raises(AccessRefused, match=f"tidegate_stager: {place}.*; tidegate: {place}|tidegate: {place}") as refused:
+        migrations.upgrade(settings, [tally.spec])
+    for remedy in str(refused.value).partition("run: ")[2].split("; "):
+        server.execute(sql.SQL(remedy))
+    migrations.upgrade(settings, [tally.spec])
+
+
+def test_a_source_is_read_without_the_limits_of_its_server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its statements, its transaction, and the time between two statements."""
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=1h -c idle_in_transaction_session_timeout=1h")
+    names = ["statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"]
+    query = TableQuery("t", ("public", "t"), "", ("id",), {})
+    with connected(settings.conninfo(), query) as connection, transaction(connection) as cursor:
+        cursor.execute("SELECT current_setting(name, true) FROM unnest(%s) AS name", [names])
+        assert {value for (value,) in cursor} <= {"0", None}

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import functions as F
 
 from tests import steps
@@ -364,3 +365,23 @@ def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inb
     file.write_bytes(planned)
     assert inbox.run(pipeline, "second") == [1]
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 2, "amount": 2}]
+
+
+@pytest.mark.soak
+@pytest.mark.promise("limit:MAX_RECORD_BYTES", "limit:LONG_ROW_BYTES")
+def test_long_parquet_rows_are_read_in_pieces_and_too_long_ones_refused_while_sparks_server_goes_on(inbox: Inbox) -> None:
+    """Ten texts of 60 MiB in one row, then among short ones; 4,096 texts of 600 kB, all different, and all the same."""
+    wide = {f"c{number}": "string" for number in range(10)}
+    source = Files("inbox", schema=wide)
+    short, long = dict.fromkeys(wide, ""), dict.fromkeys(wide, "x" * (60 << 20))
+    for rows, place in ([long], "row group 1: the row has"), ([*[short] * 500, long], "row 501: the row has 629145600 bytes"):
+        file = inbox.write("1.parquet", parquet_of(pa.Table.from_pylist(rows)))
+        with pytest.raises((MalformedRecord, PythonException), match=f"{file}, {place}"):
+            inbox.read(source)
+    source = Files("inbox", schema={"name": "string"})
+    for texts in ([f"{number:06d}" * 100_000 for number in range(4096)], ["y" * 600_000] * 4096):
+        inbox.write("1.parquet", parquet_of(pa.table({"name": texts})))
+        metadata = source.coordinator(inbox.settings).initialize_transaction(1, None, None)
+        with spark_session(inbox.settings, "inbox") as spark:
+            rows = source.emitter(spark, inbox.settings).emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+            assert rows.selectExpr("count(*)", "sum(length(name))").collect() == [(4096, 4096 * 600_000)]

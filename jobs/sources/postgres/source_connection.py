@@ -28,7 +28,9 @@ _PINNED = sql.SQL(
     "SET LOCAL row_security = off; "
     "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO, YMD'; SET LOCAL intervalstyle = 'postgres'; "
     "SET LOCAL extra_float_digits = 1; SET LOCAL bytea_output = 'hex'; "
-    "SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = 0"
+    "SET LOCAL lock_timeout = '10s'; "
+    "SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN "  # of which older servers do not know all
+    "('statement_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout')"
 )
 _SECRETS = ("password", "sslpassword", "oauth_client_secret")
 

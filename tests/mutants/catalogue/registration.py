@@ -1,6 +1,6 @@
 """Faults of registration, retirement and rebuilds: names once, one owner, the same declaration, rebuilt as committed."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import MODULE, Mutant
 
 REGISTRATION = "state_store/pipeline_changes/registration.py"
 RETIREMENT_PY = "state_store/pipeline_changes/retirement.py"
@@ -13,6 +13,15 @@ IDENTITY = "tests/integration/test_table_identity.py"
 REBUILDS = "tests/jobs/test_rebuilds.py"
 
 MUTANTS = (
+    Mutant(
+        "settings-of-the-server-are-not-looked-at",
+        "I20",
+        "state_store/connections/role_settings.py",
+        MODULE,
+        "SELECT owner.role, name, reset_val || coalesce(unit, '')",
+        "SELECT owner.role, name, '0'",
+        ("tests/integration/test_surroundings.py::test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle",),
+    ),
     Mutant(
         "a-retired-name-is-given-again",
         "I23",

@@ -144,7 +144,8 @@ def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[p
     with pq.ParquetFile(for_arrow(part.path)) as file:
         group = file.metadata.row_group(part.groups[0])
         chunks = [group.column(number) for number in range(group.num_columns)]
-        repeated = {chunk.path_in_schema for chunk in chunks if not _DICTIONARIES.isdisjoint(chunk.encodings)}
+        small = [chunk for chunk in chunks if chunk.total_uncompressed_size <= MAX_RECORD_BYTES]  # others have few repetitions
+        repeated = {chunk.path_in_schema for chunk in small if not _DICTIONARIES.isdisjoint(chunk.encodings)}
         texts = [field.name for field in file.schema_arrow if field.name in repeated and _is_text(field.type)]
     rows_at_once = max(1, min(BATCH_ROWS, MAX_RECORD_BYTES * part.rows // max(1, part.bytes)))
     with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us", read_dictionary=texts) as file:
