@@ -43,6 +43,7 @@ def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.promise("decision:0056")
 @pytest.mark.parametrize("width", [1440, 390])
 def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
     browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch, width: int
@@ -62,6 +63,7 @@ def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
         expect(page.get_by_role("button", name="live")).to_be_visible()
 
 
+@pytest.mark.promise("decision:0056")
 def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     """Its error stays beside its data while all others answer, and no banner comes and goes."""
     page.goto(CLICKS_VIEW)
@@ -74,6 +76,7 @@ def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.promise("decision:0056")
 def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
     """In the picture's words and in both tables, though the server says that all is as it was."""
     for view in ("", "/timeline?as=table", "/batches"):
@@ -88,6 +91,7 @@ def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
             pass
 
 
+@pytest.mark.promise("decision:0056")
 def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     """An answer that lacks a value: the page around it stays, and the next view is whole."""
 

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.page.server_types import FILE, server_types
 
 PAGE = Path(__file__).resolve().parents[2] / "tidegate/page"
@@ -29,6 +31,7 @@ def test_the_page_is_built_from_these_sources() -> None:
     assert (STATIC / "sources.sha256").read_text().strip() == digest.hexdigest(), "run: make page"
 
 
+@pytest.mark.promise("decision:0056")
 def test_the_pages_types_are_those_of_the_servers_models() -> None:
     """So a name or a null that the server changes is found by the compiler."""
     assert FILE.read_text() == server_types(), "run: make page"

@@ -118,6 +118,7 @@ def test_of_the_throughput_only_what_is_new_is_read_again(large: Server) -> None
             assert sum(bucket.batches + bucket.skipped for bucket in whole.buckets) == MOST_COMMITS
 
 
+@pytest.mark.promise("decision:0056")
 def test_answers_are_small(large: Server, visit: Visit) -> None:
     """Of the overview and of the pipeline with most txids, for the first content and for each poll."""
     admin = visit("admin")

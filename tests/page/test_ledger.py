@@ -103,6 +103,7 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
         assert [each["txid"] for each in found] == txids
 
 
+@pytest.mark.promise("decision:0056")
 def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, clicks: Batches) -> None:
     """Such as a file's time in nanoseconds, or an offset: from 2^53 on, its digits are sent as a text."""
     given = [2**53 - 1, 2**53, -(2**53), 1_764_080_000_123_456_789]

@@ -125,4 +125,22 @@ MUTANTS = (
         "for pipeline in names",
         (f"{ACCESS}::test_users_see_the_pipelines_whose_dags_they_may_read",),
     ),
+    Mutant(
+        "the-overview-judges-pipelines-that-it-has-not-looked-at",
+        "decision:0056",
+        "tidegate/page/routes/pipeline_routes.py",
+        "pipelines",
+        'looked_at = asked if order == "trouble" else asked[:limit]',
+        "looked_at = asked[:limit]",
+        ("tests/page/test_large.py::test_answers_are_small",),
+    ),
+    Mutant(
+        "a-browser-rounds-the-numbers-of-an-input",
+        "decision:0056",
+        "tidegate/page/routes/batch_routes.py",
+        "_exactly",
+        "abs(value) >= MOST_EXACT",
+        "abs(value) >= 2 * MOST_EXACT",
+        ("tests/page/test_ledger.py::test_no_whole_number_of_an_input_is_rounded_by_a_browser",),
+    ),
 )

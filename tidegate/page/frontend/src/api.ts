@@ -12,6 +12,10 @@ export class Refused extends Error {
   }
 }
 
+/** An error as a request's refusal: one without an answer, whatever kept it away. */
+export const refusalOf = (error: unknown): Refused =>
+  error instanceof Refused ? error : new Refused(0, "NO_ANSWER", String(error));
+
 const TIMEOUT_MS = 30_000;
 
 /** Absolute address of a path below the page's own address. */

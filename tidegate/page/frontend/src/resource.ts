@@ -1,5 +1,5 @@
 /** One answer of the server, kept up to date: what was heard and when, and what has gone wrong since. */
-import { get, Refused } from "./api";
+import { get, refusalOf, type Refused } from "./api";
 
 export const EVERY_MS = 2000;
 const LONGEST_MS = 30_000;
@@ -98,7 +98,7 @@ export class Resource<T> {
         if (now) skew = Date.parse(now) - Date.now();
       }
     } catch (error) {
-      next = { error: error instanceof Refused ? error : new Refused(0, "NO_ANSWER", String(error)) };
+      next = { error: refusalOf(error) };
     }
     if (asking.signal.aborted) return;
     this.asking = null;

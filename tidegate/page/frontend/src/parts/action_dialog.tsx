@@ -1,7 +1,8 @@
 /** The dialog of one action: says what will happen, asks for a reason, does it once, and says what happened. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { act, get, path, Refused, runAddress, startRun } from "../api";
+import { act, path, refusalOf, runAddress, startRun, type Refused } from "../api";
 import { label, MEANINGS, txidList, type Request } from "../actions";
+import { useLive } from "../live";
 import { refreshAll } from "../resource";
 import type { Outcome as Done, Prospect } from "../server_types";
 import type { Verb } from "../types";
@@ -17,28 +18,17 @@ const COMMAND_ONLY: readonly Verb[] = ["redo"];
 
 export function ActionDialog({ request, close }: { request: Request; close: () => void }) {
   const { pipeline, verb, txid } = request;
-  const [prospect, setProspect] = useState<Prospect | null>(verb === "trigger" ? triggerProspect(pipeline) : null);
-  const [error, setError] = useState<Refused | null>(null);
+  const [failure, setFailure] = useState<Refused | null>(null);
   const [result, setResult] = useState<Result | null>(null);
   const [reason, setReason] = useState("");
-  const [asked, setAsked] = useState(0);
   const [isBusy, setBusy] = useState(false);
   const busy = useRef(false); // a second click comes before the next drawing
   const reasonField = useRef<HTMLTextAreaElement>(null);
 
-  useEffect(() => {
-    if (verb === "trigger") return;
-    const ended = new AbortController();
-    setError(null);
-    get<Prospect>(path(["pipelines", pipeline, "actions", verb], { txid }), null, ended.signal).then(
-      (fresh) => setProspect(fresh?.data ?? null),
-      (failure: unknown) => {
-        if (failure instanceof Refused) setError(failure);
-        else if (!ended.signal.aborted) throw failure;
-      },
-    );
-    return () => ended.abort();
-  }, [asked]);
+  const isAsked = verb !== "trigger" && result === null;
+  const live = useLive<Prospect>(isAsked ? path(["pipelines", pipeline, "actions", verb], { txid }) : null);
+  const prospect = verb === "trigger" ? triggerProspect(pipeline) : live.data;
+  const error = failure ?? live.error;
 
   useEffect(() => reasonField.current?.focus(), [prospect?.allowed]);
 
@@ -46,12 +36,11 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
     if (busy.current) return;
     busy.current = true;
     setBusy(true);
-    setError(null);
+    setFailure(null);
     try {
       await work();
-    } catch (failure) {
-      if (!(failure instanceof Refused)) throw failure;
-      setError(failure);
+    } catch (failed) {
+      setFailure(refusalOf(failed));
     } finally {
       busy.current = false;
       setBusy(false);
@@ -70,7 +59,7 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
   const needsReason = verb !== "trigger";
   return (
     <Modal title={`${label(verb, txid)}: ${pipeline}`} close={close} isBusy={isBusy} isDone={result !== null}>
-      {!prospect && !error && <p class="loading">Asking what will happen &hellip;</p>}
+      {!prospect && !error && !result && <p class="loading">Asking what will happen &hellip;</p>}
       {prospect && !result && (
         <p class="will" id="will">
           {prospect.will}
@@ -109,7 +98,7 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
         </form>
       )}
       {result && <Outcome pipeline={pipeline} result={result} />}
-      {error && <Failure error={error} isAction={prospect !== null} />}
+      {error && <Failure error={error} isAction={failure !== null} />}
       {prospect && !result && (
         <p class="or">
           {COMMAND_ONLY.includes(verb) ? "Type it on the command line: " : "The same on the command line: "}
@@ -122,8 +111,8 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
             {isBusy ? "Working \u2026" : label(verb, txid)}
           </button>
         )}
-        {!prospect && error && (
-          <button type="button" class="primary" onClick={() => setAsked(asked + 1)}>
+        {!prospect && error && !result && (
+          <button type="button" class="primary" onClick={() => refreshAll()}>
             Ask again
           </button>
         )}
@@ -151,9 +140,8 @@ const triggerProspect = (pipeline: string): Prospect => ({
 async function runOrRefusal(pipeline: string, note: string): Promise<Run> {
   try {
     return { id: await startRun(pipeline, note) };
-  } catch (failure) {
-    if (failure instanceof Refused) return { refused: failure };
-    throw failure;
+  } catch (failed) {
+    return { refused: refusalOf(failed) };
   }
 }
 

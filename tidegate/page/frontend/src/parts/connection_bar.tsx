@@ -28,7 +28,6 @@ export function ConnectionBar() {
       <button
         type="button"
         class={`live small ${paused ? "is-paused" : isStale ? "is-stale" : "is-live"}`}
-        aria-pressed={!paused}
         title={
           paused ? "the page stands still; press to follow again" : "the page follows by itself; press to make it stand still"
         }

@@ -1,6 +1,6 @@
 /** The dialog in which an operator mends one record of quarantine. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { act, get, path, Refused } from "../api";
+import { act, get, path, Refused, refusalOf } from "../api";
 import { refreshAll } from "../resource";
 import type { QuarantinedRecord } from "../server_types";
 import { Failure } from "./answer";
@@ -24,10 +24,7 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
         setPayload(text);
         setMended(typeof fresh?.data.mended_payload === "string");
       },
-      (failure: unknown) => {
-        if (failure instanceof Refused) setError(failure);
-        else if (!ended.signal.aborted) throw failure;
-      },
+      (failure: unknown) => ended.signal.aborted || setError(refusalOf(failure)),
     );
     return () => ended.abort();
   }, []);
@@ -42,8 +39,7 @@ export function MendDialog({ pipeline, record, close }: { pipeline: string; reco
       await act(where, { payload, reason, again: isMended });
       close();
     } catch (failure) {
-      if (!(failure instanceof Refused)) throw failure;
-      setError(failure);
+      setError(refusalOf(failure));
     } finally {
       busy.current = false;
       setBusy(false);

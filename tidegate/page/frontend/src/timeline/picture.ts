@@ -2,7 +2,7 @@
 import type { Attempt, TimelineBatch } from "../server_types";
 import { timeScale, type Span, type TimeScale } from "./scale";
 
-export const ROW = 20;
+export const ROW = 24;
 const THICK = 12;
 const THIN = 4;
 const NARROWEST = 2;

@@ -12,6 +12,7 @@ import { batchHref, href } from "../route";
 import type { PipelineDetail as Pipeline, Quarantine, QuarantinedRecord } from "../server_types";
 
 const LIMIT = 50;
+const TXIDS_SHOWN = 12;
 
 export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: URLSearchParams }) {
   const { name, may_act: mayAct } = pipeline;
@@ -50,7 +51,7 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
               </div>
               {data.by_txid.length > 1 && (
                 <nav class="chips" aria-label="By batch">
-                  {data.by_txid.slice(0, 12).map(([of, records]) => (
+                  {data.by_txid.slice(0, TXIDS_SHOWN).map(([of, records]) => (
                     <a
                       key={of}
                       href={href(["pipelines", name, "quarantine"], { txid: of })}
@@ -59,6 +60,7 @@ export function QuarantineTab({ pipeline, query }: { pipeline: Pipeline; query: 
                       txid {of}: {count(records)}
                     </a>
                   ))}
+                  {data.by_txid.length > TXIDS_SHOWN && <span class="hint">and older ones</span>}
                 </nav>
               )}
               <Table
