@@ -139,6 +139,7 @@ class Pipeline:
             checks=tuple(self.checks.items()),
             queries=tuple(query.read for query in self.queries),
             rebuilds=self.rebuilds,
+            known_columns=source.known_columns,
         )
 
     def rebuild(self) -> "Pipeline":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection
@@ -344,14 +345,22 @@ class StateStore(Database):
         with self._transaction(f"staging {staged.name}") as connection:
             return staging_tables.fill(connection, staged, attempt.txid, attempt.number, content)
 
-    def seal(self, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
+    def seal(
+        self,
+        attempt: Attempt,
+        partitions: Sequence[StagedPartition],
+        tracked: Tracked,
+        undeclared: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         """Declare the attempt's staging complete: exactly these rows count. Sealing twice changes nothing.
+
+        `undeclared` are the columns of each input that the source's declaration leaves out.
 
         Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
         has emitted different rows from those of an earlier attempt.
         """
         with self._write_transaction(f"sealing {attempt}", lock_timeout_seconds=SEAL_PATIENCE_SECONDS) as connection:
-            attempts.seal(connection, attempt, partitions, tracked)
+            attempts.seal(connection, attempt, partitions, tracked, undeclared)
 
     def fail_attempt(self, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
         """Record why an attempt failed, so that its staging never counts; return `poison_tries`.

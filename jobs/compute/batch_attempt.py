@@ -82,7 +82,8 @@ def stage_batch(
         staged_bytes=sum(staged.bytes for staged in computed.staged),
         staged_at=computed.staged_at,
     )
-    store.seal(attempt, [partition for staged in computed.staged for partition in staged.partitions], sums)
+    partitions = [partition for staged in computed.staged for partition in staged.partitions]
+    store.seal(attempt, partitions, sums, emitter.undeclared())
     logger.info("%s sealed: %d source rows, %d partials", attempt, computed.emitted.rows, sum(s.rows for s in computed.staged))
 
 

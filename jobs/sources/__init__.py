@@ -234,6 +234,10 @@ class Emitter(Protocol):
         del metadata
         return None
 
+    def undeclared(self) -> Mapping[str, Sequence[str]]:
+        """Return, by input, columns that the batch has and nobody declares or ignores; called after the rows were read."""
+        return {}
+
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Check, after the read, that the rows were those of the metadata; only then is the batch sealed.
 
@@ -264,6 +268,11 @@ class Source(Protocol):
     @property
     def identity(self) -> str:
         """A text that changes when the source stands for another set of rows. It holds no secrets: the ledger shows it."""
+
+    @property
+    def known_columns(self) -> Mapping[str, Sequence[str]]:
+        """By input, the columns of which nobody has to be told; a source that looks for others declares or ignores these."""
+        return {}
 
     def coordinator(self, settings: Settings) -> Coordinator:
         """Return the coordinator for one plan.

@@ -1,7 +1,7 @@
 """Sources that read the data files of a table in the order of its own log: Delta Lake, Iceberg."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tidegate.jobs.sources import Coordinator, Source
@@ -14,6 +14,8 @@ class DataFilesSource(Source):
     """A table; a batch has up to `max_files` data files, and more than one only if they fit into `max_bytes`."""
 
     table: str
+    schema: Mapping[str, str]
+    ignored_columns: Sequence[str]
     max_files: int
     max_bytes: int | None
     generation: int  # from 1 on; raised by the author to read the table from its start again
@@ -21,6 +23,11 @@ class DataFilesSource(Source):
     @abstractmethod
     def coordinator(self, settings: Settings) -> "DataFilesCoordinator[Any, Any]":
         """Return a coordinator that reads the table's log when planning."""
+
+    @property
+    def known_columns(self) -> Mapping[str, Sequence[str]]:
+        """The columns that are declared or ignored."""
+        return {"": (*self.schema, *getattr(self, "partitions", ()), *self.ignored_columns)}
 
     def version(self, settings: Settings, most_files: int) -> SourceMetadata:
         """Return the table's current files, the first `most_files` at most, as the metadata of one batch.

@@ -86,6 +86,10 @@ class DataFilesReader(Emitter):
         for reader, share in self._shares(metadata):
             reader.verify_batch(attempt, share)
 
+    def undeclared(self) -> Mapping[str, Sequence[str]]:
+        """Return the columns of data files that are neither declared nor ignored."""
+        return {"": sorted({name for reader in self._readers.values() for name in reader.undeclared()[""]})}
+
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for a changed or unreadable file."""
         return next((cause for reader in self._readers.values() if (cause := reader.explain(error))), None)

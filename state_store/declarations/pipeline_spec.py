@@ -7,7 +7,7 @@ of one declaration are never merged into a state of another. A txid is a batch's
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -44,7 +44,7 @@ StateKind = Literal["transactional", "opaque", "non-transactional"]
 AsOf = Literal["previous txid", "latest"]
 _STAGED_IN_ORDER = ("integer", "bigint", "date", "timestamptz", "timestamp")
 # Fields that may change without changing what a stored value means.
-_WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks", "rebuilds")
+_WITHOUT_MEANING = ("quarantines", "keeps_files", "window", "checks", "rebuilds", "known_columns")
 _COMPOSED, _FOLLOWED = "inputs ", "changes of "
 _T = TypeVar("_T")
 
@@ -372,6 +372,8 @@ class PipelineSpec:
     # The pipeline whose committed batches this one computes again (`tidegate.state_store.pipeline_changes.rebuilds`); None: it
     # plans its own.
     rebuilds: str | None = field(default=None, compare=False)
+    # By input, the columns that the source declares or ignores: nobody has to be told of them.
+    known_columns: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_name("pipeline", self.name)

@@ -335,6 +335,18 @@ COMMENT ON TABLE tidegate.check_result IS 'One row per check of a committed batc
 COMMENT ON COLUMN tidegate.check_result.name IS 'of the check';
 COMMENT ON COLUMN tidegate.check_result.found IS 'what it warned of; NULL: nothing';
 
+CREATE TABLE tidegate.undeclared_column (
+    pipeline text NOT NULL,
+    input text NOT NULL,
+    name text NOT NULL,
+    txid bigint NOT NULL,
+    CONSTRAINT pk_undeclared_column PRIMARY KEY (pipeline, input, name),
+    CONSTRAINT fk_undeclared_column_batch FOREIGN KEY (pipeline, txid) REFERENCES tidegate.batch (pipeline, txid)
+);
+COMMENT ON TABLE tidegate.undeclared_column IS 'One row per column that a source has and its declaration leaves out.';
+COMMENT ON COLUMN tidegate.undeclared_column.input IS 'of the source; empty if it is a single one';
+COMMENT ON COLUMN tidegate.undeclared_column.txid IS 'the first batch that has it';
+
 CREATE TABLE tidegate.watermark (
     state text NOT NULL,
     pipeline text NOT NULL,
@@ -745,7 +757,7 @@ GRANT USAGE ON SCHEMA tidegate, state TO tidegate;
 GRANT USAGE, CREATE ON SCHEMA staging TO tidegate;
 GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate;
 GRANT INSERT ON tidegate.batch, tidegate.attempt, tidegate.seal, tidegate.commit, tidegate.run_batch, tidegate.source_file,
-    tidegate.quarantine, tidegate.operator_action, tidegate.check_result, tidegate.watermark TO tidegate;
+    tidegate.quarantine, tidegate.operator_action, tidegate.check_result, tidegate.watermark, tidegate.undeclared_column TO tidegate;
 GRANT UPDATE (paused_at, paused_by, paused_reason, in_flight, commits_alone) ON tidegate.pipeline TO tidegate;
 GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor TO tidegate;
 GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner, skip_reason, tries_after, awaits_ack, acked_at)
@@ -756,6 +768,7 @@ GRANT UPDATE (seen_at, staged_at, sealed_at, failed_at, error, is_poison, source
 GRANT UPDATE (mtime_ns, inode) ON tidegate.source_file TO tidegate;
 GRANT UPDATE (succeeded, succeeded_at, failed, failing_since, failed_at, failed_run, error) ON tidegate.plan TO tidegate;
 GRANT UPDATE (txid, watermark, previous_watermark, removed_until) ON tidegate.watermark TO tidegate;
+GRANT UPDATE (txid) ON tidegate.undeclared_column TO tidegate;
 GRANT INSERT, DELETE ON tidegate.open_commit TO tidegate;
 GRANT UPDATE (replayed_txid, mended_payload, mended_at, mended_by, mended_reason) ON tidegate.quarantine TO tidegate;
 GRANT EXECUTE ON FUNCTION tidegate.add_up(bigint), tidegate.latest(bigint) TO tidegate;

@@ -214,6 +214,14 @@ quarantine = _table(
     mended_reason=Null(Text),
 )
 
+undeclared_column = _table(
+    "undeclared_column",
+    pipeline=Text,
+    input=Text,
+    name=Text,
+    txid=BigInteger,
+)
+
 check_result = _table(
     "check_result",
     pipeline=Text,

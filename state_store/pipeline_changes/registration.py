@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
 from tidegate.state_store.base.errors import DeclarationChanged, PipelineRetired
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_by, parts_of
-from tidegate.state_store.ledger import batches, cursors, schema_revision, tables
+from tidegate.state_store.ledger import batches, cursors, schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.pipeline_changes import declaration_changes
 from tidegate.state_store.states import history_state_view, state_tables, table_identity, table_shape
@@ -34,6 +34,7 @@ def register(connection: Connection, spec: PipelineSpec) -> bool:
     _check_owned(connection, spec)
     grant_queried(connection, spec)
     _grant_removal(connection, spec)
+    undeclared_columns.forget_declared(connection, spec)
     if known and known.fingerprint == spec.fingerprint:
         _put_views(connection, spec, is_changed=False)
         _note_tables(connection, spec, is_changed=False)

@@ -1,6 +1,6 @@
 """Read-only queries for people and reports: lag, the ledger by txid, states by key."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.declarations.column_spec import SNAPSHOT
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata, StateSpec
-from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger import tables, undeclared_columns
 from tidegate.state_store.ledger.batches import existing_input
 from tidegate.state_store.states import partitions, state_tables
 
@@ -62,7 +62,8 @@ class Lag:
 
     `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
     source rows of its newest commits, divided by the time that these took together; None before the first commit.
-    `failed_plans` have failed since one succeeded, the newest with `plan_error`.
+    `failed_plans` have failed since one succeeded, the newest with `plan_error`. `new_columns` of the source came after the
+    first batch, and nobody declares them.
     """
 
     pipeline: str
@@ -80,6 +81,7 @@ class Lag:
     failed_plans: int
     plans_failing_since: datetime | None
     plan_error: str | None
+    new_columns: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def lags() -> sa.Select[Any]:
         .add_columns(_age_of_oldest().label("lag_seconds"), _speed().label("rows_per_second"))
         .add_columns(sa.func.coalesce(plan.failed, 0).label("failed_plans"))
         .add_columns(plan.failing_since.label("plans_failing_since"), plan.error.label("plan_error"))
+        .add_columns(undeclared_columns.new_columns(p.pipeline).label("new_columns"))
         .select_from(lag_view)
         .join(tables.pipeline, p.pipeline == lag_view.c.pipeline)
         .outerjoin(tables.plan, plan.pipeline == p.pipeline)

@@ -18,7 +18,7 @@ from tidegate.state_store.base.errors import HoleDetected
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.connections.copy_into_staging import STAGING
 from tidegate.state_store.connections.database import set_local
-from tidegate.state_store.ledger import cursors, tables
+from tidegate.state_store.ledger import cursors, tables, undeclared_columns
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import CURSOR, Cursor
 from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED
@@ -61,6 +61,7 @@ class PipelineMeasures:
     skipped_at: datetime | None
     set_aside_at: datetime | None
     is_whole: bool
+    new_columns: int = 0
     tries: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def measures(connection: Connection, witness: Witness) -> Measures:
                 is_whole=row.last_commit == cursor.txid
                 and cursors.is_same_database(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),
+                new_columns=row.new_columns,
                 tries=found.tries,
                 phases={phase: found.phases[phase] + uncounted * (phase == "planned") for phase in UNCOMMITTED},
                 errors=found.errors,
@@ -166,6 +168,7 @@ def _present() -> sa.Select[Any]:
             plan.succeeded_at.label("planned_at"),
             sa.func.coalesce(plan.failed, 0).label("failed_plans"),
             sa.func.split_part(sa.func.coalesce(plan.error, ""), ":", 1).label("plan_error"),
+            sa.func.jsonb_array_length(undeclared_columns.new_columns(k.pipeline)).label("new_columns"),
             of_staging.c.attempts.label("staged_attempts"),
             of_staging.c.bytes.label("staged_bytes"),
             *recent.c,

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql
 from tidegate.state_store.attempt.turns import turns
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger import schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
 from tidegate.state_store.ledger.cursors import (
     CURSOR,
@@ -75,7 +75,7 @@ class RegisteredPipeline(NamedTuple):
     `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
     source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
     still sends heartbeats. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`, with
-    `plan_error`, cut to ERROR_CHARACTERS.
+    `plan_error`, cut to ERROR_CHARACTERS. `new_columns` are those of `tidegate.state_store.ledger.undeclared_columns`.
     """
 
     pipeline: str
@@ -99,6 +99,7 @@ class RegisteredPipeline(NamedTuple):
     plan_error: str | None
     now: datetime
     queries: Sequence[Mapping[str, str]]
+    new_columns: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -233,6 +234,7 @@ def _pipelines() -> sa.Select[Any]:
             *of_plans,
             sa.func.now(),
             p.declaration["queries"],
+            undeclared_columns.new_columns(p.pipeline),
             *CURSOR,
         )
         .select_from(tables.pipeline)

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.base.errors import AttemptFenced, SourceChanged, UnknownBatch
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
-from tidegate.state_store.ledger import tables
+from tidegate.state_store.ledger import tables, undeclared_columns
 from tidegate.state_store.seal.staging_tables import StagedPartition
 
 FENCED = AttemptFenced("").code
@@ -186,7 +186,13 @@ def write_spark(connection: Connection, attempt: Attempt, application: str, tag:
     connection.execute(sa.update(tables.attempt).where(*_row_of(attempt)).values(spark_application=application, spark_tag=tag))
 
 
-def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPartition], tracked: Tracked) -> None:
+def seal(
+    connection: Connection,
+    attempt: Attempt,
+    partitions: Sequence[StagedPartition],
+    tracked: Tracked,
+    undeclared: Mapping[str, Sequence[str]],
+) -> None:
     """Record that the attempt's staging is complete, and which rows a commit merges; a second seal is ignored.
 
     Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
@@ -204,6 +210,7 @@ def seal(connection: Connection, attempt: Attempt, partitions: Sequence[StagedPa
     connection.execute(
         sa.update(tables.attempt).where(*_row_of(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))
     )
+    undeclared_columns.note(connection, attempt.pipeline, attempt.txid, undeclared)
 
 
 def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:

@@ -14,6 +14,7 @@ from tidegate.state_store import Settings, StateStore
 LEDGER = {
     *("pipeline", "state_table", "cursor", "batch", "attempt", "seal", "commit", "run_batch", "alembic_version"),
     *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range", "plan"),
+    "undeclared_column",
 }
 VIEWS = {"batches", "lag"}
 STATES = {"per_shop", "per_day"}
@@ -57,6 +58,7 @@ COLUMN_UPDATES = {
     "tidegate.source_file": {"mtime_ns", "inode"},  # of a file that was touched
     "tidegate.cursor": {"txid", "attempt", "source_digest"},
     "tidegate.watermark": {"txid", "watermark", "previous_watermark", "removed_until"},
+    "tidegate.undeclared_column": {"txid"},  # an earlier batch, processed later, may have the column too
     # The original, `payload`, is never changed.
     "tidegate.quarantine": {"replayed_txid", "mended_payload", "mended_at", "mended_by", "mended_reason"},
 }

@@ -222,7 +222,7 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     staged = [
         _staged(store.settings, state.spec(name), attempt, _partials(state, rows)) for name, state in pipeline.states.items()
     ]
-    store.seal(attempt, staged, Tracked(len(inputs)))
+    store.seal(attempt, staged, Tracked(len(inputs)), emitter.undeclared())
 
 
 def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:

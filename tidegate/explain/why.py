@@ -196,6 +196,15 @@ def _needs_attention(wait: "Wait") -> Iterator[Cause]:
             advice="The next run gives it; if that fails again, the log of its plan says why.",
             **starts_a_run(name),
         )
+    if row.new_columns:
+        from tidegate.state_store.ledger import undeclared_columns  # noqa: PLC0415 - loads SQLAlchemy
+
+        yield cause(
+            "NEW_COLUMNS",
+            undeclared_columns.sentence(row.new_columns),
+            advice="Add them to the schema and raise the pipeline's version, or name them in the source's ignored_columns.",
+            command="tidegate migrate",
+        )
     if row.quarantined:
         yield cause(
             "QUARANTINED",

@@ -52,6 +52,7 @@ class Look:
         for lag in self.lags:
             parts = [f"committed {lag.committed} of {lag.opened}"]
             parts += [f"{lag.quarantined} in quarantine"] if lag.quarantined else []
+            parts += [f"{len(lag.new_columns)} new columns not declared"] if lag.new_columns else []
             waits = waits_for(lag, self.losses)
             found[f"pipeline {lag.pipeline}"] = f"{lag.pipeline}: {', '.join(parts)}{f'; waits for {waits}' if waits else ''}"
         if self.advice:
@@ -147,6 +148,10 @@ def show(found: Look, notes: list[str]) -> None:
         if found.retired:
             names = [each.pipeline for each in found.retired]
             output.say(f"Retired: {', '.join(names)}. When and why: tidegate why {names[0]}")
+        from tidegate.state_store.ledger import undeclared_columns  # noqa: PLC0415 - loads SQLAlchemy, as `look` did
+
+        for lag in (lag for lag in found.lags if lag.new_columns):
+            output.say(f"{lag.pipeline}: {undeclared_columns.sentence(lag.new_columns)} See: tidegate why {lag.pipeline}")
         for note in notes:
             output.say(note)
     if found.components:

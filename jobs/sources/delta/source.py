@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
-from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.files.source import Files, OnNewColumn
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
@@ -39,7 +39,8 @@ class Delta(DataFilesSource):
     (``insert``, ``update_preimage``, ``update_postimage`` or ``delete``) and `_commit_version`.
 
     `schema` maps columns to Spark types, and `partitions` does so for partition columns. A column that was added to the table
-    later is NULL in older files. Column mapping, files with deletion vectors, version 2 checkpoints and shallow clones are
+    later is NULL in older files; one that nobody declares is told, or halts a batch, as `Files` has it by `on_new_column` and
+    `ignored_columns`. Column mapping, files with deletion vectors, version 2 checkpoints and shallow clones are
     refused, with an error that names them.
 
     Planning raises RangeExpired if a data file (by VACUUM) or a version's log was removed before it was planned. To go on
@@ -56,6 +57,8 @@ class Delta(DataFilesSource):
     skip_change_commits: bool = False
     changes: bool = False
     generation: int = 1
+    on_new_column: OnNewColumn = "notice"
+    ignored_columns: Sequence[str] = ()
     kind: SourceKind = field(default="transactional", init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class Delta(DataFilesSource):
             missing="null",
             max_files=self.max_files,
             max_bytes=self.max_bytes,
+            on_new_column=self.on_new_column,
+            ignored_columns=self.ignored_columns,
         )
 
     @cached_property

@@ -7,7 +7,7 @@ first record that does not fit fails the batch, with an error that names the pla
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
-from tidegate.jobs.sources.files.partition_columns import PartitionColumns, undeclared
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of, undeclared
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import (
     ObjectPath,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 MOST_BYTES_HERE = 16 * 1024 * 1024  # go to Spark in one message
 # Of Spark's errors: the store refuses Spark.
 REFUSED = r"(AccessDeniedException|AccessControlException|NoAuthWithAWSException|NoAwsCredentialsException)[^\n]*"
+SHOWN_COLUMNS = 5
 # An open file's device, inode number, and last change of content or attributes in nanoseconds; an object's description.
 Inode = tuple[int, int, int] | ObjectInfo
 
@@ -77,6 +78,7 @@ class FileReader(Emitter):
         # By path: the file's name in the source, even if it is in the done folder, and the values in its folders' names.
         self._names: dict[Place, str] = {}
         self._values: dict[Place, dict[str, pa.Array]] = {}
+        self._undeclared: set[str] = set()
 
     def row_schema(self) -> str:
         """Return the declared columns, with partition columns last."""
@@ -112,6 +114,24 @@ class FileReader(Emitter):
         del metadata
         with self._changes_checked():
             return sum(self._count_rows(path) for _, path in self._files)
+
+    def undeclared(self) -> Mapping[str, Sequence[str]]:
+        """Return the columns of the files, and of their folders' names, that are neither declared nor ignored."""
+        return {"": sorted(self._undeclared)}
+
+    def _note_columns(self, path: Place, names: Iterable[str]) -> None:
+        """Take note of a file's columns.
+
+        Raises: SourceUnreadable if others than the declared ones are to halt the batch.
+        """
+        new = sorted(set(names) - set(self._source.known_columns[""]))
+        if new and self._source.on_new_column == "block":
+            raise SourceUnreadable(
+                f"{path} has {'columns' if len(new) > 1 else 'the column'} {', '.join(new[:SHOWN_COLUMNS])}, which the source "
+                "does not declare, and it says on_new_column='block'. Add it to the schema and to the states that need it, and "
+                "raise the pipeline's version; or name it in the source's ignored_columns. Then run: tidegate migrate"
+            )
+        self._undeclared.update(new)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:  # noqa: ARG002 - as it was read
         """Check the digests again, to find files that changed during the read.
@@ -169,6 +189,8 @@ class FileReader(Emitter):
             self._values[path] = self._partition_values(file, path)
             self._files.append((file, path))
             self._names[path] = file["name"]
+            if "partition" not in file:
+                self._note_columns(path, (column for column, _ in folders_of(file["name"])))
             self._check_content(path)
         return [_literal_path(path) for _, path in self._files]
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OnNewColumn = Literal["notice", "block"]
 # Options that would make Spark drop, guess or repair rows instead of failing.
 RESERVED_OPTIONS = (
     *("mode", "columnnameofcorruptrecord", "inferschema", "header", "enforceschema"),
@@ -80,6 +81,10 @@ class Files(Source):
     have any of the usual ends, but a declared `lineSep` is the only one. In JSON, a key that a record lacks is NULL; one that
     all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by gzip or bzip2. In Parquet,
     a column that a file lacks is refused, and NULL if `missing` is ``"null"``.
+
+    A column that came after the first batch and that nobody declares is told by ``tidegate status``, `why`, the page and an
+    alert, until the schema has it or `ignored_columns` name it. With ``on_new_column="block"`` a batch that has a column which
+    neither of them names is halted.
 
     `partitions` maps columns in the names of folders, as Hive writes them, to types: with ``{"dt": "date"}`` each row of
     ``dt=2024-01-05/x.parquet`` has this ``dt``. These columns are not in the files.
@@ -127,6 +132,8 @@ class Files(Source):
     versions: bool = False
     marker: str | None = None
     manifests: str | None = None
+    on_new_column: OnNewColumn = "notice"
+    ignored_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ("transactional", "opaque"):
@@ -231,6 +238,8 @@ class Files(Source):
             )
         if self.missing not in ("refuse", "null"):
             raise ValueError(f"Files({self.folder!r}) cannot take missing={self.missing!r}: use 'refuse' or 'null'.")
+        if self.on_new_column not in get_args(OnNewColumn) or isinstance(self.ignored_columns, str):
+            raise ValueError(f"Files({self.folder!r}) needs on_new_column 'notice' or 'block', and a list of ignored_columns.")
         if reserved := [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]:
             raise ValueError(f"Files({self.folder!r}) cannot have a column {reserved[0]}: names like that are Tidegate's own.")
         in_files = {name.lower() for name in self.schema or ("value",)}
@@ -261,6 +270,11 @@ class Files(Source):
         if self.partitions:
             parts.append(list(self.partitions.items()))
         return f"files {json.dumps(parts, sort_keys=True)}"
+
+    @property
+    def known_columns(self) -> Mapping[str, Sequence[str]]:
+        """The columns of schema, partitions and `ignored_columns`."""
+        return {"": (*self.schema, *self.partitions, *self.ignored_columns)}
 
     def coordinator(self, settings: Settings) -> Coordinator:
         """Return a coordinator: for the files of a folder, listed once; for the objects of a store, listed as it plans.

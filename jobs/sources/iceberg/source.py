@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
-from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.files.source import Files, OnNewColumn
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
@@ -33,7 +33,8 @@ class Iceberg(DataFilesSource):
     `skip_overwrites` leaves out such snapshots, with all that they add.
 
     `schema` maps columns to Spark types; partition columns are declared like others. A column that was added to the table
-    later is NULL in older files. Columns that were renamed, or dropped and added again, default values, data files other than
+    later is NULL in older files; one that nobody declares is told, or halts a batch, as `Files` has it by `on_new_column` and
+    `ignored_columns`. Columns that were renamed, or dropped and added again, default values, data files other than
     Parquet, and row-level deletes in the snapshot that is read first are refused, with an error that names them.
 
     Planning raises RangeExpired if a snapshot expired, or a data file was removed, before it was planned. To go on without it,
@@ -48,6 +49,8 @@ class Iceberg(DataFilesSource):
     starting_snapshot: int | None = None
     skip_overwrites: bool = False
     generation: int = 1
+    on_new_column: OnNewColumn = "notice"
+    ignored_columns: Sequence[str] = ()
     kind: SourceKind = field(default="transactional", init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +69,16 @@ class Iceberg(DataFilesSource):
 
     def files(self, root: str) -> Files:
         """Return a `Files` source for data files below `root`."""
-        return Files(root, glob="**", schema=self.schema, missing="null", max_files=self.max_files, max_bytes=self.max_bytes)
+        return Files(
+            root,
+            glob="**",
+            schema=self.schema,
+            missing="null",
+            max_files=self.max_files,
+            max_bytes=self.max_bytes,
+            on_new_column=self.on_new_column,
+            ignored_columns=self.ignored_columns,
+        )
 
     @property
     def identity(self) -> str:

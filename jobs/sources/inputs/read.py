@@ -1,6 +1,6 @@
 """Reads a batch of several inputs: each by its own emitter, and the references in the versions of the batch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -117,6 +117,10 @@ class InputsEmitter(Emitter):
     def verify_replay(self, attempt: "Attempt") -> None:
         """Check that each reference had the rows of the metadata."""
         self.verify_batch(attempt, attempt.source_metadata)
+
+    def undeclared(self) -> Mapping[str, Sequence[str]]:
+        """Return the columns of each input and reference that are neither declared nor ignored."""
+        return {name: names for name, emitter in self._all.items() for names in emitter.undeclared().values()}
 
     def of_input(self, name: str) -> Emitter:
         """Return the emitter of an input.

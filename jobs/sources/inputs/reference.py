@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT_SECONDS, POLL_SECONDS = 10, 0.1
 MOST_FILES = 1000  # each batch's metadata lists them all
 # What a reference to a table may declare.
-OF_TABLES = ("table", "schema", "partitions", "kind")
+OF_TABLES = ("table", "schema", "partitions", "kind", "on_new_column", "ignored_columns")
 OF_POSTGRES = ("table", "query", "key", "schema", "connection", "kind")
 ADVICE = (
     "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "

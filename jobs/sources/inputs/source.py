@@ -183,6 +183,12 @@ class Inputs(Source):
         )
         return composed_of(inputs, references)
 
+    @property
+    def known_columns(self) -> Mapping[str, Sequence[str]]:
+        """The columns of each input and reference that are declared or ignored."""
+        files = {**self.parts, **{name: reference.files for name, reference in self.references.items()}}
+        return {name: columns for name, each in files.items() for columns in each.known_columns.values()}
+
     def coordinator(self, settings: Settings) -> "InputsCoordinator":
         """Return a coordinator that asks each input's own coordinator.
 

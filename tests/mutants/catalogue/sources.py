@@ -13,9 +13,27 @@ OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafk
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
 
-REPLACED = "tests/sources/test_replaced_files.py"
+REPLACED, NEW_COLUMNS = "tests/sources/test_replaced_files.py", "tests/sources/test_new_columns.py"
 
 MUTANTS = (
+    Mutant(
+        "an-undeclared-column-is-not-told",
+        "I11",
+        "jobs/sources/files/read.py",
+        "_note_columns",
+        "self._undeclared.update(new)",
+        "self._undeclared.update([])",
+        (f"{NEW_COLUMNS}::test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored",),
+    ),
+    Mutant(
+        "an-undeclared-column-does-not-block",
+        "I11",
+        "jobs/sources/files/read.py",
+        "_note_columns",
+        'self._source.on_new_column == "block"',
+        'self._source.on_new_column == "never"',
+        (f"{NEW_COLUMNS}::test_a_batch_with_a_new_column_is_halted_if_the_source_says_so",),
+    ),
     Mutant(
         "a-file-of-the-same-size-and-time-is-the-same",
         "I11",

@@ -209,8 +209,12 @@ def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, A
 
 
 def _show_what_is_not_planned(store: "StateStore", pipeline: str) -> None:
-    """Say that plans fail, and what the source leaves alone."""
+    """Say that plans fail, which columns nobody has declared, and what the source leaves alone."""
+    from tidegate.state_store.ledger import undeclared_columns  # noqa: PLC0415
+
     for lag in store.lag([pipeline]):
+        if lag.new_columns:
+            output.say(f"{pipeline}: {undeclared_columns.sentence(lag.new_columns)} See: tidegate why {pipeline}")
         if lag.plan_error:
             times = f" {lag.failed_plans} times" if lag.failed_plans > 1 else ""
             since = f"{lag.plans_failing_since:%Y-%m-%d %H:%M:%S} UTC"

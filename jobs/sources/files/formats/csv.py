@@ -33,4 +33,5 @@ class CsvReader(TextFileReader):
             formatted=frozenset(name for name, kind in kinds.items() if PATTERNS.get(kind.family) in options),
             strip_left=strip_left,
             strip_right=strip_right,
+            may_lack=self._source.missing == "null",
         )

@@ -92,6 +92,8 @@ class ParquetReader(FileReader):
             )
             for file, path in self._files
         ]
+        for (_, path), footer in zip(self._files, footers, strict=True):
+            self._note_columns(path, footer.names)
         self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
         return footers
 

@@ -44,7 +44,8 @@ _ADVICE = "Declare the column so that every value fits, or write the file again.
 class Footer:
     """Facts from a footer: rows and bytes per row group, INT96 columns, whether Spark's reader would not do (needs_care).
 
-    The bytes are those of the declared columns before compression; a value that is repeated may count once.
+    The bytes are those of the declared columns before compression; a value that is repeated may count once. `names`
+    are all columns of the file.
     """
 
     rows: list[int]
@@ -52,6 +53,7 @@ class Footer:
     needs_care: bool
     int96: frozenset[str]
     is_legacy: bool
+    names: tuple[str, ...]
 
 
 def arrow_types(schema: T.StructType) -> dict[str, pa.DataType]:
@@ -132,7 +134,8 @@ def read_footer(
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     sizes = [_size(f"{path}, row group {n + 1}", metadata.row_group(n), types, places) for n in range(len(rows))]
     needs_care |= any(size > max(MAX_RECORD_BYTES, LONG_ROW_BYTES * count) for size, count in zip(sizes, rows, strict=True))
-    return Footer(rows, sizes, needs_care, int96, any(key in (metadata.metadata or {}) for key in _LEGACY))
+    is_legacy = any(key in (metadata.metadata or {}) for key in _LEGACY)
+    return Footer(rows, sizes, needs_care, int96, is_legacy, tuple(schema.names))
 
 
 def _size(place: str, group: pq.RowGroupMetaData, names: Iterable[str], places: dict[str, int]) -> int:

@@ -22,7 +22,7 @@ class CsvParser:
 
     `kinds` are the types of the declared columns by name. `null` is the text that means NULL, `empty` the meaning of a quoted
     empty value. `formatted` are columns whose texts Spark converts, by the author's pattern. A file's header assigns values to
-    columns; without a header their order does.
+    columns; without a header their order does. Columns that its header `may_lack` are NULL.
     """
 
     kinds: dict[str, SparkType]
@@ -33,6 +33,7 @@ class CsvParser:
     formatted: frozenset[str] = frozenset()
     strip_left: bool = False
     strip_right: bool = False
+    may_lack: bool = False
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
@@ -57,7 +58,7 @@ class CsvParser:
         texts, bad = self._texts(chunk, names)
         columns = {}
         for name, kind in self.kinds.items():
-            values = texts[name]
+            values = texts[name] if name in texts else pa.nulls(len(chunk), pa.string())  # the file lacks the column
             if self.null:
                 values = pc.if_else(pc.equal(values, self.null), pa.scalar(None, pa.string()), values)
             if self.empty:
@@ -74,14 +75,14 @@ class CsvParser:
         table = self._table_by_arrow(chunk, names)
         if table is None:
             return self._texts_one_by_one(chunk, names)
-        return {name: table.column(name).combine_chunks() for name in self.kinds}, {}
+        return {name: table.column(name).combine_chunks() for name in table.column_names}, {}
 
     def _table_by_arrow(self, chunk: Chunk, names: Sequence[str]) -> pa.Table | None:
         """Return the texts as Arrow reads them; None if it would read others than the grammar says, or refuses a record."""
         if chunk.bad or not self.grammar.is_plain or self.strip_left or self.strip_right or len(names) == 1:
             return None
         first, last = int(chunk.starts[0]), int(chunk.ends[-1])
-        if not self._is_read_alike(chunk.data, first, last):
+        if not self._present(names) or not self._is_read_alike(chunk.data, first, last):
             return None
         table = self._read(chunk.data, first, last, names)
         return table if table is not None and table.num_rows == len(chunk) else None
@@ -103,7 +104,7 @@ class CsvParser:
                 ),
                 csv.ConvertOptions(
                     column_types={str(number): pa.string() for number in range(len(names))},
-                    include_columns=[str(names.index(name)) for name in self.kinds],
+                    include_columns=[str(names.index(name)) for name in self._present(names)],
                     null_values=[""],
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
@@ -111,7 +112,11 @@ class CsvParser:
             )
         except pa.ArrowInvalid:
             return None
-        return table.rename_columns(list(self.kinds))
+        return table.rename_columns(self._present(names))
+
+    def _present(self, names: Sequence[str]) -> list[str]:
+        """Return the declared columns that a file has."""
+        return [name for name in self.kinds if name in names]
 
     def _is_read_alike(self, data: bytes, first: int, last: int) -> bool:
         """Whether Arrow finds these records where the grammar does, and reads every character of them."""
@@ -124,7 +129,8 @@ class CsvParser:
 
     def _texts_one_by_one(self, chunk: Chunk, names: Sequence[str]) -> tuple[dict[str, pa.Array], dict[int, str]]:
         bad = dict(chunk.bad)
-        places = [names.index(name) for name in self.kinds]
+        present = self._present(names)
+        places = [names.index(name) for name in present]
         rows: list[list[str | None]] = []
         for number in range(len(chunk)):
             values = None
@@ -139,7 +145,7 @@ class CsvParser:
                     bad[number], values = f"it has {len(values)} value(s), the {len(names)} columns need one each", None
             rows.append([None] * len(places) if values is None else [values[place] for place in places])
         columns = zip(*rows, strict=True) if rows else [[] for _ in places]
-        return {name: pa.array(list(column), pa.string()) for name, column in zip(self.kinds, columns, strict=True)}, bad
+        return {name: pa.array(list(column), pa.string()) for name, column in zip(present, columns, strict=True)}, bad
 
     def _values(self, record: bytes) -> list[str | None] | None:
         """Return the values of one record, None if it is no record."""

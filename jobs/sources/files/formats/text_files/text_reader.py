@@ -64,6 +64,7 @@ class TextFileReader(FileReader):
             advice=self._partition_advice(name),
         )
         self._scans[path] = scan(file, self._parser, has_header=self._header, may_lack=self.may_lack)
+        self._note_columns(path, self._scans[path].columns)
 
     def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
         del paths

@@ -6,6 +6,7 @@ Counting here and reading in `text_tasks` split records by the same rules.
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +25,9 @@ from tidegate.state_store.base.errors import MalformedRecord
 # A task reads about this many bytes, of one file or of several; opening a file costs as much as reading OPEN_BYTES of it.
 RANGE_BYTES = 16 * 1024 * 1024
 OPEN_BYTES = 64 * 1024
+
+# JSON records are looked at for keys that nobody declared: all of a file of this size, and of each further chunk so many bytes.
+LOOKED_AT_FIRST, LOOKED_AT = 256 * 1024, 16 * 1024
 
 Parser = CsvParser | JsonParser | TextParser
 
@@ -74,11 +78,15 @@ class FileRange:
 
 @dataclass(frozen=True)
 class Scan:
-    """The result of one pass over a file: its number of records, the bytes of its text, and its ranges."""
+    """The result of one pass over a file: its number of records, the bytes of its text, its ranges, and columns that it has.
+
+    These are all columns of a header; of JSON, the keys of the records that were looked at.
+    """
 
     rows: int
     bytes: int
     ranges: list[FileRange]
+    columns: frozenset[str]
 
 
 def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) -> Scan:
@@ -90,12 +98,14 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
     names, header_line, grammar = _columns(file, parser, has_header)
     lacking = _required_keys(file, parser, may_lack)
     divider = _Divider(file, grammar)
-    rows = 0
+    rows, columns, is_json = 0, set(names or ()), isinstance(parser, JsonParser)
     for chunk in file.chunks(grammar):
         rows += int(np.count_nonzero(chunk.lines > header_line))
         divider.add(chunk)
         if lacking and len(chunk):
             lacking = _keys_not_in(chunk, lacking)
+        if is_json and len(chunk):
+            columns |= _keys_of_some(chunk, LOOKED_AT if rows > len(chunk) else LOOKED_AT_FIRST)
     if lacking and rows and (lacking := _keys_in_no_spelling(file, parser.grammar, lacking)):
         raise MalformedRecord(
             f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
@@ -105,7 +115,7 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
         FileRange(file.path, file.name, size, start, end, line, header_line, names, file.within, file.values)
         for size, start, end, line in divider.all()
     ]
-    return Scan(rows, divider.reached, ranges)
+    return Scan(rows, divider.reached, ranges, frozenset(columns))
 
 
 def in_tasks(ranges: list[FileRange]) -> list[list[FileRange]]:
@@ -174,9 +184,12 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
     if names is None:
         raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
     declared = list(parser.kinds)
-    if missing := [name for name in declared if name not in names]:
+    missing = [name for name in declared if name not in names]
+    if missing and (not parser.may_lack or len(missing) == len(declared) or not set(file.in_folders).isdisjoint(missing)):
+        is_older = len(missing) < len(declared)
+        advice = "If the file is older than that, missing='null' makes it NULL. Else correct" if is_older else "Correct"
         raise MalformedRecord(
-            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing. Correct the schema, the separator "
+            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing. {advice} the schema, the separator "
             f"(options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
         )
     if twice := [name for name in declared if names.count(name) > 1]:
@@ -189,6 +202,16 @@ def _required_keys(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
     if not isinstance(parser, JsonParser):
         return set()
     return set(file.in_folders) if may_lack else set(parser.kinds)
+
+
+def _keys_of_some(chunk: Chunk, most_bytes: int) -> set[str]:
+    """Return the keys of records that are evenly spread over a chunk, and have about so many bytes."""
+    share = most_bytes / int(chunk.ends[-1] - chunk.starts[0] + 1)
+    keys: set[str] = set()
+    for number in np.linspace(0, len(chunk) - 1, max(1, int(min(1, share) * len(chunk))), dtype=int).tolist():
+        with suppress(ValueError):  # a bad record is reported where it is read
+            keys |= object_of(chunk.record(number).decode()).keys()
+    return keys
 
 
 def _keys_not_in(chunk: Chunk, lacking: set[str]) -> set[str]:

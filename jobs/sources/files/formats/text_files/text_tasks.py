@@ -112,7 +112,8 @@ class PayloadsReader:
 
     def _parse(self, record: bytes, names: list[str] | None) -> tuple[dict[str, pa.Array], dict[int, str]]:
         parser = self.parser
-        if names is not None and (missing := [name for name in parser.types if name not in names]):
+        may_lack = isinstance(parser, CsvParser) and parser.may_lack
+        if names is not None and not may_lack and (missing := [name for name in parser.types if name not in names]):
             return self._nulls, {0: f"its file has no column {missing[0]}"}
         if isinstance(parser, CsvParser) and not record:
             return self._nulls, {0: EMPTY_LINE}  # splitting would return no record

@@ -1,0 +1,180 @@
+"""A column that a producer adds and nobody declares is told with the first txid that has it, or halts its batch."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from tests.sources.conftest import SCHEMA, Inbox
+from tests.sources.in_process import Folder, Follower, counted_here, folder
+from tidegate.explain.why import explain
+from tidegate.jobs import Delta, Files, Inputs, Pipeline, Reference
+from tidegate.jobs.sources.files.formats.text_files import text_scan
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
+
+__all__ = ["counted_here", "folder"]  # fixtures
+
+Content = Callable[[dict[str, Any]], bytes]
+
+
+def csv_of(row: dict[str, Any]) -> bytes:
+    """Return a CSV file of one row."""
+    return f"{','.join(row)}\n{','.join(map(str, row.values()))}\n".encode()
+
+
+def json_of(row: dict[str, Any]) -> bytes:
+    """Return a JSON file of one row."""
+    return f"{json.dumps(row)}\n".encode()
+
+
+def parquet_of(row: dict[str, Any]) -> bytes:
+    """Return a Parquet file of one row."""
+    pq.write_table(
+        pa.table({n: pa.array([v], pa.int32() if n == "amount" else None) for n, v in row.items()}), sink := io.BytesIO()
+    )
+    return sink.getvalue()
+
+
+FORMATS = {"csv": csv_of, "json": json_of, "parquet": parquet_of}
+ROW = {"name": "a", "amount": 1}
+NEW = {**ROW, "discount": 5}
+
+
+def told(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, str, int]]:
+    """Return the new columns that the ledger tells of, the same ones in all places."""
+    with StateStore.connect(inbox.settings) as store:
+        (lag,) = store.lag([pipeline.name])
+        causes = explain(store, pipeline).causes
+    sentences = [cause.sentence for cause in causes if cause.code == "NEW_COLUMNS"]
+    assert len(sentences) == bool(lag.new_columns)
+    for column in lag.new_columns[:3]:
+        assert f"{column['column']}" in sentences[0]
+        assert f"(since txid {column['first_txid']})" in sentences[0]
+    return [(column["input"], column["column"], column["first_txid"]) for column in lag.new_columns]
+
+
+@pytest.mark.usefixtures("counted_here")
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored(inbox: Inbox, format: str) -> None:
+    """What the first file has besides the schema is the author's choice."""
+    source = Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA)  # type: ignore[arg-type]
+    pipeline = inbox.declare(source)
+    for number, row in enumerate([{**ROW, "city": "x"}, ROW, NEW, {**NEW, "city": "y"}], start=1):
+        inbox.write(f"{number}.{format}", FORMATS[format](row).decode())
+    inbox.run(pipeline, "first")
+    assert told(inbox, pipeline) == [("", "discount", 3)]
+    ignoring = inbox.declare(Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA, ignored_columns=["discount"]))  # type: ignore[arg-type]
+    assert told(inbox, ignoring) == []
+    inbox.write(f"9.{format}", FORMATS[format](NEW).decode())
+    inbox.run(ignoring, "second")
+    assert told(inbox, ignoring) == []
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folder, format: Any) -> None:
+    """The file, the column and the ways out are named; a declared, an ignored and a partition column are none."""
+    source = Files("inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA, on_new_column="block")
+    folder.write(f"a.{format}", FORMATS[format](ROW))
+    assert folder.read(source) == [("a", 1)]
+    folder.clear()
+    folder.write(f"b.{format}", FORMATS[format](NEW))
+    message = folder.refused(source, SourceUnreadable)
+    assert f"b.{format} has the column discount, which the source does not declare" in message
+    assert "ignored_columns" in message
+    ignoring = Files(
+        "inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA, on_new_column="block", ignored_columns=["discount"]
+    )
+    assert folder.read(ignoring) == [("a", 1)]
+    folder.clear()
+    folder.write(f"country=pt/c.{format}", FORMATS[format](ROW))
+    assert "has the column country" in folder.refused(source, SourceUnreadable)
+
+
+def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a small file all records are looked at; in a larger one, each further chunk in part."""
+    source = Files("inbox", glob="*.json", format="json", schema=SCHEMA, on_new_column="block")
+    rows = [json_of(ROW)] * 2000
+    folder.write("a.json", b"".join([*rows[:977], json_of(NEW), *rows]))
+    assert "column discount" in folder.refused(source, SourceUnreadable)
+    looked_at = []
+    monkeypatch.setattr(text_scan, "object_of", lambda line: looked_at.append(line) or {})
+    folder.clear()
+    folder.write("b.json", b"".join(rows * 50))
+    folder.read(Files("inbox", glob="*.json", format="json", schema=SCHEMA))
+    assert 0 < len(looked_at) < len(rows) * 25, "each of two reads looks at a part"
+
+
+@pytest.mark.usefixtures("counted_here")
+def test_inputs_are_told_apart(inbox: Inbox) -> None:
+    """The input that has the column is named."""
+    old = Files("inbox", glob="old*.csv", format="csv", schema=SCHEMA)
+    young = Files("inbox", glob="young*.json", format="json", schema=SCHEMA)
+    pipeline = inbox.declare(Inputs({"old": old, "young": young}))
+    inbox.write("old1.csv", csv_of(ROW).decode())
+    inbox.write("young1.json", json_of(ROW).decode())
+    inbox.run(pipeline, "first")
+    inbox.write("young2.json", json_of(NEW).decode())
+    inbox.run(pipeline, "second")
+    assert told(inbox, pipeline) == [("young", "discount", 2)]
+
+
+@pytest.mark.promise("limit:MOST_COLUMNS")
+@pytest.mark.usefixtures("counted_here")
+def test_keys_without_number_do_not_fill_the_ledger(inbox: Inbox) -> None:
+    """Such as one per user; also a name that Postgres cannot hold."""
+    pipeline = inbox.declare(Files("inbox", glob="*.json", format="json", schema=SCHEMA))
+    inbox.write("1.json", json_of(ROW).decode())
+    inbox.write("2.json", json_of({**ROW, "\0": 1, " \ud800": 2, **{f"user {n}": n for n in range(300)}}).decode())
+    inbox.write("3.json", json_of({**ROW, **{f"user {n}": n for n in range(1000, 1300)}}).decode())
+    inbox.run(pipeline, "first")
+    columns = [column for _, column, _ in told(inbox, pipeline)]
+    assert len(columns) == 100
+    assert {"\\0", " \\ud800"} <= set(columns)
+
+
+def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> None:
+    """By missing="null", as in the other formats; without it, the error says so."""
+    folder.write("1.csv", b'name,amount\na,1\n"b\nc",2\n')
+    folder.write("2.csv", b"amount,channel,name\n3,web,d\n")
+    schema = {**SCHEMA, "channel": "string", "n": "int"}
+    source = Files("inbox", glob="*.csv", format="csv", schema=schema, max_files=9)
+    message = folder.refused(source)
+    assert "channel, n is missing. If the file is older than that, missing='null' makes it NULL" in message
+    nulls = Files("inbox", glob="*.csv", format="csv", schema=schema, max_files=9, missing="null")
+    assert folder.read(nulls) == [("a", 1, None, None), ("b\nc", 2, None, None), ("d", 3, "web", None)]
+    folder.write("3.csv", b"name,amount\ne,x\n")
+    (bad,) = (record for record in folder.records(nulls) if record["_tidegate_refusal"])
+    (again,) = folder.replayed(nulls, {**bad, "_tidegate_payload": bad["_tidegate_payload"].replace("e,x", "e,5")})
+    assert [again[name] for name in schema] == ["e", 5, None, None]
+    folder.clear()
+    folder.write("4.csv", b"name;amount\ne;5\n")
+    with pytest.raises(MalformedRecord, match="options="):
+        folder.read(nulls)
+
+
+def test_a_delta_table_with_a_new_column(tmp_path: Path) -> None:
+    """Its files are looked at as others are; partition columns, which stand in the log, are declared elsewhere."""
+    write_deltalake(str(tmp_path / "sales"), pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "discount": [5]}))
+    source, settings = Delta("sales", schema=SCHEMA, on_new_column="block"), Settings(home=tmp_path, min_file_age_seconds=0)
+    with pytest.raises(SourceUnreadable, match="has the column discount"):
+        Follower(settings, source).run()
+    assert Follower(settings, replace(source, ignored_columns=["discount"])).run() == [("a", 1)]
+    with_reference = Inputs({"sales": source, "names": Reference(replace(source, ignored_columns=["discount"]))})
+    assert with_reference.known_columns == {"sales": ("name", "amount"), "names": ("name", "amount", "discount")}
+
+
+def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:
+    """A file of Parquet, of which Spark's own reader takes the declared columns."""
+    pipeline = inbox.declare(Files("inbox", schema=SCHEMA))
+    for number, row in enumerate([ROW, NEW], start=1):
+        inbox.write(f"{number}.parquet", parquet_of(row))
+    inbox.run(pipeline, "first")
+    assert told(inbox, pipeline) == [("", "discount", 2)]
