@@ -144,6 +144,8 @@ class Files(Source):
                 f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
             )
         self._check_format()
+        if self.on_new_column not in get_args(OnNewColumn) or isinstance(self.ignored_columns, str):
+            raise ValueError(f"Files({self.folder!r}) needs on_new_column 'notice' or 'block', and a list of ignored_columns.")
         if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
             raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
         self._check_text()
@@ -238,8 +240,6 @@ class Files(Source):
             )
         if self.missing not in ("refuse", "null"):
             raise ValueError(f"Files({self.folder!r}) cannot take missing={self.missing!r}: use 'refuse' or 'null'.")
-        if self.on_new_column not in get_args(OnNewColumn) or isinstance(self.ignored_columns, str):
-            raise ValueError(f"Files({self.folder!r}) needs on_new_column 'notice' or 'block', and a list of ignored_columns.")
         if reserved := [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]:
             raise ValueError(f"Files({self.folder!r}) cannot have a column {reserved[0]}: names like that are Tidegate's own.")
         in_files = {name.lower() for name in self.schema or ("value",)}
