@@ -1,7 +1,7 @@
 """Parses the Spark types that authors declare for columns, and writes columns as Spark does."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -90,6 +90,18 @@ def columns_of(schema: Mapping[str, str]) -> str:
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
 
 
+def check_names(names: Iterable[str]) -> None:
+    """Refuse columns, or fields, that Spark takes for one: it ignores upper and lower case.
+
+    Raises: ValueError.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        if (lower := name.lower()) in seen:
+            raise ValueError(f"{seen[lower]} and {name} differ by case at most, and are one name to Spark: declare one of them")
+        seen[lower] = name
+
+
 def quoted(name: str) -> str:
     """Return a column's name quoted for Spark."""
     return f"`{name.replace('`', '``')}`"
@@ -147,6 +159,8 @@ def _parse_nested(name: str, rest: str) -> tuple[SparkType, str]:
             is_last, rest = rest[0] == ">", rest[1:]
             if is_last:
                 break
+    if name == "struct":
+        check_names(part for part, _ in parts)
     inside = ", ".join(f"{part}: {kind.name}" if part else kind.name for part, kind in parts)
     families: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
     fits = {"array": len(parts) == 1, "map": len(parts) == 2 and parts[0][1].family == "text"}

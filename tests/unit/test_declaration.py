@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs import Count, Files, Max, Min, Pipeline, Ranges, Rows, State, Sum
+from tidegate.jobs import Count, Delta, Files, Iceberg, Max, Min, Pipeline, PostgresTable, Ranges, Rows, State, Sum
 
 SOURCE = Files("inbox", format="csv", schema={"name": "string", "amount": "int", "price": "decimal(10,2)"})
 STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
@@ -24,6 +24,24 @@ def declare_state(**changes: Any) -> Pipeline:
 def rows(ranges: Ranges | None) -> Rows:
     """Return a state of rows that is divided so."""
     return Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
+
+
+ALIKE = {"id": "int", "Id": "int"}
+SOURCES_OF_ALIKE = {
+    **{form: lambda form=form: Files("f", format=form, schema=ALIKE) for form in ("csv", "json", "parquet")},
+    "folder": lambda: Files("f", format="json", schema={"id": "int"}, partitions={"day": "int", "Day": "int"}),
+    "field": lambda: Files("f", format="json", schema={"v": "array<struct<id: int, Id: int>>"}),
+    "Delta": lambda: Delta("t", schema=ALIKE),
+    "Iceberg": lambda: Iceberg("a.b.c", schema=ALIKE),
+    "PostgresTable": lambda: PostgresTable(table="t", key="id", schema=ALIKE),
+}
+
+
+@pytest.mark.parametrize("declare", SOURCES_OF_ALIKE.values(), ids=SOURCES_OF_ALIKE.keys())
+def test_columns_that_are_one_to_spark_are_refused_with_both_names(declare: Any) -> None:
+    """It ignores upper and lower case: where the pipeline is declared, not in its first batch."""
+    with pytest.raises(ValueError, match=r"(id and Id|day and Day) differ by case at most, and are one name to Spark"):
+        declare()
 
 
 BAD_NAMES = ["Flights", "semi;colon", "zürich", "a" * 41]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Coordinator, Dataset, LeftAlone, Source
-from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.column_types import check_names, parse_type
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.file_globs import Glob
@@ -252,6 +252,7 @@ class Files(Source):
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}) cannot have such partitions: {error}.") from None
         try:
+            check_names((*self.schema, *self.partitions))
             check_options(self.format, self.options)
             for kind in self.schema.values() if self.format != "parquet" else ():
                 parse_type(kind)

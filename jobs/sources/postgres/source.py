@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.jobs.sources import Dataset, Source
+from tidegate.jobs.sources.column_types import check_names
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.settled_rows import long_open
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, conninfo_of, transaction
@@ -119,6 +120,7 @@ class PostgresTable(Source):
 
     def _check(self) -> None:
         self._check_key(self.selection)
+        check_names(self.schema)
         if self.connection is not None:
             conninfo_of(self.connection)
         for name in ("max_rows", "partitions", "generation"):
