@@ -1,6 +1,7 @@
 """Bad records and failing batches, through Spark: set aside, replayed, tried again, given up; rows that Spark loses."""
 
 import json
+import os
 import random
 import re
 import threading
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 
@@ -21,6 +23,7 @@ from tidegate.jobs.compute import batch_attempt
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage import row_tracking, stage_partials
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptFenced, AttemptTimedOut, PipelinePaused, RowsLost
 
@@ -334,6 +337,48 @@ def test_an_attempt_that_takes_too_long_is_ended_and_leaves_no_rows_out(inbox: I
         history = store.batch_history("inbox", 1)
         assert (history.status.phase, history.attempts[-1]["is_poison"]) == ("failed", False)
         assert not store.turn("inbox", 1).given_up
+
+
+IN_WORKERS = {
+    "a loop that catches everything": """
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        pass
+""",
+    "ignored signals": """
+import signal, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+time.sleep(1000)
+""",
+}
+
+
+@pytest.mark.promise("decision:0014")
+@pytest.mark.parametrize("code", IN_WORKERS.values(), ids=IN_WORKERS.keys())
+def test_an_attempt_that_takes_too_long_gives_its_core_back(inbox: Inbox, code: str) -> None:
+    """Whatever its Python code does: its worker ends, and with it Spark's task."""
+    pid_file = inbox.settings.home / "pid"
+
+    def transform(rows: Any) -> Any:
+        def stay(batches: Any) -> Any:
+            for batch in batches:
+                pid_file.write_text(str(os.getpid()))
+                exec(code)
+                yield batch
+
+        return rows.mapInPandas(stay, rows.schema)
+
+    inbox.write("1.csv", "name,amount\na,1\n")
+    pipeline = declare(inbox, transform=transform, message_timeout_seconds=6)
+    inbox.plan(pipeline, "run")
+    with pytest.raises(AttemptTimedOut):
+        steps.process(inbox.settings, pipeline, 1, owner="test")
+    worker = int(pid_file.read_text())
+    assert wait_until(lambda: not psutil.pid_exists(worker), 30)
 
 
 @pytest.mark.promise("decision:0014")
