@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -159,8 +160,7 @@ def _parse_nested(name: str, rest: str) -> tuple[SparkType, str]:
             is_last, rest = rest[0] == ">", rest[1:]
             if is_last:
                 break
-    if name == "struct":
-        check_names(part for part, _ in parts)
+    check_names(filter(None, map(itemgetter(0), parts)))
     inside = ", ".join(f"{part}: {kind.name}" if part else kind.name for part, kind in parts)
     families: dict[str, Family] = {"array": "array", "map": "map", "struct": "struct"}
     fits = {"array": len(parts) == 1, "map": len(parts) == 2 and parts[0][1].family == "text"}
