@@ -112,6 +112,7 @@ def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, cli
     def metadata(numbers: list) -> dict:
         return {"files": [], "times": [numbers[3]], "partitions": {"0": {"from": numbers[0], "to": numbers[1:]}}}
 
+    clicks.plan("an earlier run", 1)
     encoded = [encode_metadata(metadata(given))]
     opened = clicks.store.open_batches(CLICKS.spec, "a run", [], clicks.store.last_opened("clicks"), encoded)
     assert opened is not None

@@ -2,6 +2,7 @@
 import { createContext, type ComponentChildren } from "preact";
 import { useContext, useState } from "preact/hooks";
 import { ActionDialog } from "./parts/action_dialog";
+import { Guarded } from "./parts/answer";
 import { count } from "./format";
 import type { Verb } from "./types";
 
@@ -43,11 +44,9 @@ export function ActionsProvider({ children }: { children: ComponentChildren }) {
     <Actions.Provider value={setRequest}>
       {children}
       {request && (
-        <ActionDialog
-          key={`${request.pipeline} ${request.verb} ${request.txid}`}
-          request={request}
-          close={() => setRequest(null)}
-        />
+        <Guarded key={`${request.pipeline} ${request.verb} ${request.txid}`} what="the dialog">
+          <ActionDialog request={request} close={() => setRequest(null)} />
+        </Guarded>
       )}
     </Actions.Provider>
   );

@@ -27,6 +27,8 @@ export const compactDuration = (seconds: number): string =>
       ? `${ONE_DIGIT.format(seconds / 60)} min`
       : `${ONE_DIGIT.format(seconds / 3600)} h`;
 
+export const capitalized = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+
 /** "1 batch", "2 batches". */
 export function plural(number: number, one: string, many = `${one}s`): string {
   return `${count(number)} ${number === 1 ? one : many}`;

@@ -1,5 +1,5 @@
 /** How all pipelines are, in one sentence, and the order in which they need somebody. */
-import { count, plural } from "./format";
+import { capitalized, count, plural } from "./format";
 import type { PipelineRow } from "./server_types";
 import type { Severity } from "./types";
 
@@ -11,8 +11,11 @@ const rank = (row: PipelineRow): number => (row.paused && row.why.severity !== "
 export const byTrouble = (rows: PipelineRow[]): PipelineRow[] =>
   [...rows].sort((a, b) => rank(a) - rank(b) || (b.lag_seconds ?? -1) - (a.lag_seconds ?? -1) || a.name.localeCompare(b.name));
 
-/** The verdict about `total` pipelines, of which the server sent those with most trouble, in this order; null about none. */
-export function summary(total: number, rows: PipelineRow[]): { severity: Severity; text: string } | null {
+/**
+ * The verdict about `total` pipelines, of which the server sent those with most trouble, in this order; null about none. With a
+ * `search`, the verdict is about those that were found.
+ */
+export function summary(total: number, rows: PipelineRow[], search = ""): { severity: Severity; text: string } | null {
   const last = rows.at(-1);
   if (!last) return null;
   const broken = rows.filter((row) => row.why.severity === "error");
@@ -25,8 +28,10 @@ export function summary(total: number, rows: PipelineRow[]): { severity: Severit
   const said = [...(broken.length ? [`${plural(broken.length, "pipeline needs", "pipelines need")} a person`] : []), ...others];
   // Those that were left out have no more trouble than the last that was sent.
   const isAll = total === rows.length || last.why.severity === "ok";
-  const among = isAll ? "" : `Of ${plural(total, "pipeline")}, the ${count(rows.length)} with most trouble: `;
-  if (said.length) return { severity: broken.length ? "error" : "warning", text: `${among}${said.join(", ")}.` };
-  if (!isAll) return { severity: "info", text: `${among}none needs a person or waits.` };
-  return { severity: "ok", text: total === 1 ? "The pipeline flows." : `All ${count(total)} pipelines flow.` };
+  const found = search ? `With \u201c${search}\u201d in the name: ` : "";
+  const among = isAll ? found : `${found}of ${plural(total, "pipeline")}, the ${count(rows.length)} with most trouble: `;
+  const verdict = (severity: Severity, text: string) => ({ severity, text: capitalized(among + text) });
+  if (said.length) return verdict(broken.length ? "error" : "warning", `${said.join(", ")}.`);
+  if (!isAll) return verdict("info", "none needs a person or waits.");
+  return verdict("ok", total === 1 ? "the pipeline flows." : `all ${count(total)} pipelines flow.`);
 }

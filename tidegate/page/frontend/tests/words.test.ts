@@ -78,6 +78,7 @@ test("all pipelines flow only if all were looked at", () => {
     summary(3, [row("a", "warning"), row("b", "warning", true), row("c", "ok")])?.text,
     "1 pipeline waits, 1 pipeline is paused.",
   );
+  assert.equal(summary(2, rows(2, "ok"), "fl")?.text, "With \u201cfl\u201d in the name: all 2 pipelines flow.");
   assert.equal(summary(0, []), null);
 });
 

@@ -30,7 +30,9 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
   const prospect = verb === "trigger" ? triggerProspect(pipeline) : live.data;
   const error = failure ?? live.error;
 
-  useEffect(() => reasonField.current?.focus(), [prospect?.allowed]);
+  useEffect(() => {
+    if (!document.activeElement?.closest("button, a")) reasonField.current?.focus();
+  }, [prospect?.allowed]);
 
   const once = async (work: () => Promise<void>) => {
     if (busy.current) return;

@@ -2,6 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useErrorBoundary } from "preact/hooks";
 import type { Refused } from "../api";
+import { capitalized } from "../format";
 import { useConnection, type Live } from "../live";
 import { local } from "../zone";
 import { ErrorCode, Loading, Outward } from "./basics";
@@ -45,8 +46,8 @@ export function Guarded({ what, subject, children }: { what: string; subject?: u
   return (
     <div class="notice severity-error" role="alert">
       <p>
-        {what.charAt(0).toUpperCase() + what.slice(1)} cannot be drawn: <bdi>{String((fault as Error).message ?? fault)}</bdi>.
-        This is a fault of the page; the command line shows the same facts.
+        {capitalized(what)} cannot be drawn: <bdi>{String((fault as Error).message ?? fault)}</bdi>. This is a fault of the
+        page; the command line shows the same facts.
       </p>
       <button type="button" onClick={again}>
         Draw it again
