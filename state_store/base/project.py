@@ -56,11 +56,14 @@ def folder_of(home: Path, part: Part) -> Path:
     Raises: SettingsInvalid if another account could have written it: what is in it is run.
     """
     folder = home / part
-    if not os.environ.get(HOME_VARIABLE) and folder.is_dir() and (reason := _distrust_of(folder)):
-        raise SettingsInvalid(
-            f"{str(folder)!r} {reason}, so its code is not run. Take that right away (chmod go-w), or, to run it all the same: "
-            f"export {HOME_VARIABLE}={str(home)!r}"
-        )
+    if not os.environ.get(HOME_VARIABLE) and folder.is_dir():
+        for place in [folder, *folder.rglob("*")]:
+            is_code = place.is_dir() or (place.suffix in (".py", ".pyc") and place.is_file())
+            if is_code and (reason := _distrust_of(place)):
+                raise SettingsInvalid(
+                    f"{str(place)!r} {reason}, so its code is not run. Take that right away (chmod go-w), or, to run "
+                    f"it all the same: export {HOME_VARIABLE}={str(home)!r}"
+                )
     return folder
 
 

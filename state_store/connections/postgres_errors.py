@@ -53,8 +53,8 @@ _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
 _TOO_LARGE_STATE, _ROWS_IN_PAGES = "54000", "hio.c"  # the file of Postgres' code that puts rows into pages
-# A NUL, a text that is no value of its column's type, no date, a key longer than an index row.
-_BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", _TOO_LARGE_STATE}
+# A NUL, a text that is no value of its column's type, no date, no time zone, a key longer than an index row.
+_BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "22009", _TOO_LARGE_STATE}
 
 
 def dependents(error: BaseException | None) -> str | None:

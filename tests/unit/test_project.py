@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,17 +84,29 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
 
 
 @pytest.mark.promise("security:another-account-that-can-write-into-project")
+@pytest.mark.parametrize("place", ["", "deep", "__pycache__/orders.cpython-311.pyc", "_source.py"])
 @pytest.mark.parametrize("part", ["pipelines", "migrations", "dags"])
-def test_code_that_others_may_have_written_is_not_run(shop: Path, part: project.Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the folder and the remedy; who names the folder takes it as it is."""
-    (shop / part).chmod(0o777)
+def test_code_that_others_may_have_written_is_not_run(
+    shop: Path, part: project.Part, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the folder or file, and the remedy; who names the project's folder takes it as it is."""
+    written = shop / part / place
+    if place:
+        (shop / part / "of_an_editor.py").symlink_to("nowhere")
+    if written.suffix:
+        written.parent.mkdir(exist_ok=True)
+        written.touch()
+    else:
+        written.mkdir(exist_ok=True)
+    written.chmod(0o777)
     monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
     monkeypatch.chdir(shop)
-    with pytest.raises(SettingsInvalid, match=r"can be written by every account, so its code is not run. .*chmod go-w"):
+    refused = rf"'{re.escape(str(written))}' can be written by every account, so its code is not run. .*chmod go-w"
+    with pytest.raises(SettingsInvalid, match=refused):
         project.own(part)
-    if part == "pipelines":
-        refused = run(MAIN, "pipelines", where=shop)
-        assert (refused.returncode, "its code is not run" in refused.stderr) == (1, True)
+    if part == "pipelines" and place in ("", "_source.py"):
+        done = run(MAIN, "pipelines", where=shop)
+        assert (done.returncode, "its code is not run" in done.stderr) == (1, True)
     monkeypatch.setenv(project.HOME_VARIABLE, str(shop))
     assert project.own(part) == shop / part
 

@@ -43,6 +43,7 @@ MOST_BYTES_OF = {
     re.compile(r"/states/[^/]+/rows$|/api/queries/[^/]+$"): 1024 * 1024,  # many keys, or values of arguments
 }
 MOST_PROBLEMS = 3  # that an answer names
+MOST_CHARACTERS = 10_000  # of an error, which may quote a value
 _HIDDEN_IN_ETAG = "now"
 
 
@@ -146,6 +147,8 @@ def error_page(request: Request, code: str) -> str | None:
 
 
 def _answer(request: Request, status: int, code: str, message: str) -> Response:
+    if len(message) > MOST_CHARACTERS:
+        message = f"{message[:MOST_CHARACTERS]}..."
     return JSONResponse({"code": code, "message": message, "page": error_page(request, code)}, status)
 
 

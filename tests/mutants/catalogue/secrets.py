@@ -9,6 +9,15 @@ PRIVATE_MARKS = "tests/integration/test_restores.py::test_marks_only_go_forward_
 
 MUTANTS = (
     Mutant(
+        "a-module-that-others-may-write-is-run",
+        "security:another-account-that-can-write-into-project",
+        "state_store/base/project.py",
+        "folder_of",
+        'for place in [folder, *folder.rglob("*")]:',
+        "for place in [folder]:",
+        ("tests/unit/test_project.py::test_code_that_others_may_have_written_is_not_run",),
+    ),
+    Mutant(
         "a-server-need-not-prove-that-it-knows-the-password",
         "security:another-account-that-takes-port-while-its",
         SETTINGS_PY,

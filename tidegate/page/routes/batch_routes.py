@@ -1,11 +1,11 @@
 """Routes for batches: a page of them, the timeline, and one batch's whole story."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.http_answers import Refusal
@@ -21,8 +21,19 @@ from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeli
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 
+
+def _of_a_real_zone(at: datetime | None) -> datetime | None:
+    if at and abs(at.utcoffset() or timedelta()) >= timedelta(hours=16):  # Postgres knows none
+        raise ValueError("no zone is 16 hours away from UTC")
+    return at
+
+
 # With its zone, and by any zone within the range of a datetime.
-Moment = Annotated[AwareDatetime | None, Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC))]
+Moment = Annotated[
+    AwareDatetime | None,
+    AfterValidator(_of_a_real_zone),
+    Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
+]
 Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
 MOST_EXACT = 2**53  # a number of JavaScript beyond it is rounded
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 from tidegate.jobs.named_queries import Query
 from tidegate.page import access, ledger_connection
@@ -19,6 +20,7 @@ from tidegate.state_store.read_states.named_query_answers import ask
 router = APIRouter(prefix="/api/queries")
 
 MOST_VALUES = 10_000  # of an argument that is an array
+MOST_ARGUMENTS = 1000
 _AS_THEY_ARE = ("integer", "smallint", "boolean")
 
 
@@ -63,7 +65,7 @@ async def arguments_in(request: Request) -> dict[str, Any]:
     Raises: Refusal (422).
     """
     try:
-        body = json.loads(await request.body(), parse_int=str, parse_float=str, parse_constant=str)
+        body = await run_in_threadpool(json.loads, await request.body(), parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError) as error:
         raise Refusal(422, "MALFORMED_REQUEST", f"The request is malformed: its body is not JSON: {error}.") from error
     if not isinstance(body, dict) or not isinstance(body.get("arguments"), dict):
@@ -99,6 +101,8 @@ def answer(query: Asked, request: Request) -> Answered:
 @router.post("/{query}")
 def answer_to(query: Asked, arguments: Annotated[dict[str, Any], Depends(arguments_in)]) -> Answered:
     """Return an answer; the arguments are in the body, for those that are too long for an address."""
+    if len(arguments) > MOST_ARGUMENTS:
+        raise UsageError(f"Query {query.name} takes {len(query.arguments)} arguments, and not {len(arguments)}.")
     for name, value in arguments.items():
         if isinstance(value, list) and len(value) > MOST_VALUES:
             raise UsageError(f"Query {query.name}: argument {name} has {len(value)} values; at most {MOST_VALUES} at a time.")
