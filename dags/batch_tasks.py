@@ -278,7 +278,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
             processed = worker.process_in_own_task(txid, mode=mode)
             if self.execution_timeout is None:
                 helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
-                replace(worker, owner=str(helper), airflow=helper).process_claimed(here.run_id)
+                replace(worker, owner=str(helper), airflow=helper).help_run(here.run_id)
             return processed.is_ahead
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:

@@ -5,7 +5,7 @@ key; the cursor is the pipeline's row with the last committed txid.
 
     plan     open_batches   txids and frozen metadata, write-once, before anything is read (I6)
     process  start_attempt  a larger attempt number for the batch; from now on every older attempt is fenced (I4, I5)
-             claims         hints at batches that no task has begun, for tasks of the run that are idle
+             next_unbegun   a batch that no task has begun, for tasks of the run that are idle
              (Spark)        COPY into this attempt's own staging tables, one stream per partition
              seal           which task attempt counts for each partition, how many rows, which digest (I7)
     commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)

@@ -6,7 +6,7 @@ exists; what has committed counts. Numbers such as I6 are rules of docs/protocol
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -292,34 +292,15 @@ class StateStore(Database):
             finally:
                 unprepared.invalidate()  # it may be lost: then tasks that needed its snapshot have failed
 
-    def claims(self, pipeline: str, run_id: str) -> Generator[int, None, None]:
-        """Claim and yield txids of a run that no task has begun, in order; each is claimed until the next is requested.
-
-        A claim is no lock: begin the batch in mode "first", which only its first attempt can. Close the iterator to stop early.
-        """
-        doing = "claiming batches"
-        with self._transaction(doing) as connection:
-            txid = turns.next_unclaimed(connection, pipeline, run_id, after=0)
-        if txid is None:
-            return  # a query costs less than a separate connection
-        with self._session(doing) as connection:
-            while txid is not None:
-                turns.claim(connection, pipeline, txid)
-                yield txid
-                txid = turns.next_unclaimed(connection, pipeline, run_id, after=txid)
+    def next_unbegun(self, pipeline: str, run_id: str, after: int = 0) -> int | None:
+        """Return a run's next txid after this one that may begin and has not, if any; begin it in mode "first"."""
+        with self._transaction("looking for a batch that has not begun") as connection:
+            return turns.next_unbegun(connection, pipeline, run_id, after)
 
     def is_in_work(self, pipeline: str, txid: int) -> bool:
-        """Return whether an attempt for this batch runs, as far as Postgres knows."""
+        """Return whether another process runs an attempt at this batch, as far as Postgres knows."""
         with self._transaction("looking for a running attempt") as connection:
             return turns.is_in_work(connection, pipeline, txid)
-
-    def is_claimed(self, pipeline: str, txid: int, *, only_begun: bool = False) -> bool:
-        """Return whether a task that has claimed this batch (`claims`) is alive, as far as Postgres knows.
-
-        With `only_begun`, only if it has begun the batch: through a connection pooler, a claim may outlive its task.
-        """
-        with self._transaction("looking for a claim") as connection:
-            return turns.is_claimed(connection, pipeline, txid, only_begun=only_begun)
 
     def keep_alive(self, attempt: Attempt) -> bool:
         """Send an attempt's heartbeat, so that other tasks wait for it; False if the attempt has ended or is fenced.

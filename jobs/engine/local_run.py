@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tidegate.jobs.compute.sessions.session import check_reachable
 from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.processing import Processed
 from tidegate.jobs.engine.retries import with_retries, with_servers
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.pipeline import Pipeline
@@ -71,11 +72,15 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
     settings, pipeline, store = worker.store.settings, worker.pipeline, worker.store
     stopped = threading.Event()
 
+    def process_once(txid: int) -> Processed:
+        with_servers(settings, lambda: worker.await_other(txid, stopped))
+        return with_retries(settings, pipeline, lambda: worker.process(txid))
+
     def process(txid: int) -> None:
         try:
-            while with_retries(settings, pipeline, lambda: worker.process(txid)).is_ahead:
+            while process_once(txid).is_ahead:
                 while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
-                    store.check_not_paused(pipeline.name)
+                    with_servers(settings, lambda: store.check_not_paused(pipeline.name))
                     if stopped.wait(WINDOW_POLL_SECONDS):
                         return
         except AttemptFenced as fenced:

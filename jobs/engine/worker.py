@@ -9,9 +9,10 @@ Each step may be repeated, interrupted and run twice at once; Postgres decides w
 """
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,7 +37,6 @@ from tidegate.state_store.seal.attempts import AirflowTry
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-LONGEST_WAIT_FOR_CLAIMANT_SECONDS = 10.0  # for a task to begin the batch that it has claimed
 # A task that has worked on batches of other tasks for this long ends, so that a run of many batches leaves room in Airflow for
 # other pipelines. If nothing else waits, the next task of the run starts within seconds.
 LONGEST_HELP_SECONDS = 60.0
@@ -125,53 +125,49 @@ class Worker:
         return processed
 
     def process_in_own_task(self, txid: int, *, mode: Mode = "resume") -> Processed:
-        """Process a batch and commit sealed batches, as the batch's own task: after any other task that has claimed the batch.
+        """Process a batch and commit sealed batches, as the batch's own task: after any other process that is at work on it.
 
         If a newer attempt fences this one, the task waits for that attempt, then processes the batch if it still needs it.
         """
-        self.await_claimant(txid)
         while True:
+            self.await_other(txid)
             try:
                 return self.process_and_commit(txid, mode=mode)
             except AttemptFenced as fenced:
                 with about(self.name, txid, fenced.attempt):
                     logger.warning("%s", fenced)
-                self._wait_while(lambda: self.store.is_in_work(self.name, txid))
                 mode = "resume"
 
-    def process_claimed(self, run_id: str) -> None:
-        """Claim, process and commit batches of a run that no task has begun, one after another in order.
+    def help_run(self, run_id: str) -> None:
+        """Process and commit batches of a run that no task has begun, one after another in order.
 
         It ends when there are none, after LONGEST_HELP_SECONDS, or at the first failure: the failed batch is left to its own
-        task, which tries again and reports. While this task works on a claimed batch, the batch's own task waits.
+        task, which tries again and reports.
         """
         ends_at = time.monotonic() + LONGEST_HELP_SECONDS
-        with closing(self.store.claims(self.name, run_id)) as claims:
-            for txid in claims:
-                if time.monotonic() >= ends_at:
-                    logger.info("%s: this task ends, to make room for other pipelines; others go on with the run", self.name)
+        txid = 0
+        while (unbegun := self.store.next_unbegun(self.name, run_id, after=txid)) is not None:
+            txid = unbegun
+            if time.monotonic() >= ends_at:
+                logger.info("%s: this task ends, to make room for other pipelines; others go on with the run", self.name)
+                return
+            with about(self.name, txid):
+                try:
+                    self.process_and_commit(txid, mode="first")
+                except Exception as error:
+                    logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
                     return
-                with about(self.name, txid):
-                    try:
-                        self.process_and_commit(txid, mode="first")
-                    except Exception as error:
-                        logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
-                        return
 
-    def await_claimant(self, txid: int) -> None:
-        """Wait while the task that has claimed this batch works on it; no longer than an attempt may take.
+    def await_other(self, txid: int, stopped: threading.Event | None = None) -> None:
+        """Wait while another process is at work on this batch, no longer than an attempt may take: it may hang, connected.
 
-        After LONGEST_WAIT_FOR_CLAIMANT_SECONDS, a claim without a begun attempt is ignored. Ending the wait too early only
-        costs work: the newer attempt fences the claimant's.
+        Whoever would process a batch waits so: its own task, and a local run. Ending the wait too early only costs work: the
+        newer attempt fences the other one. It ends early if `stopped` is set.
         """
-        begins_by = time.monotonic() + LONGEST_WAIT_FOR_CLAIMANT_SECONDS
-        self._wait_while(lambda: self.store.is_claimed(self.name, txid, only_begun=time.monotonic() >= begins_by))
-
-    def _wait_while(self, is_in_work: Callable[[], bool]) -> None:
-        """Wait for another task's attempt, no longer than an attempt may take: its process may hang, connected."""
+        stopped = stopped or threading.Event()
         ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
-        while is_in_work() and time.monotonic() < ends_at:
-            time.sleep(POLL_SECONDS)
+        while self.store.is_in_work(self.name, txid) and time.monotonic() < ends_at and not stopped.wait(POLL_SECONDS):
+            pass
 
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""

@@ -182,6 +182,7 @@ def _take_fence(connection: Connection, facts: _Facts, request: Request) -> Atte
             attempt=number,
             owner=request.owner,
             seen_at=sa.func.now(),
+            session=attempts.OWN_SESSION,
             airflow_run_id=airflow and airflow.run_id,
             airflow_task_id=airflow and airflow.task_id,
             airflow_try=airflow and airflow.number,

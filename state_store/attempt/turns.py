@@ -1,4 +1,4 @@
-"""Turns and claims: which batches may begin or commit, wait to be merged together, or are processed.
+"""Turns: which batches may begin or commit, wait to be merged together, or are processed.
 
 Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
 attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.
@@ -6,8 +6,6 @@ attempt at a batch commits (it fences the older ones), in the order of the txids
     turn     a batch may begin if it is one of the next `window` txids after the cursor, unless its pipeline is paused, and
              commit after every earlier txid
     waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
-    claim    a task that has finished its batch claims another one of the same run, which no task has begun. The other one's
-             own task sees the claim, and waits instead of processing the batch too
 """
 
 from collections.abc import Sequence
@@ -25,8 +23,6 @@ from tidegate.state_store.seal import attempts
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
 # one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
 MERGE_PATIENCE_FACTOR, LONGEST_MERGE_WAIT_SECONDS = 3, 180
-NAME_BYTES = 63  # Postgres truncates longer names: a claim of one of two long pipelines may then count for both
-_SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Processing:
-    """Whether processing `is_over` (sealed, given up or committed), and whether an attempt or claimant is at it."""
+    """Whether processing `is_over` (sealed, given up or committed), and whether an attempt is at it."""
 
     is_over: bool
     is_in_work: bool
@@ -145,9 +141,8 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
     is_sealed = sa.and_(a.sealed_at.is_not(None), a.fingerprint == p.fingerprint)
     is_decided = sa.and_(sa.or_(is_sealed, b.skip_reason.is_not(None)), continues.is_not_distinct_from(_previous_input()))
     is_over = sa.or_(c.txid >= b.txid, sa.func.coalesce(is_decided, sa.false()))
-    in_work = sa.or_(sa.and_(b.attempt > 0, _is_open()), _claimant_is_alive(b.pipeline, b.txid))
     statement = (
-        sa.select(b.pipeline, b.txid, is_over, in_work)
+        sa.select(b.pipeline, b.txid, is_over, attempts.newest_is_alive(tables.batch))
         .select_from(tables.batch)
         .join(tables.pipeline, p.pipeline == b.pipeline)
         .join(tables.cursor, c.pipeline == b.pipeline)
@@ -169,63 +164,23 @@ def _previous_input() -> sa.ScalarSelect[bytes]:
     )
 
 
-def next_unclaimed(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
-    """Return a run's next txid after this one that may begin, and is not begun and not claimed, if any."""
+def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
+    """Return a run's next txid after this one that may begin and has not, if any."""
     batch, run_batch = tables.batch.c, tables.run_batch.c
-    is_free = sa.and_(batch.attempt == 0, batch.skip_reason.is_(None), ~_claimant_is_alive(batch.pipeline, batch.txid))
+    may_begin = in_window(run_batch.txid), ~is_held(run_batch.txid, run_batch.pipeline)
     return connection.scalar(
         sa.select(run_batch.txid)
         .join_from(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
         .join(tables.cursor, tables.cursor.c.pipeline == run_batch.pipeline)
         .where(run_batch.pipeline == pipeline, run_batch.run_id == run_id, run_batch.txid > after)
-        .where(in_window(run_batch.txid), is_free, ~is_held(run_batch.txid, run_batch.pipeline))
+        .where(batch.attempt == 0, batch.skip_reason.is_(None), *may_begin)
         .order_by(run_batch.txid)
         .limit(1)
     )
 
 
-def claim(connection: Connection, pipeline: str, txid: int) -> None:
-    """Claim a batch until this connection, the claimant's own, ends or claims another.
-
-    The claim is the connection's name, which other tasks see among the database's sessions; so it ends with its task, also if
-    that is killed. (A connection pooler would keep an advisory lock for its next client.) If two tasks claim a batch at once,
-    both process it, and the newer attempt commits. A rollback takes the claim back.
-    """
-    for_this_transaction_only = False
-    name = sa.func.set_config("application_name", _claim_name(pipeline, txid), for_this_transaction_only)
-    connection.execute(sa.select(name))
-
-
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
-    """Return whether the batch's newest attempt has neither ended nor fallen silent."""
+    """Return whether another process is at work on the batch, as far as its newest attempt shows."""
     b = tables.batch.c
-    return bool(
-        connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == txid, b.attempt > 0, _is_open())))
-    )
-
-
-def is_claimed(connection: Connection, pipeline: str, txid: int, *, only_begun: bool) -> bool:
-    """Return whether the batch's claimant is alive, and its newest attempt, if any, neither ended nor silent.
-
-    With `only_begun`, False without an attempt.
-    """
-    b = tables.batch.c
-    in_work = sa.exists().where(
-        b.pipeline == pipeline, b.txid == txid, _claimant_is_alive(b.pipeline, b.txid), _is_open(), b.attempt >= int(only_begun)
-    )
-    return bool(connection.scalar(sa.select(in_work)))
-
-
-def _is_open() -> sa.ColumnElement[bool]:
-    """Whether a batch's newest attempt, if any, has neither ended nor fallen silent."""
-    return sa.and_(~attempts.newest_has_ended(tables.batch), ~attempts.newest_is_silent(tables.batch))
-
-
-def _claimant_is_alive(pipeline: sa.ColumnElement[str], txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    session = _SESSIONS.c
-    is_of_this_database = session.datname == sa.func.current_database()
-    return sa.exists().where(is_of_this_database, session.application_name == _claim_name(pipeline, txid))
-
-
-def _claim_name(pipeline: str | sa.ColumnElement[str], txid: int | sa.ColumnElement[int]) -> sa.ColumnElement[str]:
-    return sa.func.left(sa.func.concat("tidegate claims ", sa.cast(txid, sa.Text), " of ", pipeline), NAME_BYTES)
+    by_another = attempts.newest_is_alive(tables.batch), attempts.is_of_another_process(tables.batch)
+    return bool(connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == txid, *by_another))))

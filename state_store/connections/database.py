@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Self
+from uuid import uuid4
 
 import psycopg2
 import sqlalchemy as sa
@@ -125,15 +126,6 @@ class Database:
             hold(connection.connection.driver_connection, states, lock_timeout_seconds=lock_timeout_seconds)
             yield connection
 
-    @contextmanager
-    def _session(self, doing: str) -> Iterator[Connection]:
-        """Yield a separate autocommit connection, and discard it with its session afterwards."""
-        with self.translated_errors(doing), self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            try:
-                yield connection
-            finally:
-                connection.invalidate()
-
 
 def set_limits(connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None) -> None:
     """Bound every wait of this transaction, and make its COMMIT durable.
@@ -200,6 +192,17 @@ def _without_time_limit() -> sa.ColumnElement[Any]:
     return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
 
 
+def _name_session(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+    """Name a new session after this process: attempts note the name, and live no longer than the sessions that have it."""
+    parameters["application_name"] = f"tidegate {_id_of_process(os.getpid())}"
+
+
+@lru_cache(maxsize=1)
+def _id_of_process(_pid: int) -> str:
+    """Return an id that no other process has; the number of this one only shows whether it has been forked since."""
+    return uuid4().hex
+
+
 @lru_cache(maxsize=8)
 def _engine_for(settings: Settings, user: str | None, most_connections: int, patience_seconds: int) -> sa.Engine:
     """Return the Engine for these settings: always the same, as it caches compiled statements, also after it is disposed of.
@@ -218,10 +221,10 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
         use_native_hstore=False,  # saves a query per connection: no column is an hstore
         connect_args={
             **settings.conninfo(user=user),
-            "application_name": "tidegate",
             "connection_factory": DeadlineConnection,
         },
     )
+    sa.event.listen(engine, "do_connect", _name_session)
     sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
     longest = settings.commit_timeout_seconds + MARGIN_SECONDS
     sa.event.listen(engine, "checkout", lambda connection, *_: setattr(connection, "answer_seconds", longest))

@@ -168,6 +168,7 @@ CREATE TABLE tidegate.attempt (
     previous_digest bytea,
     started_at timestamptz NOT NULL DEFAULT now(),
     seen_at timestamptz,
+    session text,
     staged_at timestamptz,
     sealed_at timestamptz,
     failed_at timestamptz,
@@ -200,6 +201,7 @@ COMMENT ON COLUMN tidegate.attempt.source_digest IS 'SHA-256 of the metadata tha
 COMMENT ON COLUMN tidegate.attempt.previous_digest IS 'SHA-256 of the metadata that this continues; NULL for the first batch';
 COMMENT ON COLUMN tidegate.attempt.started_at IS 'when it took the fence';
 COMMENT ON COLUMN tidegate.attempt.seen_at IS 'when the process that runs it last said that it is alive';
+COMMENT ON COLUMN tidegate.attempt.session IS 'application_name of the sessions of the process that runs it';
 COMMENT ON COLUMN tidegate.attempt.staged_at IS 'when Spark had staged the last row';
 COMMENT ON COLUMN tidegate.attempt.sealed_at IS 'when its staging was complete';
 COMMENT ON COLUMN tidegate.attempt.failed_at IS 'when it gave up';

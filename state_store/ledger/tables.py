@@ -137,6 +137,7 @@ attempt = _table(
     previous_digest=Null(BYTEA),
     started_at=TIME,
     seen_at=Null(TIME),
+    session=Null(Text),
     staged_at=Null(TIME),
     sealed_at=Null(TIME),
     failed_at=Null(TIME),

@@ -107,6 +107,8 @@ class AttemptRow(NamedTuple):
     silent_seconds: Decimal
 
 
+_SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
+OWN_SESSION = sa.func.current_setting("application_name")  # the name of this process' sessions
 _HISTORY = sa.select(tables.cursor.c.history).where(tables.cursor.c.pipeline == tables.batch.c.pipeline).scalar_subquery()
 _LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTORY]
 
@@ -163,10 +165,24 @@ def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
 
 
-def newest_is_silent(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt at a batch of this table or alias has stopped sending heartbeats."""
+def newest_is_alive(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether the newest attempt at a batch of this table or alias is at work.
+
+    It has not ended, sends heartbeats, and its process has a session at this server: that ends with the process, before the
+    attempt falls silent. (Behind a connection pooler, an idle process may have none, and be taken for dead.)
+    """
     newest, exists = _newest_of(batch)
-    return exists.where(newest.c.seen_at < sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS))
+    a = newest.c
+    is_fresh = a.seen_at >= sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS)
+    session = _SESSIONS.c
+    has_session = sa.exists().where(session.datname == sa.func.current_database(), session.application_name == a.session)
+    return exists.where(a.sealed_at.is_(None), a.failed_at.is_(None), is_fresh, has_session)
+
+
+def is_of_another_process(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether the newest attempt at a batch of this table or alias was begun by another process than this one."""
+    newest, exists = _newest_of(batch)
+    return exists.where(newest.c.session.is_distinct_from(OWN_SESSION))
 
 
 def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:

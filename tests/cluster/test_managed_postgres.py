@@ -275,15 +275,13 @@ def _commit_some(settings: Settings, number: int) -> None:
 
 
 def test_nothing_of_a_session_is_left_behind_in_the_pool(plain: AnyPostgres, pooled: Settings) -> None:
-    """No statement sets anything beyond its transaction, but the name that tells who works on a batch: a hint."""
+    """No statement sets anything beyond its transaction."""
     mark = "SELECT 'the test begins'"
     plain.execute(mark)
     commit_next(pooled, 2)
     with StateStore.connect(pooled) as store:
-        Tally(store).plan(2, run_id="claimed")
-        claims = store.claims("tally", "claimed")
-        next(claims)
-        claims.close()
+        (txid, _) = Tally(store).plan(2, run_id="waited for")
+        assert not store.is_in_work("tally", txid)
     commit_next(pooled, 2)
     log = plain.log().rpartition("the test begins")[2]
     statements = re.findall(r"^\d+ LOG:  statement: (.*(?:\n(?!\d+ LOG).*)*)", log, re.MULTILINE)
@@ -291,19 +289,6 @@ def test_nothing_of_a_session_is_left_behind_in_the_pool(plain: AnyPostgres, poo
     lasting = [text for text in statements if LASTING.search(text)]
     # The pooler itself gives a connection the name of each client that it lends it to; psycopg2 puts back what it has not set.
     assert [text for text in lasting if not re.search("application_name|TO DEFAULT", text)] == []
-
-
-def test_a_claim_that_outlives_its_task_in_the_pool_delays_nobody(pooled: Settings) -> None:
-    """The pooler keeps the name of a connection; the batch's own task begins it all the same, because nothing has begun it."""
-    with StateStore.connect(pooled) as store:
-        tally = Tally(store)
-        (txid,) = tally.plan(run_id="left behind")
-        claims = store.claims("tally", "left behind")
-        assert next(claims) == txid
-        claims.close()
-        assert not store.is_claimed("tally", txid, only_begun=True)
-        tally.process(txid, ROW)
-        assert tally.commit(txid).txid == txid
 
 
 def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +34,6 @@ from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
 from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
-from tidegate.jobs.engine.worker import POLL_SECONDS
 from tidegate.jobs.registry import pipeline_names
 from tidegate.state_store import Settings, StateStore
 
@@ -725,41 +722,6 @@ def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
     with pytest.raises(errors.SourceUnavailable):
         _process(2).execute({"ti": _task(1)})
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == 2
-
-
-@pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.usefixtures("without_spark")
-def test_a_task_whose_batch_is_claimed_waits_for_the_claimant(clicks: Batches, *, dies: bool) -> None:
-    """It waits while the claimant lives; if that dies, the batch's own task does the work again."""
-    clicks.plan("run", 1)
-    with ThreadPoolExecutor(1) as worker, closing(clicks.store.claims(CLICKS.name, "run")) as claims:
-        claimed = clicks.begin(next(claims))
-        own = worker.submit(_process(1).execute, {"ti": _task(0)})
-        with pytest.raises(TimeoutError):
-            own.result(3 * POLL_SECONDS)
-        if not dies:
-            clicks.store.seal(claimed, [], Tracked(0))
-            clicks.commit(1)
-        claims.close()
-        own.result(30)
-
-    assert _phases(clicks) == [(1, "committed")]
-    assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == (2 if dies else 1)
-
-
-@pytest.mark.usefixtures("without_spark")
-def test_a_task_stops_waiting_for_a_claimant_after_the_attempt_timeout(
-    clicks: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The claimant may hang, with its connection open."""
-    monkeypatch.setattr(Settings, "load", lambda: replace(settings, attempt_timeout_seconds=1))
-    clicks.plan("run", 1)
-    with closing(clicks.store.claims(CLICKS.name, "run")) as claims:
-        clicks.begin(next(claims))
-
-        _process(1).execute({"ti": _task(0)})
-
-    assert len(clicks.store.batch_history(CLICKS.name, 1).attempts) == 2
 
 
 def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:

@@ -5,7 +5,7 @@ from tests.mutants.planted_fault import Mutant
 FILE = "state_store/attempt/begin_attempt.py"
 BATCHES = "state_store/ledger/batches.py"
 ATTEMPTS = "tests/integration/test_attempts.py"
-CLAIMS = "tests/integration/test_claims.py"
+AT_WORK = "tests/integration/test_attempts_at_work.py"
 MATRIX = "tests/conformance/test_matrix.py"
 QUERIES = "tests/jobs/test_state_queries.py"
 
@@ -110,13 +110,31 @@ MUTANTS = (
         (f"{MATRIX}::test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn",),
     ),
     Mutant(
-        "a-claimed-batch-that-was-begun-is-begun-again",
-        "performance:task-that-is-finished-claims-other-batches",
+        "an-idle-task-fences-another-that-has-begun-its-batch",
+        "performance:task-that-is-finished-goes-on",
         FILE,
         "_reason_against",
         'if mode == "first" and facts.newest is not None:',
         'if mode == "first" and facts.is_sealed:',
-        (f"{CLAIMS}::test_a_batch_that_was_begun_meanwhile_is_left",),
+        (f"{AT_WORK}::test_of_two_idle_tasks_one_begins_a_batch",),
+    ),
+    Mutant(
+        "a-killed-process-holds-its-batch-until-it-falls-silent",
+        "limit:LONGEST_SILENCE_SECONDS",
+        "state_store/seal/attempts.py",
+        "newest_is_alive",
+        "a.failed_at.is_(None), is_fresh, has_session)",
+        "a.failed_at.is_(None), is_fresh)",
+        (f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up",),
+    ),
+    Mutant(
+        "a-task-fences-another-process-that-is-at-work",
+        "limit:POLL_SECONDS",
+        "jobs/engine/worker.py",
+        "Worker.await_other",
+        "while self.store.is_in_work(",
+        "while not self.store.is_in_work(",
+        (f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",),
     ),
     Mutant(
         "a-plan-from-before-its-predecessor-s-new-plan-is-taken",
@@ -152,7 +170,7 @@ MUTANTS = (
         "in_window",
         "return txid - c.txid <= window",
         "return txid - c.txid < window",
-        (f"{CLAIMS}::test_batches_outside_the_window_are_not_claimed",),
+        (f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",),
     ),
     Mutant(
         "the-window-is-one-batch-longer",
@@ -161,7 +179,7 @@ MUTANTS = (
         "in_window",
         "return txid - c.txid <= window",
         "return txid - c.txid <= window + 1",
-        (f"{CLAIMS}::test_batches_outside_the_window_are_not_claimed",),
+        (f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",),
     ),
     Mutant(
         "a-batch-that-reads-its-states-begins-too-early",

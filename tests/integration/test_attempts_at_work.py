@@ -1,0 +1,164 @@
+"""Idle tasks go on with batches that no task has begun; whoever finds another process at work on a batch waits for it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+from tests import steps
+from tests.integration.conftest import TALLY, Tally, until
+from tests.store import Attempt, NotStarted, Tracked, tables
+from tidegate.jobs.engine import worker
+from tidegate.state_store import Settings
+
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
+OTHER = "tidegate another"
+
+
+class OtherProcess:
+    """Another process, as the server sees it: a session of another name, and attempts that note it."""
+
+    def __init__(self, tally: Tally, settings: Settings, as_owner: AsOwner) -> None:
+        self._tally = tally
+        self._as_owner = as_owner
+        self.session = psycopg2.connect(**settings.conninfo(), application_name=OTHER)
+
+    def start(self, txid: int) -> Attempt:
+        """Begin an attempt."""
+        attempt = self._tally.start(txid)
+        of_batch = tables.attempt.c.txid == txid
+        self._as_owner(sa.update(tables.attempt).where(of_batch).values(session=OTHER))
+        return attempt
+
+    def die(self) -> None:
+        """End as a killed process does: the kernel closes its connection."""
+        self.session.close()
+
+
+@pytest.fixture
+def other(tally: Tally, settings: Settings, as_owner: AsOwner) -> Iterator[OtherProcess]:
+    """Start another process, which lives until the end of the test."""
+    process = OtherProcess(tally, settings, as_owner)
+    with closing(process.session):
+        yield process
+
+
+def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
+    """Return the batches that a task of this run would go on with."""
+    found = [0]
+    while (txid := tally.store.next_unbegun("tally", run_id, after=found[-1])) is not None:
+        found.append(txid)
+    return found[1:]
+
+
+@pytest.mark.promise("performance:task-that-is-finished-goes-on")
+def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally) -> None:
+    """Not those that have an attempt, in whichever state, those given up, and those of another run."""
+    tally.plan(6)
+    tally.plan(1, run_id="another")
+    tally.process(1)
+    tally.commit(1)
+    tally.start(3)
+    tally.store.fail_attempt(tally.start(5), "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
+    assert tally.store.give_up("tally", 5, "the pipeline's policy", "its file is bad")
+
+    assert [unbegun(tally, run_id) for run_id in ("run", "another", "no such run")] == [[2, 4, 6], [7], []]
+
+
+def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
+    """Even for idle tasks, the staging after the cursor is bounded. A batch that was begun before keeps its work."""
+    tally.plan(6)
+    tally.process(5)
+    tally.spec = replace(tally.spec, window=2)
+    tally.plan(1, run_id="another")
+    assert [tally.store.turn("tally", txid).begins for txid in (1, 2, 3, 4)] == [True, True, False, False]
+    assert unbegun(tally) == [1, 2]
+    assert tally.store.start_attempt(tally.spec, 3, "too early") is NotStarted.AHEAD
+    assert tally.store.start_attempt(tally.spec, 5, "again") is NotStarted.SEALED
+
+    tally.process(1)
+    tally.commit(1)
+
+    assert unbegun(tally) == [2, 3]
+    tally.start(3)
+
+
+@pytest.mark.promise("performance:task-that-is-finished-goes-on")
+def test_of_two_idle_tasks_one_begins_a_batch(tally: Tally) -> None:
+    """Both may find it; the one that is later must not fence the other."""
+    tally.plan(3)
+    tally.start(1)
+    tally.store.fail_attempt(tally.start(2), "STORE_UNAVAILABLE: gone")
+    tally.process(3)
+
+    begun = [tally.store.start_attempt(tally.spec, txid, "slow", mode="first") for txid in (1, 2, 3)]
+
+    assert begun == [NotStarted.BEGUN, NotStarted.BEGUN, NotStarted.SEALED]
+    assert len(tally.store.batch_history("tally", 1).attempts) == 1
+
+
+def test_another_process_is_at_work_until_its_attempt_ends(tally: Tally, other: OtherProcess) -> None:
+    """Sealed or failed: who waited commits, or tries again, whatever the other process does next."""
+    tally.plan(3)
+    assert not tally.store.is_in_work("tally", 1)
+    attempts = [other.start(txid) for txid in (1, 2)]
+    tally.start(3)
+    assert [tally.store.is_in_work("tally", txid) for txid in (1, 2, 3)] == [True, True, False]  # txid 3: of this process
+
+    tally.store.seal(attempts[0], [], Tracked(0))
+    tally.store.fail_attempt(attempts[1], "SPARK_FAILED: gone")
+
+    assert not any(tally.store.is_in_work("tally", txid) for txid in (1, 2))
+
+
+@pytest.mark.parametrize("end", ["killed", "suspended"])
+def test_a_process_that_is_gone_holds_nobody_up(tally: Tally, other: OtherProcess, as_owner: AsOwner, end: str) -> None:
+    """A killed one loses its sessions at once; one that was stopped, or is cut off, stops sending heartbeats."""
+    tally.plan(1)
+    other.start(1)
+    assert tally.store.is_in_work("tally", 1)
+    if end == "killed":
+        other.die()
+    else:
+        as_owner(sa.update(tables.attempt).values(seen_at=sa.func.now() - sa.text("interval '61 s'")))
+    until(lambda: not tally.store.is_in_work("tally", 1))
+    assert not tally.store.processing([("tally", 1)])["tally", 1].is_in_work
+
+
+@pytest.mark.promise("limit:POLL_SECONDS")
+def test_whoever_would_process_a_batch_waits_for_the_process_at_work(
+    tally: Tally, settings: Settings, other: OtherProcess
+) -> None:
+    """Until it has ended, or died, or the wait is stopped, or the attempt has taken longer than it may."""
+    tally.plan(3)
+    attempt = other.start(1)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(steps.await_other, settings, TALLY, 1)
+        with pytest.raises(TimeoutError):
+            waits.result(3 * worker.POLL_SECONDS)
+        tally.store.seal(attempt, [], Tracked(0))
+        waits.result(30)
+
+    other.start(2)
+    stopped = threading.Event()
+    stopped.set()
+    worker.Worker(tally.store, TALLY, "test").await_other(2, stopped)
+    began_at = time.monotonic()
+    steps.await_other(replace(settings, attempt_timeout_seconds=1), TALLY, 2)
+    assert 1 <= time.monotonic() - began_at < 30
+
+
+def test_a_task_that_has_helped_for_long_gives_its_place_back(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run of many batches would keep its places from other pipelines until its end; the batches are not lost."""
+    tally.plan(3)
+    monkeypatch.setattr(worker, "LONGEST_HELP_SECONDS", 0.0)
+
+    worker.Worker(tally.store, TALLY, "helper").help_run("run")
+
+    assert unbegun(tally) == [1, 2, 3]
