@@ -54,12 +54,6 @@ def prune(owner: StateStore, spec: PipelineSpec, state: StateSpec, up_to_txid: i
     return done
 
 
-def await_other(settings: Settings, pipeline: Pipeline | str, txid: int) -> None:
-    """Wait while another task works on a batch that it has claimed."""
-    with Worker.open(settings, pipeline, owner="test") as worker:
-        worker.await_other(txid)
-
-
 def safe(_pipeline: Pipeline, _attempt: Attempt, _facts: InputFacts) -> Route:
     """Take no shortcut."""
     return SAFE

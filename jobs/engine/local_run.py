@@ -73,12 +73,11 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
     stopped = threading.Event()
 
     def process_once(txid: int) -> Processed:
-        with_servers(settings, lambda: worker.await_other(txid, stopped))
-        return with_retries(settings, pipeline, lambda: worker.process(txid))
+        return worker.after_others(txid, lambda mode: worker.process(txid, mode=mode), stopped=stopped)
 
     def process(txid: int) -> None:
         try:
-            while process_once(txid).is_ahead:
+            while with_retries(settings, pipeline, lambda: process_once(txid)).is_ahead:
                 while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
                     with_servers(settings, lambda: store.check_not_paused(pipeline.name))
                     if stopped.wait(WINDOW_POLL_SECONDS):

@@ -36,6 +36,7 @@ class Processed:
     attempt: int | None
     outcome: str
     is_new: bool = False  # sealed by the attempt of this call
+    is_in_work: bool = False  # not begun, because another process is at work on it
     is_ahead: bool = False  # not begun, because the pipeline's window is full, or the pipeline is paused
 
     def __str__(self) -> str:
@@ -76,7 +77,8 @@ class Processor:
             attempt = self._begin(txid, mode)
             if isinstance(attempt, NotStarted):
                 waits = attempt in (NotStarted.AHEAD, NotStarted.PAUSED)
-                return Processed(pipeline.name, txid, None, attempt.value, is_ahead=waits)
+                in_work = attempt is NotStarted.IN_WORK
+                return Processed(pipeline.name, txid, None, attempt.value, is_in_work=in_work, is_ahead=waits)
             if isinstance(attempt, Commit):
                 return Processed(pipeline.name, txid, attempt.attempt, "committed already")
             with self._observed(attempt):

@@ -11,7 +11,7 @@ Each step may be repeated, interrupted and run twice at once; Postgres decides w
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -130,13 +130,34 @@ class Worker:
         If a newer attempt fences this one, the task waits for that attempt, then processes the batch if it still needs it.
         """
         while True:
-            self.await_other(txid)
             try:
-                return self.process_and_commit(txid, mode=mode)
+                return self.after_others(txid, lambda mode: self.process_and_commit(txid, mode=mode), mode=mode)
             except AttemptFenced as fenced:
                 with about(self.name, txid, fenced.attempt):
                     logger.warning("%s", fenced)
                 mode = "resume"
+
+    def after_others(
+        self,
+        txid: int,
+        process: Callable[[Mode], Processed],
+        *,
+        mode: Mode = "resume",
+        stopped: threading.Event | None = None,
+    ) -> Processed:
+        """Process a batch in this mode, once no other process is at work on it; before that, if `stopped` is set meanwhile.
+
+        The wait takes no longer than an attempt may, as the other process may hang, connected: then its attempt is fenced.
+        """
+        stopped = stopped or threading.Event()
+        ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
+        while (processed := process(mode)).is_in_work:
+            while self.store.is_in_work(self.name, txid) and time.monotonic() < ends_at:
+                if stopped.wait(POLL_SECONDS):
+                    return processed
+            if time.monotonic() >= ends_at:
+                mode = "take over"
+        return processed
 
     def help_run(self, run_id: str) -> None:
         """Process and commit batches of a run that no task has begun, one after another in order.
@@ -157,17 +178,6 @@ class Worker:
                 except Exception as error:
                     logger.warning("%s %s is left to its own task: %s", self.name, txid, describe(error), exc_info=True)
                     return
-
-    def await_other(self, txid: int, stopped: threading.Event | None = None) -> None:
-        """Wait while another process is at work on this batch, no longer than an attempt may take: it may hang, connected.
-
-        Whoever would process a batch waits so: its own task, and a local run. Ending the wait too early only costs work: the
-        newer attempt fences the other one. It ends early if `stopped` is set.
-        """
-        stopped = stopped or threading.Event()
-        ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
-        while self.store.is_in_work(self.name, txid) and time.monotonic() < ends_at and not stopped.wait(POLL_SECONDS):
-            pass
 
     def has_committed(self, txid: int) -> bool:
         """Return whether a batch has committed, and its source has got its ack or needs none."""

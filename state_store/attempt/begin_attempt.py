@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
+from tidegate.state_store.attempt import turns
 from tidegate.state_store.commit import ordered_commit
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
@@ -26,9 +27,9 @@ from tidegate.state_store.seal import attempts, staging_tables
 from tidegate.state_store.seal.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
 
 BATCHES_LOOKED_BACK = 10
-# resume: unless the newest attempt is sealed; first: only if there is no attempt yet; restage: also if the newest attempt is
-# sealed, because its staging is lost; redo: the last committed batch again.
-Mode = Literal["resume", "first", "restage", "redo"]
+# resume: unless the newest attempt is sealed; take over: so, too, though another process is at work; first: only if there is no
+# attempt yet; restage: also if the newest attempt is sealed, because its staging is lost; redo: the last committed batch again.
+Mode = Literal["resume", "take over", "first", "restage", "redo"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class NotStarted(Enum):
     SEALED = "processed already"
     BEGUN = "begun by another task"
     GIVEN_UP = "given up: it is skipped in its turn"
+    IN_WORK = "in work by another process"
     AHEAD = "not begun: the window is full until earlier txids commit"
     PAUSED = "not begun: the pipeline is paused"
 
@@ -135,6 +137,8 @@ def _reason_against(connection: Connection, facts: _Facts, mode: Mode) -> NotSta
         return NotStarted.SEALED
     if mode == "first" and facts.newest is not None:
         return NotStarted.BEGUN
+    if facts.newest is not None and mode != "take over" and turns.is_in_work(connection, facts.spec.name, facts.batch.txid):
+        return NotStarted.IN_WORK
     if facts.newest is None and _is_held(connection, facts.batch):
         return NotStarted.PAUSED
     return None if batches.has_room(connection, facts.spec, facts.batch.txid) else NotStarted.AHEAD

@@ -11,10 +11,10 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests import steps
 from tests.integration.conftest import TALLY, Tally, until
-from tests.store import Attempt, NotStarted, Tracked, tables
+from tests.store import Attempt, Mode, NotStarted, Tracked, tables
 from tidegate.jobs.engine import worker
+from tidegate.jobs.engine.processing import Processed
 from tidegate.state_store import Settings
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -135,23 +135,38 @@ def test_a_process_that_is_gone_holds_nobody_up(tally: Tally, other: OtherProces
 def test_whoever_would_process_a_batch_waits_for_the_process_at_work(
     tally: Tally, settings: Settings, other: OtherProcess
 ) -> None:
-    """Until it has ended, or died, or the wait is stopped, or the attempt has taken longer than it may."""
+    """Until that has ended, or has taken longer than an attempt may, or the wait is stopped; decided under the batch's lock."""
     tally.plan(3)
+
+    def process(txid: int, *, seconds: int = 60, stopped: bool = False) -> tuple[float, list[str]]:
+        """Return how long it took, and what each call got."""
+        got: list[str] = []
+
+        def step(mode: Mode) -> Processed:
+            begun = tally.store.start_attempt(tally.spec, txid, "test", mode=mode)
+            got.append(begun.name if isinstance(begun, NotStarted) else "attempt")
+            return Processed("tally", txid, None, "", is_in_work=begun is NotStarted.IN_WORK)
+
+        event = threading.Event()
+        if stopped:
+            event.set()
+        began_at = time.monotonic()
+        impatient = worker.Worker(tally.store, replace(TALLY, message_timeout_seconds=seconds), "test")
+        impatient.after_others(txid, step, stopped=event)
+        return time.monotonic() - began_at, got
+
     attempt = other.start(1)
     with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(steps.await_other, settings, TALLY, 1)
+        waits = pool.submit(process, 1)
         with pytest.raises(TimeoutError):
             waits.result(3 * worker.POLL_SECONDS)
         tally.store.seal(attempt, [], Tracked(0))
-        waits.result(30)
-
+        assert waits.result(30)[1] == ["IN_WORK", "SEALED"]
     other.start(2)
-    stopped = threading.Event()
-    stopped.set()
-    worker.Worker(tally.store, TALLY, "test").await_other(2, stopped)
-    began_at = time.monotonic()
-    steps.await_other(replace(settings, attempt_timeout_seconds=1), TALLY, 2)
-    assert 1 <= time.monotonic() - began_at < 30
+    assert process(2, stopped=True)[1] == ["IN_WORK"]
+    took, got = process(2, seconds=1)
+    assert 1 <= took < 30
+    assert got == ["IN_WORK", "attempt"]
 
 
 def test_a_task_that_has_helped_for_long_gives_its_place_back(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,10 +130,10 @@ MUTANTS = (
     Mutant(
         "a-task-fences-another-process-that-is-at-work",
         "limit:POLL_SECONDS",
-        "jobs/engine/worker.py",
-        "Worker.await_other",
-        "while self.store.is_in_work(",
-        "while not self.store.is_in_work(",
+        FILE,
+        "_reason_against",
+        'mode != "take over" and turns.is_in_work(',
+        'mode == "take over" and turns.is_in_work(',
         (f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",),
     ),
     Mutant(
