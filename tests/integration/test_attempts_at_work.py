@@ -57,7 +57,7 @@ def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
     return found[1:]
 
 
-@pytest.mark.promise("performance:task-that-is-finished-goes-on")
+@pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally) -> None:
     """Not those that have an attempt, in whichever state, those given up, and those of another run."""
     tally.plan(6)
@@ -89,7 +89,7 @@ def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
     tally.start(3)
 
 
-@pytest.mark.promise("performance:task-that-is-finished-goes-on")
+@pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 def test_of_two_idle_tasks_one_begins_a_batch(tally: Tally) -> None:
     """Both may find it; the one that is later must not fence the other."""
     tally.plan(3)

@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "an-idle-task-fences-another-that-has-begun-its-batch",
-        "performance:task-that-is-finished-goes-on",
+        "performance:task-that-is-finished-goes-on-with",
         FILE,
         "_reason_against",
         'if mode == "first" and facts.newest is not None:',
