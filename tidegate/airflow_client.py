@@ -12,6 +12,10 @@ from tidegate.state_store.base.settings import Settings
 
 TIMEOUT_SECONDS = 30
 DAG_APPEARS_SECONDS = 30
+NO_LOGIN = (
+    "There is no password for Airflow. Without Airflow, use: tidegate run PIPELINE. Otherwise set "
+    "TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up"
+)
 
 
 class AirflowUnavailable(RetryableError):
@@ -30,11 +34,11 @@ class AirflowClient:
             self._server = Server(loopback, url.port or 80, "Airflow's password", trusted_users(settings))
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS, trust_env=loopback is None)
         if settings.airflow_password_file is None:
-            raise SettingsInvalid("There is no password for Airflow: set TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up")
+            raise SettingsInvalid(NO_LOGIN)
         try:
             password = settings.airflow_password_file.read_text().strip()
         except OSError as error:
-            raise SettingsInvalid(f"{settings.airflow_password_file} cannot be read: {error.strerror}.") from error
+            raise SettingsInvalid(f"{settings.airflow_password_file} cannot be read: {error.strerror}. {NO_LOGIN}") from error
         answer = self._call("POST", "/auth/token", json={"username": settings.airflow_user, "password": password})
         self._http.headers["Authorization"] = f"Bearer {answer['access_token']}"
 

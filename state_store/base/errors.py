@@ -66,19 +66,23 @@ class Fault(Enum):
 
 
 @cache
-def _faults() -> dict[str, Fault]:
-    """Return the fault of each code."""
+def _classes() -> "dict[str, type[TidegateError]]":
     classes = [TidegateError]
     for each in classes:
         classes += each.__subclasses__()
-    return {each("").code: each.fault for each in classes}
+    return {each("").code: each for each in classes}
+
+
+def class_of(code: str | None) -> "type[TidegateError]":
+    """Return the class of a code; that of any error that a person has to look at, if it is none of ours."""
+    return _classes().get(code or "", PermanentError)
 
 
 def code_and_fault(error: str) -> tuple[str, Fault]:
     """Return the code at the beginning of an error in the ledger, and its fault; OTHER for any other exception."""
     code = error.partition(":")[0]
-    fault = _faults().get(code)
-    return (OTHER, Fault.UNKNOWN) if fault is None else (code, fault)
+    known = _classes().get(code)
+    return (OTHER, Fault.UNKNOWN) if known is None else (code, known.fault)
 
 
 def describe(error: BaseException) -> str:

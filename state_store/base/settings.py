@@ -162,6 +162,11 @@ class Settings:
         """The folder in which the embedded stack keeps its data, logs and secrets."""
         return self.home / STACK_FOLDER
 
+    @property
+    def has_airflow(self) -> bool:
+        """Whether runs can be started in Airflow: there is a password for it."""
+        return self.airflow_password_file is not None and self.airflow_password_file.exists()
+
     def conninfo(self, *, user: str | None = None) -> dict[str, Any]:
         """Return libpq's connection parameters, without a password.
 

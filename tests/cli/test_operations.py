@@ -79,7 +79,8 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
     """Without Airflow the lift stays, with its mark in the ledger, so the run alone is missing."""
     assert "Nothing to retry" in tidegate("retry", "flights").stderr
     _plan(store, 3)
-    assert "Txids 1-3 wait for a run: tidegate trigger flights --wait" in tidegate("retry", "flights").stderr
+    assert "Txids 1-3 wait for a run: tidegate run flights" in tidegate("retry", "flights").stderr
+    assert "--wait" in tidegate("retry", "flights", **_airflow_away(tidegate)).stderr
     assert tidegate.json("retry", "flights") == {"pipeline": "flights", "lifted": []}
     store.fail_attempt(_begin(store, 2), "BAD_KEY: NULL.", is_poison=True)
     store.halt_batch("flights", 1, "SOURCE_CHANGED: a.csv")
@@ -106,7 +107,7 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
         assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
         store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")
     write_flights(tidegate.settings.home, 2, GOOD)
-    outcome = tidegate.json("retry", "flights", "1", "--here")
+    outcome = tidegate.json("retry", "flights", "1")  # without Airflow, as with --here
     assert (outcome["lifted"], outcome["committed"], outcome["state"]) == ([1], [1], "success")
     assert len(tidegate.json("inspect", "flights")) == 1
 

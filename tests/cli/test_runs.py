@@ -8,7 +8,7 @@ from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import PermanentError, PipelinePaused
+from tidegate.state_store.base.errors import PipelinePaused, SourceUnreadable
 
 SPEC = flights.PIPELINE.spec
 
@@ -70,20 +70,20 @@ def test_a_run_that_was_marked_as_done_is_no_success(airflow: type[Airflow], cap
     airflow.planned = 2
     with pytest.raises(run_verbs.RunUnfinished, match=r"txids 1-2 have not committed: .*tidegate trigger flights --wait"):
         _trigger()
-    assert "Committed" not in capsys.readouterr().err
+    assert "Committed" not in capsys.readouterr().out
 
 
 def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
     """Only its own plan knows that the source has nothing new; a paused pipeline, or a marked run, were not looked at."""
     _trigger()
-    assert "Skipped: nothing new at the source" in capsys.readouterr().err
+    assert "Skipped: nothing new at the source" in capsys.readouterr().out
     airflow.plan_state = "success"
     with pytest.raises(run_verbs.RunUnfinished, match="before it planned anything"):
         _trigger()
     airflow.plan_state, airflow.paused_by = "skipped", "anna"
     with pytest.raises(PipelinePaused, match="paused by anna"):
         _trigger()
-    assert "nothing new" not in capsys.readouterr().err
+    assert "nothing new" not in capsys.readouterr().out
 
 
 def test_the_runs_that_go_on_with_a_backlog_are_followed_to_the_last(
@@ -110,12 +110,12 @@ def test_the_runs_that_go_on_with_a_backlog_are_followed_to_the_last(
     outcome = run_verbs.through_airflow("flights", {}, 10, as_json=False)
 
     assert (outcome.committed, outcome.runs) == ([1, 2, 3], ["run", "continued_2__run"])
-    assert "Committed: txids 1-3." in capsys.readouterr().err
+    assert "Committed: txids 1-3." in capsys.readouterr().out  # the result, for pipes; progress is on stderr
 
 
 def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
     """It does not wait for nothing."""
     airflow.plan_error = "SOURCE_UNREADABLE: The folder is gone.\nCreate it."
     story = r"failed in plan \(1\)\. flights waits for a plan that succeeds: SOURCE_UNREADABLE: The folder is gone\. Create it"
-    with pytest.raises(PermanentError, match=story):
+    with pytest.raises(SourceUnreadable, match=story):  # its code, not that of any error
         _trigger()

@@ -65,7 +65,7 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
     assert (lag["committed"], lag["pending"]) == (1, 0)
 
     again = tidegate("run", "flights")
-    assert (again.returncode, again.stderr) == (0, "Skipped: nothing new at the source, no txid spent.\n")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "Skipped: nothing new at the source, no txid spent.\n", "")
     assert tidegate.json("status")["left_alone"] == {}
 
     table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()
@@ -94,7 +94,7 @@ def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: Comma
         "All of them: tidegate inspect flights --source\n"
     )
 
-    assert tidegate("run", "flights").stderr == "Skipped: nothing new at the source, no txid spent.\n" + counted
+    assert tidegate("run", "flights").stdout == "Skipped: nothing new at the source, no txid spent.\n" + counted
     assert counted in tidegate("status").stderr
     assert tidegate.json("status")["left_alone"] == {"flights": counted.strip().replace("\\x1b", "\x1b")}
     assert tidegate("inspect", "flights").stderr.endswith(counted)

@@ -7,8 +7,10 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_flights
-from tests.store import LEDGER, VERSION_TABLE
+from tests.store import LEDGER, VERSION_TABLE, encode_metadata
 from tidegate.explain import error_pages
+from tidegate.jobs.pipelines import flights
+from tidegate.state_store import StateStore
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 USAGE = 2
@@ -60,6 +62,31 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     tidegate.json("run", "flights")
     assert codes(tidegate, "flights") == ["IDLE"]
     assert codes(tidegate, "flights", "1") == ["COMMITTED"]
+
+
+def test_unread_files_are_told_beside_nothing_to_do(tidegate: CommandLine) -> None:
+    """By `why` and by `status`, with the command that starts a run: in Airflow only if there is one."""
+    home = tidegate.settings.home
+    write_flights(home, 1, GOOD)
+    tidegate.json("run", "flights")
+    assert tidegate.json("status")["unread"] == {}
+    write_flights(home, 2, GOOD)
+    (unread,) = tidegate.json("why", "flights")["causes"]
+    assert (unread["code"], unread["command"]) == ("UNREAD", "tidegate run flights")
+    assert unread["sentence"].endswith("no batch has taken. All batches up to txid 1 have committed.")
+    told = tidegate.json("status")["unread"]
+    assert told == {"flights": "flights: its source has data that no batch has taken. tidegate run flights"}
+    (password := home / "password").write_text("secret")
+    with_airflow = {"TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
+    assert "    $ tidegate trigger flights --wait\n" in tidegate("why", "flights", **with_airflow).stdout
+
+
+def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:
+    """Its advice stands at its end."""
+    with StateStore.connect(tidegate.settings) as store:
+        store.open_batches(flights.PIPELINE.spec, "run", [], None, [encode_metadata({"files": []})])
+        store.halt_batch("flights", 1, f"SOURCE_CHANGED: {'a long story ' * 60}Put it back.")
+    assert "a long story Put it back." in tidegate("why", "flights").stdout
 
 
 def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_owner: AsOwner) -> None:

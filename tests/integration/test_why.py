@@ -388,7 +388,7 @@ def test_long_errors_are_cut_to_one_line(tally: Tally) -> None:
     (failed,) = causes(tally)
     assert len(failed.sentence) < LONGEST_QUOTE + 100
     assert failed.error == "MALFORMED_RECORD"
-    fail(tally, 1, "MALFORMED_RECORD: " + "character " * 100)
+    fail(tally, 1, "MALFORMED_RECORD: " + "character " * 200)
     (failed,) = causes(tally)
     assert failed.sentence.endswith("character character...")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.state_store.read_ledger.wait_facts import Try, Wait, WaitingBatch
 
 Severity = Literal["ok", "info", "warning", "error"]
-LONGEST_QUOTE = 300  # characters of an error in a sentence: the batch's history has all of it
+LONGEST_QUOTE = 1900  # characters of an error in a sentence: the batch's history has all of it
 FENCED = "ATTEMPT_FENCED"
 
 

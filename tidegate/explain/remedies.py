@@ -7,6 +7,7 @@ from typing import Literal
 
 from tidegate.state_store.base import errors
 from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.settings import Settings
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
@@ -91,6 +92,11 @@ def command_of(code: str) -> str:
 def command(*words: object) -> str:
     """Return a command line of `tidegate` to copy; `...` stands for what the reader fills in."""
     return " ".join(["tidegate", *(word if word == "..." else shlex.quote(str(word)) for word in map(str, words))])
+
+
+def run_of(pipeline: str, settings: Settings) -> str:
+    """Return the command that starts a run: in Airflow or, without it, in the process of the command."""
+    return command("trigger", pipeline, "--wait") if settings.has_airflow else command("run", pipeline)
 
 
 def code_of(story: str | None) -> str | None:

@@ -7,9 +7,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate import output
+from tidegate.explain import remedies
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline
+from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline, describe
 from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,15 +88,45 @@ def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
         raise SourceUnavailable(message, pipeline=pipeline.name) from None
 
 
-def check_plan(pipeline: Pipeline, store: "StateStore") -> None:
-    """Plan the next batch as a run would, without opening it, as far as that takes no longer than ANSWER_SECONDS.
+def has_more(pipeline: Pipeline, store: "StateStore") -> bool:
+    """Return whether a run would plan a batch; False if a plan takes longer than ANSWER_SECONDS. Opens none.
 
     Raises: the source's errors.
     """
     from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
 
     with suppress(TimeoutError):
-        _in_time(lambda: next_batch(store, pipeline))
+        return _in_time(lambda: next_batch(store, pipeline)) is not None
+    return False
+
+
+def unread(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
+    """Return, of each pipeline whose batches have all committed, that its source has more, or why a run would fail.
+
+    Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
+    """
+    messages: dict[str, str] = {}
+    lags = [lag for lag in lags if not lag.pending and not lag.paused_at and not lag.plan_error]
+    try:
+        if lags:
+            _in_time(lambda: _plan_all(lags, settings, messages))
+    except TimeoutError:
+        return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s whether they have more."}
+    return messages
+
+
+def _plan_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:
+    from tidegate.state_store import StateStore  # noqa: PLC0415
+
+    with StateStore.connect(settings) as store:
+        for name in (lag.pipeline for lag in lags):
+            try:
+                if has_more(find_pipeline(name), store):
+                    messages[name] = f"{name}: its source has data that no batch has taken. {remedies.run_of(name, settings)}"
+            except (UnknownPipeline, SourceUnavailable, SourceUnreadable):
+                continue  # its code is not in this checkout; or `of_all` says so
+            except Exception as error:  # noqa: BLE001 - an author's source may raise anything; the others are still asked
+                messages[name] = f"{name}: a run would fail now: {describe(error)}"
 
 
 def _in_time(ask: Callable[[], _T]) -> _T:

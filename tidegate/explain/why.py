@@ -156,6 +156,9 @@ def _without_batches(wait: "Wait", of_source: Cause | None) -> Iterator[Cause]:
     failing = list(_failing_plans(wait))
     if of_source is not None and is_refused and of_source.error not in {known.error for known in failing}:
         failing.append(of_source)
+    if of_source is not None and of_source.code == "UNREAD" and not failing:
+        up_to = f" All batches up to txid {wait.row.opened} have committed." if wait.row.opened else ""
+        failing, of_source = [replace(of_source, sentence=f"{of_source.sentence}{up_to}")], None
     yield from failing or _idle(wait)
     yield from _needs_attention(wait)
     if of_source is not None and not is_refused:
@@ -218,8 +221,14 @@ def _needs_attention(wait: "Wait") -> Iterator[Cause]:
 def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
     """Return what the source holds back, or why it or a plan is refused; None if a run would take all that is there."""
     try:
-        if (late := source_report.held_back(pipeline, store.settings)) is None:
-            source_report.check_plan(pipeline, store)
+        if (late := source_report.held_back(pipeline, store.settings)) is None and source_report.has_more(pipeline, store):
+            return cause(
+                "UNREAD",
+                "The source has data that no batch has taken.",
+                severity="warning",
+                advice="Start a run, unless one has just been started.",
+                **starts_a_run(pipeline.name),
+            )
     except TidegateError as error:
         return replace(of_error(error), advice=remedies.fix_of_plan(error.code), command=remedies.command("error", error.code))
     except Exception as error:  # noqa: BLE001 - an author's source may raise anything; that is the cause then

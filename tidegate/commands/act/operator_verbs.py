@@ -11,6 +11,7 @@ import click
 from tidegate import completion, operator_actions, output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose, yes
 from tidegate.commands.act import run_verbs
+from tidegate.explain import remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import TidegateError, UsageError
@@ -43,11 +44,11 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
     from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
-    with StateStore.connect(Settings.load()) as store:
+    with StateStore.connect(settings := Settings.load()) as store:
         done = operator_actions.retry(store, pipeline, txid, operator("retry"), require_reason(reason))
         newest = store.last_opened(pipeline)
     if not done.txids or newest is None:
-        next_step = f": tidegate trigger {pipeline} --wait" if done.run_needed else "."
+        next_step = f": {remedies.run_of(pipeline, settings)}" if done.run_needed else "."
         message = done.message.removesuffix(".") + next_step
         _report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
@@ -66,7 +67,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
     from tidegate.state_store import StateStore  # noqa: PLC0415
 
     spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the exporter cut the file off")
-    with StateStore.connect(Settings.load()) as store:
+    with StateStore.connect(settings := Settings.load()) as store:
         status = operator_actions.status_of(store, pipeline, txid)
         if not yes and status.phase not in operator_actions.FINAL_PHASES:
             operator_actions.check_failed(status, is_given_up=store.turn(pipeline, txid).given_up)
@@ -78,7 +79,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
         "given_up": commit is None or commit.skipped_reason is not None,
         "already": commit is not None and commit.already_committed,
     }
-    _report(f"{done.message} Go on: tidegate trigger {pipeline} --wait", facts, as_json)
+    _report(f"{done.message} Go on: {remedies.run_of(pipeline, settings)}", facts, as_json)
 
 
 @click.command()
@@ -323,9 +324,9 @@ def resume(pipeline: str, reason: str, as_json: bool) -> None:
     from tidegate.state_store import StateStore  # noqa: PLC0415
 
     find_pipeline(pipeline)
-    with StateStore.connect(Settings.load()) as store:
+    with StateStore.connect(settings := Settings.load()) as store:
         done, changed = operator_actions.resume(store, pipeline, operator("resume"), require_reason(reason))
-    message = f"{done.message} Its next run: tidegate trigger {pipeline} --wait" if changed else done.message
+    message = f"{done.message} Its next run: {remedies.run_of(pipeline, settings)}" if changed else done.message
     _report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
 
 

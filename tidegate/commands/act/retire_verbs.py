@@ -8,6 +8,7 @@ import click
 from tidegate import output
 from tidegate.commands import as_json, pipeline_name, yes
 from tidegate.commands.act.operator_verbs import operator, reason, reason_if_any
+from tidegate.explain import remedies
 from tidegate.jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
 from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import TidegateError, UnknownPipeline, UsageError
@@ -67,7 +68,8 @@ def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
     if as_json:
         output.print_json({"pipeline": pipeline, "retired": False, "already": not changed})
     elif changed:
-        output.say(f"{pipeline} is in service again. After tidegate migrate, start a run: tidegate trigger {pipeline} --wait")
+        start = remedies.run_of(pipeline, settings)
+        output.say(f"{pipeline} is in service again. After tidegate migrate, start a run: {start}")
     else:
         output.say(f"{pipeline} was not retired.")
 

@@ -13,11 +13,11 @@ import click
 
 from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
-from tidegate.explain import source_report
+from tidegate.explain import source_report, why
 from tidegate.jobs.engine.continued_runs import next_run
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError, UsageError
+from tidegate.state_store.base.errors import RetryableError, TidegateError, UsageError, class_of
 from tidegate.state_store.base.settings import Settings
 from tidegate.status import run_progress
 from tidegate.status.run_progress import ranges
@@ -37,7 +37,7 @@ to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Las
 max_batches = click.option("--max-batches", metavar="N", type=AT_LEAST_ONE, help="At most N batches, left-over ones first.")
 wait = click.option("--wait/--no-wait", help="Follow the run until it ends.")
 wait_seconds = click.option("--wait-seconds", metavar="N", type=AT_LEAST_ONE, default=3600, help="Longest time to follow it.")
-here = click.option("--here", is_flag=True, help="Run in this process, without Airflow, as `tidegate run` does.")
+here = click.option("--here", is_flag=True, help="Run in this process, as `tidegate run` does, also if there is Airflow.")
 
 
 class RunUnfinished(RetryableError):
@@ -180,8 +180,11 @@ def run(
 
 
 def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
-    """Run the batches that a verb has prepared and all left-over ones before them, through Airflow or in this process."""
-    if here:
+    """Run the batches that a verb has prepared and all left-over ones before them, through Airflow or in this process.
+
+    Without Airflow, all is done in this process.
+    """
+    if here or not Settings.load().has_airflow:
         output.show_log(logging.ERROR)
         in_this_process(pipeline, {"to_txid": to_txid}, as_json, prepared)
     else:
@@ -348,10 +351,12 @@ def _check_committed(outcome: Outcome) -> None:
         )
 
 
-def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> PermanentError:
+def _failure(store: "StateStore", outcome: Outcome, failed_tasks: list[str]) -> TidegateError:
+    """Return the error of a run that has failed, of the class of its root cause."""
     (lag,), losses = store.lag([outcome.pipeline]), store.losses()
+    root = why.root_causes(store, [outcome.pipeline])[outcome.pipeline].error
     tasks = ", ".join(f"{name} ({count})" for name, count in sorted(Counter(failed_tasks).items()))
-    return PermanentError(
+    return class_of(root)(
         f"Dag run {outcome.runs[-1]} failed in {tasks or 'no task that Airflow names'}. "
         f"{outcome.pipeline} waits for {waits_for(lag, losses) or 'nothing'}. See: tidegate why {outcome.pipeline}"
     )
@@ -362,17 +367,17 @@ def _report(outcome: Outcome, as_json: bool, prepared: Prepared = UNPREPARED) ->
         output.print_json({**prepared.facts, **asdict(outcome), "committed": outcome.committed, "skipped": outcome.skipped})
         return
     if outcome.already_committed:
-        output.say(f"Already committed: {ranges(outcome.already_committed)}.")
+        output.write(f"Already committed: {ranges(outcome.already_committed)}.")
     if outcome.state not in FINISHED:
-        output.say(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
+        output.write(f"Started Dag run {outcome.run_id}. Follow it: tidegate inspect {outcome.pipeline}")
     elif not outcome.txids and not outcome.already_committed and outcome.state == "success":
-        output.say("Skipped: nothing new at the source, no txid spent.")
+        output.write("Skipped: nothing new at the source, no txid spent.")
         if message := source_report.sentence(outcome.pipeline, Settings.load()):
-            output.say(message)
+            output.write(message)
     elif outcome.committed:
-        output.say(f"Committed: {ranges(outcome.committed)}.")
+        output.write(f"Committed: {ranges(outcome.committed)}.")
     if outcome.skipped:
-        output.say(
+        output.write(
             f"Given up and skipped, without their rows: {ranges(outcome.skipped)}. "
             f"Why: tidegate inspect {outcome.pipeline} --txid {outcome.skipped[-1]}"
         )

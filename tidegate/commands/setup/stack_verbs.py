@@ -136,11 +136,11 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
 
     found = status_report.look(settings)
     _say_advice(found.advice)
-    sources = source_report.of_all(found.lags, settings)
+    sources, unread = source_report.of_all(found.lags, settings), source_report.unread(found.lags, settings)
     if as_json:
-        output.print_json({**found.facts(), "left_alone": sources})
+        output.print_json({**found.facts(), "left_alone": sources, "unread": unread})
     else:
-        status_report.show(found, list(sources.values()))
+        status_report.show(found, [*sources.values(), *unread.values()])
     if found.trouble is not None:
         raise found.trouble
 

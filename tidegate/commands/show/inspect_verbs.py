@@ -16,7 +16,7 @@ import click
 from tidegate import completion, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 from tidegate.commands.show import batch_filters
-from tidegate.explain import batch_report, source_report
+from tidegate.explain import batch_report, remedies, source_report
 from tidegate.explain.batch_causes import quoted
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
@@ -197,7 +197,7 @@ def _show_ledger(store: "StateStore", pipeline: str, conditions: "Mapping[str, A
         return
     if not batches:
         if wanted == BatchFilter():
-            output.say(f"Pipeline {pipeline} has no batches yet. Start with: tidegate trigger {pipeline} --wait")
+            output.say(f"Pipeline {pipeline} has no batches yet. Start with: {remedies.run_of(pipeline, store.settings)}")
         else:
             output.say(f"No batch of {pipeline} fulfils all conditions.")
         return

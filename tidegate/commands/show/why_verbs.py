@@ -1,7 +1,7 @@
 """The verbs that explain: why, explain, error."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import click
 
 from tidegate import completion, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
-from tidegate.explain import error_pages
+from tidegate.explain import error_pages, remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.explain.why import Cause, Why
 
 # Causes beside one another, rather than one because of the next.
-BESIDES = ("ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
+BESIDES = ("ACK_OUTSTANDING", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
 
 
 @click.command()
@@ -72,7 +72,14 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
 
     try:
         with StateStore.connect(Settings.load()) as store:
-            return causes.explain(store, pipeline, txid, ask_source=store)
+            found = causes.explain(store, pipeline, txid, ask_source=store)
+            through_airflow, fitting = (
+                remedies.command("trigger", pipeline, "--wait"),
+                remedies.run_of(pipeline, store.settings),
+            )
+            return causes.Why(
+                tuple(replace(each, command=fitting) if each.command == through_airflow else each for each in found.causes)
+            )
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
         return causes.Why((causes.of_error(error),))
 
