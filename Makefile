@@ -60,12 +60,12 @@ lock: setup ## Update the pinned versions and hashes of all requirements*.in, an
 
 check-page: ## Types, lint and unit tests of the operator's page, and whether its built files are those of its sources (needs Node)
 	@if node -e 'const [major, minor] = process.versions.node.split("."); process.exit(major > 20 || (major == 20 && minor >= 19) ? 0 : 1)' 2>/dev/null; \
-	    then cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent check; \
+	    then cd tidegate/page/frontend && npm ci --loglevel=error --no-audit && npm run --silent check; \
 	    else echo "Not checked: the page's TypeScript, and its built files. That needs Node 20.19 or newer." >&2; fi
 
 page: setup ## Build the page of the operator from its sources (needs Node; the built files are in the repository)
 	@$(BIN)/python -m tests.page.server_types
-	@cd tidegate/page/frontend && npm ci --silent --no-audit && npm run --silent build
+	@cd tidegate/page/frontend && npm ci --loglevel=error --no-audit && npm run --silent build
 
 pictures: setup ## Renew the pictures in docs/page, from the stack of the browser tests (needs Chromium)
 	@PICTURES=1 SOAK=1 $(BIN)/pytest tests/page/test_browser.py

@@ -53,7 +53,9 @@ def allowed(user: Any, method: Literal["GET", "PUT"], pipelines: Iterable[str]) 
         by_team.setdefault(team, set()).add(pipeline)
     ask = get_auth_manager().filter_authorized_dag_ids  # managers with a server of their own answer for many Dags at once
     return {
-        pipeline for team, names in by_team.items() for pipeline in ask(dag_ids=names, user=user, method=method, team_name=team)
+        pipeline
+        for team, names in by_team.items()
+        for pipeline in names.intersection(ask(dag_ids=names, user=user, method=method, team_name=team))
     }
 
 

@@ -121,8 +121,8 @@ MUTANTS = (
         USER,
         ACCESS_PY,
         "allowed",
-        "for pipeline in ask(dag_ids=names, user=user, method=method, team_name=team)",
-        "for pipeline in names",
+        "names.intersection(ask(dag_ids=names, user=user, method=method, team_name=team))",
+        "names",
         (f"{ACCESS}::test_users_see_the_pipelines_whose_dags_they_may_read",),
     ),
     Mutant(

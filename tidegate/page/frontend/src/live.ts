@@ -17,7 +17,8 @@ export function useLive<T>(where: string | null, everyMs = EVERY_MS): Live<T> {
   }, [where]);
   // Filters and pages keep the old answer on the screen until theirs arrives; another resource does not.
   const kept: Heard<T> = resourceOf(state.where) === resourceOf(where) ? state : UNHEARD;
-  return { ...kept, isOther: kept.data !== null && kept.where !== where };
+  const isOther = kept.where !== where;
+  return { ...kept, error: isOther ? null : kept.error, isOther: isOther && kept.data !== null };
 }
 
 export function useConnection(): ReturnType<typeof connection> {
