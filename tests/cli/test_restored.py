@@ -49,3 +49,14 @@ def test_the_loss_is_named_with_what_to_do_and_no_run_starts(restored: CommandLi
     assert list(restored.json("migrate", "--accept-epoch")["accepted"]) == ["flights"]
     assert restored.json("status")["losses"] == {}
     assert "Ledger:" not in restored("doctor", "--component", "command-line").stdout
+
+
+def test_what_the_next_plan_refuses_is_told_when_the_loss_is_accepted(restored: CommandLine) -> None:
+    """The source may have failed over with the ledger: accepting the loss, and a retry, are half of what a person has to do."""
+    write_flights(restored.settings.home, 1, *ROWS[:1])
+    accepted = restored("migrate", "--accept-epoch")
+    told = "flights: batches that are open go on, and the next plan is refused. "
+    assert (accepted.returncode, told in accepted.stderr, "has changed since it counted" in accepted.stderr) == (0, True, True)
+    again = restored("retry", "flights", "--reason", "a test")
+    assert told in again.stderr
+    assert restored.json("why", "flights")["causes"][0]["error"] == "SOURCE_CHANGED"

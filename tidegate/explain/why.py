@@ -11,7 +11,7 @@ from tidegate.explain import remedies, source_report
 from tidegate.explain.batch_causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
-from tidegate.jobs.registry import find_pipeline, pipeline_names, unknown
+from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
 from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def explain(
     """Return why a txid has not committed, or what the pipeline waits for as a whole.
 
     A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first, one whose
-    plans fail PLAN_FAILED. With the store `ask_source`, the source of a pipeline without open batches is asked, for some
-    seconds at most, what it holds back and what a plan would refuse now.
+    plans fail PLAN_FAILED. With the store `ask_source`, the source is asked, for some seconds at most, what a plan would refuse
+    now and, without open batches, what it holds back.
 
     Raises: UnknownPipeline if the pipeline is neither declared nor registered; UnknownBatch; StoreUnavailable.
     """
@@ -61,7 +61,7 @@ def explain(
     if txid is not None and wait.requested is None:
         raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}", pipeline=name, txid=txid)
     of_source = None
-    if ask_source is not None and wait.first is None and txid is None and declared.pipeline is not None:
+    if ask_source is not None and txid is None and declared.pipeline is not None:
         of_source = _of_source(declared.pipeline, ask_source)
     return Why(tuple(_causes(wait, declared, of_source)))
 
@@ -144,6 +144,8 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
         chain = list(batches.of_first(first))
         yield from chain
         yield from _failing_plans(wait)
+        if of_source is not None and of_source.severity == "error" and not wait.row.failed_plans:
+            yield of_source
         if chain[-1].code not in _PASSES:
             yield from _undeclared(declared)
             yield from _paused(wait)
@@ -237,6 +239,13 @@ def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
             "NOT_LOADED", story, severity="error", advice="Correct the pipeline's source.", command="tidegate pipelines"
         )
     return cause("SOURCE_LATE", late, advice="Nothing: a later run takes it, once the source has settled.") if late else None
+
+
+def refused_next(name: str, store: "StateStore") -> Iterator[str]:
+    """Yield a line if the next plan of a pipeline would be refused, though its batches may go on now."""
+    found = _of_source(find_pipeline(name), store) if has_pipeline(name) else None
+    if found is not None and found.severity == "error":
+        yield f"{name}: batches that are open go on, and the next plan is refused. {found.sentence} {found.advice}"
 
 
 def _paused(wait: "Wait") -> Iterator[Cause]:

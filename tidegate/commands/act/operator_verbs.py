@@ -41,12 +41,15 @@ reason_if_any = click.option("--reason", default=NO_REASON, help=REASON_HELP)
 @as_json
 def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Allow halted or given-up batches to be tried again, and start a run that takes up what was left over."""
+    from tidegate.explain import why  # noqa: PLC0415
     from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
     with StateStore.connect(settings := Settings.load()) as store:
         done = operator_actions.retry(store, pipeline, txid, operator("retry"), require_reason(reason))
         newest = store.last_opened(pipeline)
+        for sentence in why.refused_next(pipeline, store):
+            click.echo(sentence, err=True)
     if not done.txids or newest is None:
         next_step = f": {remedies.run_of(pipeline, settings)}" if done.run_needed else "."
         message = done.message.removesuffix(".") + next_step

@@ -252,7 +252,7 @@ def _migrate(specs: Sequence[PipelineSpec], accept_table: Sequence[str], *, acce
         revision, changed = migrations.upgrade(loaded, specs)
     except (DeclarationChanged, HoleDetected):
         if accept_epoch:  # the rebuild that is to come first is halted, too; and others than a pipeline that lost a table
-            _say_accepted(migrations.accept_epoch(loaded, operator("migrate")))
+            _say_accepted(migrations.accept_epoch(loaded, operator("migrate")), loaded)
         raise
     left_out = migrations.retired(loaded, specs)
     accepted = migrations.accept_epoch(loaded, operator("migrate")) if accept_epoch else {}
@@ -267,7 +267,7 @@ def _migrate(specs: Sequence[PipelineSpec], accept_table: Sequence[str], *, acce
     for sentence in (*taken.values(), *columns, *left_out.values()):
         output.say(sentence)
     if accept_epoch:
-        _say_accepted(accepted)
+        _say_accepted(accepted, loaded)
 
 
 def _outcome(revision: str | None, changed: Sequence[str]) -> str:
@@ -275,9 +275,15 @@ def _outcome(revision: str | None, changed: Sequence[str]) -> str:
     return f"The database is {where}. Registered: {', '.join(changed) or 'nothing new'}."
 
 
-def _say_accepted(accepted: Mapping[str, str]) -> None:
+def _say_accepted(accepted: Mapping[str, str], settings: Settings) -> None:
+    from tidegate.explain import why  # noqa: PLC0415
+    from tidegate.state_store import StateStore  # noqa: PLC0415
+
     for name, outcome in accepted.items():
         output.say(f"{name} {outcome}.")
+        with StateStore.connect(settings) as store:  # a source may be in the server that was promoted
+            for sentence in why.refused_next(name, store):
+                output.say(sentence)
     if not accepted:
         output.say("No pipeline was halted by a restore, failover or copy that is noticed from here.")
 
