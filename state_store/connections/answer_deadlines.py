@@ -36,12 +36,7 @@ class DeadlineConnection(extensions.connection):
 
     answer_seconds: float = LONGEST_ANSWER_SECONDS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cursor_factory = DeadlineCursor
-        info = self.info  # a lost connection does not tell any more
-        self.server_session = f"session {info.backend_pid} of the server at {info.host}:{info.port} (user {info.user})"
-        _watch()
+    server_session: str
 
     def commit(self) -> None:
         """Commit; after NoAnswer the outcome is unknown."""
@@ -50,6 +45,19 @@ class DeadlineConnection(extensions.connection):
     def rollback(self) -> None:
         """Roll back."""
         _Wait(self).for_answer(super().rollback)
+
+
+def open_connection(*args: Any, **kwargs: Any) -> DeadlineConnection:
+    """Open a DeadlineConnection: the `connection_factory` of psycopg2.
+
+    The class has no constructor: a refused connection would stay open for as long as the error that shows it.
+    """
+    connection = DeadlineConnection(*args, **kwargs)
+    connection.cursor_factory = DeadlineCursor
+    info = connection.info  # a lost connection does not tell any more
+    connection.server_session = f"session {info.backend_pid} of the server at {info.host}:{info.port} (user {info.user})"
+    _watch()
+    return connection
 
 
 class DeadlineCursor(extensions.cursor):

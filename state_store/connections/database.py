@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections import lock_holders
-from tidegate.state_store.connections.answer_deadlines import MARGIN_SECONDS, DeadlineConnection
+from tidegate.state_store.connections.answer_deadlines import MARGIN_SECONDS, open_connection
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.connections.utc_times import prepare_times
@@ -221,7 +221,7 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
         use_native_hstore=False,  # saves a query per connection: no column is an hstore
         connect_args={
             **settings.conninfo(user=user),
-            "connection_factory": DeadlineConnection,
+            "connection_factory": open_connection,
         },
     )
     sa.event.listen(engine, "do_connect", _name_session)

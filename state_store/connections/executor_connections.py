@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from tidegate.state_store.connections.answer_deadlines import DeadlineConnection
+from tidegate.state_store.connections.answer_deadlines import open_connection
 from tidegate.state_store.connections.postgres_errors import has_no_free_connection
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def connect(conninfo: dict[str, Any], *, longest_wait_seconds: float = LONGEST_W
     deadline, pause = time.monotonic() + longest_wait_seconds, FIRST_PAUSE_SECONDS
     while True:
         try:
-            return psycopg2.connect(**conninfo, connection_factory=DeadlineConnection)
+            return psycopg2.connect(**conninfo, connection_factory=open_connection)
         except psycopg2.OperationalError as error:
             if not has_no_free_connection(error) or time.monotonic() + pause > deadline:
                 raise
