@@ -123,10 +123,10 @@ def test_a_process_that_is_gone_holds_nobody_up(tally: Tally, other: OtherProces
     tally.plan(1)
     other.start(1)
     assert tally.store.is_in_work("tally", 1)
+    last_heartbeat = {"killed": sa.text("interval '1 hour'"), "suspended": sa.text("- interval '61 s'")}[end]
+    as_owner(sa.update(tables.attempt).values(seen_at=sa.func.now() + last_heartbeat))
     if end == "killed":
         other.die()
-    else:
-        as_owner(sa.update(tables.attempt).values(seen_at=sa.func.now() - sa.text("interval '61 s'")))
     until(lambda: not tally.store.is_in_work("tally", 1))
     assert not tally.store.processing([("tally", 1)])["tally", 1].is_in_work
 

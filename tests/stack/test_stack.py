@@ -18,6 +18,7 @@ import psycopg2
 import pytest
 
 from tests.stack.conftest import Stack
+from tidegate.commands.setup.pipeline_verbs import settings
 from tidegate.stack.components import postgres
 from tidegate.stack.components.airflow import PROJECT
 from tidegate.stack.components.postgres import EmbeddedPostgres
@@ -123,6 +124,24 @@ def test_airflow_keeps_the_python_path_of_its_operator(tmp_path: Path, monkeypat
 
     assert ours[0] == str(PROJECT)
     assert airflow.environment()["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
+
+
+def test_a_setting_of_airflow_in_the_environment_wins_over_the_stacks_proposal_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But not over what the stack decides: addresses, folders, keys."""
+    with ExitStack() as ports:
+        airflow = Layout.choose(tmp_path, ports).airflow
+    monkeypatch.setenv("AIRFLOW__CORE__PARALLELISM", "3")
+    monkeypatch.setenv("AIRFLOW__API__HOST", "0.0.0.0")  # noqa: S104 - it must not count
+
+    found = airflow.environment()
+
+    assert (found["AIRFLOW__CORE__PARALLELISM"], found["AIRFLOW__API__HOST"]) == ("3", "127.0.0.1")
+    settings.callback(as_json=True)
+    shown = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (shown["AIRFLOW__CORE__PARALLELISM"]["value"], shown["AIRFLOW__CORE__PARALLELISM"]["from"]) == ("3", "environment")
+    assert "AIRFLOW__API__HOST" not in shown
 
 
 # -- staying up --------------------------------------------------------------------------------------------------------

@@ -187,7 +187,12 @@ def _poison(pipeline: Pipeline) -> str:
 @click.command()
 @as_json
 def settings(as_json: bool) -> None:
-    """Show every setting, its value, where it came from, and the environment variable that sets it."""
+    """Show every setting, its value, where it came from, and the environment variable that sets it.
+
+    So are Airflow's own, where a variable of the environment takes the place of the stack's value.
+    """
+    from tidegate.stack.components.airflow import airflow_settings, airflow_settings_of_caller  # noqa: PLC0415 - only here
+
     values, origins = Settings.sources()
     variables = Settings.environment_names()
     rows = [
@@ -199,6 +204,17 @@ def settings(as_json: bool) -> None:
             "help": f.metadata["help"],
         }
         for f in dataclasses.fields(values)
+    ]
+    ours = airflow_settings()
+    rows += [
+        {
+            "setting": name,
+            "value": value,
+            "from": "environment",
+            "environment": name,
+            "help": f"Airflow's; without it: {ours[name]}",
+        }
+        for name, value in airflow_settings_of_caller().items()
     ]
     if as_json:
         output.print_json(rows)

@@ -35,6 +35,12 @@ def airflow_settings() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
+def airflow_settings_of_caller() -> dict[str, str]:
+    """Return those of `airflow_settings` that this process' environment sets to another value, by environment variable."""
+    ours = airflow_settings()
+    return {name: os.environ[name] for name in ours if os.environ.get(name, ours[name]) != ours[name]}
+
+
 class EmbeddedAirflow:
     """The files and settings of one Airflow."""
 
@@ -76,18 +82,17 @@ class EmbeddedAirflow:
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process, on top of the caller's; secrets are named by file, not contained.
 
-        What is set here wins over the caller's environment, except OpenTelemetry's variables.
+        What the stack itself decides, such as addresses, folders and keys, wins over the caller's environment; the caller's wins
+        over what `airflow_settings` proposes.
         """
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
         # Tasks reach the api-server directly, past any proxy that the shell has set.
         past_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
         modules = [*_checkout(), str(LOCAL_SETTINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
-        users = {name: os.environ[name] for name in (USERS_VARIABLE,) if name in os.environ}
-        chosen = {name for name in os.environ if name.startswith("OTEL_")}
         return {
-            **{name: value for name, value in airflow_settings().items() if name not in chosen},
+            **airflow_settings(),
+            **airflow_settings_of_caller(),
             **user,
-            **users,
             "AIRFLOW_HOME": str(self.folder),
             "AIRFLOW__CORE__DAGS_FOLDER": str(project.folder_of(self._stack_folder.parent, "dags")),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
