@@ -82,8 +82,8 @@ class EmbeddedAirflow:
     def environment(self) -> dict[str, str]:
         """Return the environment of every Airflow process, on top of the caller's; secrets are named by file, not contained.
 
-        What the stack itself decides, such as addresses, folders and keys, wins over the caller's environment; the caller's wins
-        over what `airflow_settings` proposes.
+        What the stack itself decides, such as addresses, folders and keys, wins over the caller's environment; that
+        wins over what `airflow_settings` proposes.
         """
         user = {} if self._postgres_user is None else {POSTGRES_USER_VARIABLE: str(self._postgres_user)}
         # Tasks reach the api-server directly, past any proxy that the shell has set.
