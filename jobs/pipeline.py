@@ -193,6 +193,7 @@ class Pipeline:
             "non-transactional": "Use a source that can replay",
         }[kind]
         return (
-            f"Pipeline {self.name}: a {kind} source and the {self.states[state].kind} state {state} do not give exactly-once. "
+            f"Pipeline {self.name}: {'an' if kind == 'opaque' else 'a'} {kind} source and the {self.states[state].kind} state "
+            f"{state} do not give exactly-once. "
             f'{way_out}, or say guarantee="at_least_once".'
         )

@@ -175,11 +175,16 @@ def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged
         try:
             missing = batch.rows - connection.execute(added).rowcount
         except IntegrityError as error:
-            if not isinstance(error.orig, UniqueViolation):
+            if not isinstance(error.orig, UniqueViolation) or not _is_key(error.orig.diag.constraint_name or ""):
                 raise
             raise _not_appended(spec, state, batch, f"one is there already: {error.orig.diag.message_detail}") from error
         if missing:
             raise _not_appended(spec, state, batch, f"a trigger or a rule keeps {missing} out.")
+
+
+def _is_key(constraint: str) -> bool:
+    """Return whether a constraint is the key that Tidegate has made, of a table or of one of its partitions."""
+    return constraint.startswith("pk_") or constraint.endswith("pkey")
 
 
 def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why: str) -> GuardMismatch:

@@ -53,6 +53,9 @@ _STAGING = re.compile(r"\bstaging\.")
 _CHECK_STATE = "23514"  # also a row whose partition is missing
 _OVERFLOW_STATES = {"22003"}
 _TOO_LARGE_STATE, _ROWS_IN_PAGES = "54000", "hio.c"  # the file of Postgres' code that puts rows into pages
+# Constraints of one row or several: NOT NULL, foreign key, unique, check, exclusion.
+_CONSTRAINT_STATES = {"23502", "23503", "23505", _CHECK_STATE, "23P01"}
+_DETAIL_CHARACTERS = 300
 # A NUL, a text that is no value of its column's type, no date, no time zone, a key longer than an index row.
 _BAD_KEY_STATES = {"22021", "22P02", "22007", "22008", "22009", _TOO_LARGE_STATE}
 
@@ -162,11 +165,26 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
         )
     if state in _MISSING_STATES:
         return errors.SchemaOutOfDate(f"A table is missing while {doing}: {message}. Run: tidegate migrate")
+    if of_constraint := _of_a_constraint(error, state, message, doing):
+        return of_constraint
     if state == _CHECK_STATE and _detail(error, "constraint_name") is None:
         return errors.SchemaOutOfDate(
             f"A partition is missing while {doing}: {message}. Attach it again; tidegate migrate says what is missing."
         )
     return None
+
+
+def _of_a_constraint(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
+    """Return the error if a constraint of a state's table refuses a row; None for a row that no partition takes."""
+    name, value = _detail(error, "constraint_name"), (_detail(error, "message_detail") or "")[:_DETAIL_CHARACTERS]
+    if state not in _CONSTRAINT_STATES or _detail(error, "schema_name") != "state" or not (name or state == "23502"):
+        return None
+    rule = f"constraint {name}" if name else f"column {_detail(error, 'column_name')}"
+    return errors.PermanentError(
+        f"Table state.{_detail(error, 'table_name')} refuses a row by its {rule} while {doing}: {message}. {value} Tidegate "
+        "has made no such constraint. Drop it, or have the transform leave such rows out and raise the pipeline's version; "
+        "then retry."
+    )
 
 
 def has_no_free_connection(error: BaseException) -> bool:

@@ -7,7 +7,8 @@ import pytest
 
 from tests.integration.conftest import Execute, Tally, contents
 from tidegate import migrations
-from tidegate.state_store.base.errors import GuardMismatch, UsageError
+from tidegate.explain import remedies
+from tidegate.state_store.base.errors import GuardMismatch, PermanentError, UsageError
 
 OWNER = "tidegate_owner"
 CHANGED = (
@@ -160,3 +161,23 @@ def test_the_guard_fires_in_sessions_that_replicate(counted: Tally) -> None:
         cursor.execute("SET session_replication_role = replica")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="written by the commits of pipeline tally only"):
             cursor.execute("UPDATE state.per_shop SET cents = 0")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shown"),
+    [
+        ("ADD CONSTRAINT known CHECK (shop <> 'b')", r"constraint known.*Failing row contains \(b, "),
+        ("ADD CONSTRAINT once UNIQUE (cents)", r"constraint once.*Key \(cents\)=\(\d+\) already exists"),
+    ],
+)
+def test_a_constraint_of_a_team_is_named_with_table_and_value(
+    counted: Tally, as_role: Execute, constraint: str, shown: str
+) -> None:
+    """And the advice does not lead to a command that says the same again."""
+    alter(as_role, f"ALTER TABLE state.per_shop {constraint}")
+    counted.process(3, [("b", 7, 7, 7, 7), ("d", 7, 7, 7, 7)], [])
+    counted.commit(2)
+    with pytest.raises(PermanentError, match=rf"Table state\.per_shop refuses a row by its {shown}.*Drop it, or") as refusal:
+        counted.commit(3)
+    assert type(refusal.value) is PermanentError
+    assert "inspect" not in remedies.fix_of("PERMANENT_ERROR", ("tally", 3))

@@ -411,6 +411,11 @@ def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, na
 DECLARED: dict[str, tuple[str, dict[str, Any], str]] = {
     "digits": ("1.005BD amount", {"x": Sum("amount", "numeric(38,2)")}, r"declared numeric\(38,2\), .* returns decimal\(4,3\)"),
     "precision": ("CAST(1 AS DECIMAL(20,2)) amount", {"x": Min("amount", "numeric(10,2)")}, r"returns decimal\(20,2\)"),
+    "a product": (
+        "CAST(1 AS DECIMAL(38,18)) * CAST(1 AS DECIMAL(38,18)) amount",
+        {"x": Min("amount", "numeric(38,18)")},
+        r"returns decimal\(38,6\).*cast what it is computed of",
+    ),
     "a double": ("1.5D amount", {"x": Sum("amount")}, "declared bigint, but the transform returns double"),
     "a zone": ("timestamp'2013-01-01' amount", {"x": Min("amount", "timestamp")}, "returns timestamp"),
     "bytes": ("X'00' amount", {"x": Min("amount", "uuid")}, "declared uuid, but the transform returns binary"),

@@ -296,9 +296,11 @@ def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
     follower.run()
     table.iceberg.manage_snapshots().rollback_to_snapshot(table.snapshots[0]).commit()
     for _ in range(2):
-        with pytest.raises(SourceChanged, match=r"its branch main does not come from snapshot .* any more"):
+        with pytest.raises(SourceChanged, match=r"does not come from snapshot .* any more.*starting_snapshot the first"):
             follower.run()
         table.append(("c", 3))
+    follower.source = replace(table.source, generation=2, starting_snapshot=table.snapshots[-2])  # as the message says
+    assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("c", 3)], "each row that was added counts once"
 
 
 def test_another_table_of_the_name_stops_planning(table: Table) -> None:

@@ -389,6 +389,7 @@ def test_a_value_that_does_not_fit_fails_with_column_and_key(
     with pytest.raises(MalformedRecord, match=r"^Table odd, row id=101: v=") as refusal:
         shop.rows(source, shop.planned(source))
     assert f"{shown} does not fit {spark_type}" in str(refusal.value)
+    assert "CASE WHEN ... THEN v END" in str(refusal.value)
 
 
 def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:

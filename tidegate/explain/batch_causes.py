@@ -174,7 +174,9 @@ class BatchCauses:
     def _failed(self, batch: "WaitingBatch", newest: "Try") -> Cause:
         code = remedies.code_of(newest.error)
         story = f"Txid {batch.txid} failed in attempt {newest.attempt}{self._number(batch, newest)}: {quoted(newest.error)}."
-        advice = f"{self._fix(batch, code)} Its run tries again by itself; if that has ended, start another."
+        has_one_try = self._declared is not None and self._declared.tries == 1
+        then = "Then start a run." if has_one_try else "Its run tries again by itself; if that has ended, start another."
+        advice = f"{self._fix(batch, code)} {then}"
         known: dict[str, Any] = {"since": _since(batch, newest), "severity": "warning", "error": code}
         return self._of(batch, "FAILED", story, advice=advice, run=True, **known)
 

@@ -28,6 +28,7 @@ _FIXES = {
     "MALFORMED_RECORD": f"Correct the schema and raise the pipeline's version{_OR_SKIP}.",
     "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
     "OVERFLOW": f"Correct the value by the transform{_OR_SKIP}.",
+    "PERMANENT_ERROR": "Do what the error says.",
     "PIPELINE_RETIRED": "Take its file and its Dag away, or let it go on where it stood (tidegate reinstate).",
     "PARTITION_UNAVAILABLE": "Bring the partition back.",
     "RANGE_EXPIRED": "Its rows are gone at the source: lengthen the retention, and give the batch up.",

@@ -31,6 +31,13 @@ _SPARK_TYPES: dict[str, T.DataType] = {
 }
 _UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"  # $ would allow a line break at the end
 
+# Of a product or quotient whose scale Spark has cut already, as it would need more digits.
+_MOST_DIGITS = 38
+_OF_DECIMALS = (
+    " If it is computed of decimals, cast what it is computed of: Spark has no more than 38 digits, and rounds the result to "
+    "fewer decimal places if its type could need more."
+)
+
 
 def column_of(schema: T.StructType, state: StateSpec, name: str, declared: ColumnType | None) -> Column:
     """Return a column of the rows in its declared type; None leaves the type as it is.
@@ -50,6 +57,7 @@ def column_of(schema: T.StructType, state: StateSpec, name: str, declared: Colum
         raise DeclarationInvalid(
             f"State {state.name}: column {name} is declared {declared.name}, but the transform returns {kind.simpleString()}. "
             f"Cast it to {spark_type(declared).simpleString()} in the transform, where what is lost is your decision."
+            f"{_OF_DECIMALS if isinstance(kind, T.DecimalType) and kind.precision == _MOST_DIGITS else ''}"
         )
     if isinstance(kind, _FLOATS):
         decimal = column.cast("string").try_cast(spark_type(declared))

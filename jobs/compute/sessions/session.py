@@ -173,8 +173,8 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
     except Exception as error:
         if is_overdue.is_set():
             raise AttemptTimedOut(
-                f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. It is tried "
-                "again.",
+                f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. Nothing of "
+                "it counts.",
                 **attempt.identity,
             ) from error
         if is_lost.is_set():

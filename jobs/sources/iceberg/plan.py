@@ -138,7 +138,13 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         if oldest == last:
             return history
         if table.snapshot(last) is not None:
-            raise self._other_table(f"its branch main does not come from snapshot {last} any more, as after a rollback")
+            raise SourceChanged(
+                f"{self._source.table} is another table than the one that has been read: its branch main does not come from "
+                f"snapshot {last} any more, as after a rollback. Nothing is planned. Put the branch back. Or go on with what "
+                f"came since the rollback: declare generation={self._source.generation + 1}, and as starting_snapshot the "
+                "first snapshot after it, and raise the pipeline's version. Without starting_snapshot, all rows of the table "
+                "are read, and those that have counted and are still there count twice."
+            )
         oldest_left = numbers[0] if numbers else "none"
         raise RangeExpired(
             f"{self._source.table} has no snapshot {last} any more, which was read last, and what followed may be gone, too: "

@@ -231,8 +231,8 @@ class _Parser:
         key = ", ".join(f"{name}={row[name]}" for name in self._query.key)
         return MalformedRecord(
             f"{self._query.name}, row {key}: {misfit}={row[misfit][:SHOWN_VALUE_CHARACTERS]!r} does not fit "
-            f"{self._query.columns[misfit].name}. Correct the schema and raise the pipeline's version, or cast the "
-            "column in a query."
+            f"{self._query.columns[misfit].name}. Correct the schema and raise the pipeline's version, or read the "
+            f"column by a query, as CASE WHEN ... THEN {misfit} END; a query that leaves the row out is refused."
         )
 
     def _misfits(self, rows: pa.Table) -> bool:

@@ -153,7 +153,7 @@ def _failed(place: str, error: Exception) -> TidegateError:
         )
     return SourceUnavailable(
         f"{place}: the store{_endpoint()} does not answer as it should: {_first_line(error)}. Check the endpoint, the region "
-        "and the network; the batch is tried again."
+        "and the network."
     )
 
 
