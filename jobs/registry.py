@@ -45,7 +45,10 @@ def has_pipeline(name: str) -> bool:
 
 def named_rebuild(name: str) -> RebuildName | None:
     """Return what a name rebuilds; None if it is no such name, or that of a declared pipeline. Import none."""
-    return None if _is_declared(name) else rebuild_named(name)
+    rebuild = rebuild_named(
+        name
+    )  # first: the search for what is declared is slow, and is repeated for a name that it has not found
+    return None if rebuild is None or _is_declared(name) else rebuild
 
 
 def find_pipeline(name: Pipeline | str) -> Pipeline:

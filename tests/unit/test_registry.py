@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs import Pipeline, pipelines
-from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, pipeline_names
+from tidegate.jobs import Pipeline, pipelines, registry
+from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, named_rebuild, pipeline_names
 from tidegate.state_store.base.errors import UnknownPipeline
 
 DECLARATION = """
@@ -44,6 +44,15 @@ def test_a_module_that_fails_prints_or_ends_the_process_harms_only_itself(
     assert "sys.exit(3)" in ends
     assert fails.endswith(f"ZeroDivisionError: division by zero ({tmp_path}/fails.py, line 3)")
     assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_what_can_be_no_rebuilds_name_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks for each pipeline that waits, every two seconds; a search reads all packages that are installed."""
+    searches: list[str] = []
+    monkeypatch.setattr(registry, "_entry_point", searches.append)
+
+    assert [named_rebuild(name) for name in ("flights", "no_code_declares_it")] == [None, None]
+    assert searches == []
 
 
 @pytest.mark.parametrize("name", ["flight", "Flights"])
