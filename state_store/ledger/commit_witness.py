@@ -180,5 +180,5 @@ def _try_lock(descriptor: int) -> bool:
 
 @lru_cache
 def _warn(message: str) -> None:
-    """Log a warning once."""
-    logger.warning("%s", message)
+    """Log a warning once, as an error: `tidegate run` shows no other lines, and the loss would show too late."""
+    logger.error("%s", message)

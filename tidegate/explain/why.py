@@ -134,6 +134,9 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     if wait.row.retired_at is not None:
         yield _retired(wait)
         return
+    if wait.loss is not None:  # nothing of the pipeline goes on, whatever its batches look like
+        yield _lost(wait.loss)
+        return
     batches = BatchCauses(wait, declared.pipeline)
     if requested is not None and first is not None and requested.txid > first.txid:
         yield from batches.of_later(requested)
@@ -305,8 +308,12 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
         yield _error(wait.refusal.code, f"{quoted(str(wait.refusal))}.")
     if wait.is_standby:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
-    if wait.loss is not None:
-        yield _error("HOLE_DETECTED", wait.loss)
+
+
+def _lost(loss: str) -> Cause:
+    advice = "Check which commits are lost, and what depends on them (tidegate error HOLE_DETECTED); then go on without them."
+    command = remedies.command("migrate", "--accept-epoch")
+    return cause("HOLE_DETECTED", loss, advice=advice, command=command, severity="error", error="HOLE_DETECTED")
 
 
 def _committed(wait: "Wait", batch: "WaitingBatch") -> Cause:
