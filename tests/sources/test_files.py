@@ -671,6 +671,8 @@ def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_one
     folder.write("01.parquet", parquet_of(nested, use_dictionary=False))
     assert folder.refused(replace(PARQUET, schema={"name": "string", "v": "array<string>"})).startswith(f"{file}, row 3: ")
 
+    folder.write("01.parquet", parquet_of(people([], [], pa.uint32())))
+    assert folder.read(replace(PARQUET, schema={"name": "string", "amount": "bigint"})) == []
     texts = [f"{number:03d}" * 200 for number in range(30)]
     for each in (texts, ["y" * 600] * 30):
         folder.write("01.parquet", parquet_of(people(each, list(range(30)), pa.uint32())))

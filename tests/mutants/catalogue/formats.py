@@ -16,7 +16,7 @@ MUTANTS = (
         "limit:MAX_RECORD_BYTES",
         "jobs/sources/files/formats/parquet_files/parquet_columns.py",
         "_size",
-        "if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * group.num_rows:",
+        "if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows):",
         "if not place:",
         (
             "tests/sources/test_files.py::"

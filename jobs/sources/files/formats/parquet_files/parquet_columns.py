@@ -144,7 +144,7 @@ def _size(place: str, group: pq.RowGroupMetaData, names: Iterable[str], places: 
     Raises: MalformedRecord if its rows are certainly longer than a record may be.
     """
     sizes = {name: sum(group.column(leaf).total_uncompressed_size for leaf in _leaves_of(name, places)) for name in names}
-    if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * group.num_rows:
+    if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows):
         raise MalformedRecord(f"{place}: {too_long(sizes, group.num_rows)}")
     return sum(sizes.values())
 
