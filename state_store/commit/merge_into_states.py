@@ -195,13 +195,22 @@ def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why:
     )
 
 
-def _recorded(state: StateSpec, upsert: Insert) -> Insert:
-    """Return an upsert that also records the rows that it writes in the table of changes."""
+def _recorded(state: StateSpec, upsert: Insert) -> sa.Select[int]:
+    """Return an upsert that also records the rows that it writes in the table of changes, as a query for their number.
+
+    A version that is older than the kept one only stamps its row: of rows that are kept whole, those with a difference are
+    recorded.
+    """
     target = state_tables.state_table_of(state)
     assert state.stream is not None
     names = [column.name for column in state.stream[1]]
     written = upsert.returning(*(target.c[name] for name in names)).cte("written")
-    return insert(state_tables.changes_table_of(state)).from_select(names, sa.select(*(written.c[name] for name in names)))
+    changed = sa.select(*(written.c[name] for name in names))
+    if keeps_whole_rows(state):
+        differs = (written.c[value.name].is_distinct_from(written.c[previous_name(value.name)]) for value in state.values)
+        changed = changed.where(sa.or_(written.c[PREVIOUS_TXID].is_(None), *differs))
+    recorded = insert(state_tables.changes_table_of(state)).from_select(names, changed).cte("recorded")
+    return sa.select(sa.func.count()).select_from(written).add_cte(recorded)
 
 
 def restore(connection: Connection, state: StateSpec, txid: int) -> None:
@@ -263,8 +272,9 @@ def _write(connection: Connection, state: StateSpec, rows: sa.Select[Any], *, fi
     is_wide = state.has_txid and keeps_whole_rows(state) and len(state.values) > MANY_COLUMNS
     upserts = _upserts_of_whole_rows(state, rows, first_txid) if is_wide else [_upsert(state, rows, first_txid)]
     try:
-        statements = [_recorded(state, upsert) for upsert in upserts] if state.changes else upserts
-        return sum(connection.execute(statement).rowcount for statement in statements)
+        if state.changes:
+            return sum(connection.scalar(_recorded(state, upsert)) or 0 for upsert in upserts)
+        return sum(connection.execute(upsert).rowcount for upsert in upserts)
     except DBAPIError as error:
         if not is_too_large_row(error.orig):
             raise

@@ -33,12 +33,12 @@ def test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_
         if (source, state) in EXACTLY_ONCE:
             assert declare(source, state, guarantee="exactly_once").is_exactly_once
             continue
-        with pytest.raises(ValueError, match=f"a {source} source and the {state} state per_key do not .* {REMEDIES[source]}"):
+        with pytest.raises(ValueError, match=f"an? {source} source and the {state} state per_key do not .* {REMEDIES[source]}"):
             declare(source, state, guarantee="exactly_once")
         assert not declare(source, state, guarantee="at_least_once").is_exactly_once
     right, wrong = declare("opaque", "opaque"), declare("opaque", "transactional")
     states = {"per_key": right.states["per_key"], "overall": wrong.states["overall"]}
-    with pytest.raises(ValueError, match="a opaque source and the transactional state overall do not give exactly-once"):
+    with pytest.raises(ValueError, match="an opaque source and the transactional state overall do not give exactly-once"):
         Pipeline("flow", right.source, states)
 
 

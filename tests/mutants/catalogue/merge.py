@@ -123,6 +123,15 @@ MUTANTS = (
         ("tests/conformance/test_range_partitions.py",),
     ),
     Mutant(
+        "a-version-that-loses-is-recorded-as-a-change",
+        "I1",
+        "state_store/commit/merge_into_states.py",
+        "_recorded",
+        "if keeps_whole_rows(state):",
+        "if not state:",
+        ("tests/conformance/test_recorded_changes.py::test_every_kind_of_state_is_divided_as_it_is_in_one_table",),
+    ),
+    Mutant(
         "a-redo-leaves-recorded-changes",
         "I13",
         MERGE,
