@@ -79,7 +79,7 @@ class TurnPoller:
         self._failed_tasks = failed_tasks
         self._process_tasks = process_tasks
         self._dispatcher = Dispatcher(process_tasks)
-        self._next_look_at_halts = 0.0
+        self._next_look_at_tasks = 0.0
         self._waiting: dict[Place, set[asyncio.Future[Answer]]] = {}
         self._seen_failed: set[tuple[str, str, int]] = set()
         self._idle_since: dict[Place, float] = {}
@@ -160,18 +160,27 @@ class TurnPoller:
         return over | _with_attempts(store, over)
 
     def _without_tried_again(self, opened: dict[Place, Answer]) -> dict[Place, Answer]:
-        """Leave out halted commits for as long as a process task of their batch, or of one before it, goes on in their run."""
-        halted = [place for place, answer in opened.items() if answer.turn.halted and place.awaited == "commit"]
-        if not halted:
+        """Leave out commits that the run's process tasks may still decide.
+
+        That is so for an open turn while the batch's own process task goes on, which mostly commits the batch by itself; and for
+        a halt while a process task of the batch, or of one before it, goes on.
+        """
+        undecided = [place for place, answer in opened.items() if place.awaited == "commit" and not answer.turn.done]
+        if not undecided:
             return opened
-        runs = {(place.pipeline, place.run_id) for place in halted}
-        first_at_work = dict.fromkeys(runs, 0)
-        if (now := time.monotonic()) >= self._next_look_at_halts:
-            self._next_look_at_halts = now + SECONDS_BETWEEN_LOOKS
-            for run in runs:
-                at_work = (index for index, state in self._process_tasks(*run).items() if state not in OVER)
-                first_at_work[run] = min(at_work, default=sys.maxsize)
-        left_out = {place for place in halted if first_at_work[place.pipeline, place.run_id] <= place.map_index}
+        is_due = (now := time.monotonic()) >= self._next_look_at_tasks
+        at_work: dict[tuple[str, str], set[int]] = {}
+        if is_due:
+            self._next_look_at_tasks = now + SECONDS_BETWEEN_LOOKS
+            for run in {(place.pipeline, place.run_id) for place in undecided}:
+                at_work[run] = {index for index, state in self._process_tasks(*run).items() if state not in OVER}
+        left_out = set()
+        for place in undecided:
+            indexes = at_work.get((place.pipeline, place.run_id), set())
+            is_halted = bool(opened[place].turn.halted)
+            goes_on = min(indexes, default=sys.maxsize) <= place.map_index if is_halted else place.map_index in indexes
+            if goes_on or not is_due:
+                left_out.add(place)
         return {place: answer for place, answer in opened.items() if place not in left_out}
 
     def _after_failed_tasks(

@@ -148,6 +148,23 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, se
     assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
 
 
+def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, settings: Settings) -> None:
+    """That task has sealed the batch, and is about to commit it, or commits it at this moment."""
+    batches.plan("run", 2)
+    batches.seal(1)
+    states = {0: "running", 1: "running"}
+    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
+
+    async def body() -> Turn:
+        wait = asyncio.create_task(_turn(poller, *_places([1])))
+        await asyncio.sleep(6 * batch_trigger.POLL_SECONDS)
+        assert not wait.done()
+        states[0] = "success"
+        return await wait
+
+    assert _run(body).opens
+
+
 def test_many_waiting_triggers_share_one_connection(batches: Batches, poller: TurnPoller, connects: list[StateStore]) -> None:
     """The triggerer may hold thousands of waits; Postgres must not notice."""
     batches.plan("run", 30)
