@@ -162,8 +162,8 @@ class TurnPoller:
     def _without_tried_again(self, opened: dict[Place, Answer]) -> dict[Place, Answer]:
         """Leave out commits that the run's process tasks may still decide.
 
-        That is so for an open turn while the batch's own process task goes on, which mostly commits the batch by itself; and for
-        a halt while a process task of the batch, or of one before it, goes on.
+        That is so for an open turn while the batch's own process task goes on, which mostly commits the batch by itself; and
+        for a halt while a process task of the batch, or of one before it, goes on.
         """
         undecided = [place for place, answer in opened.items() if place.awaited == "commit" and not answer.turn.done]
         if not undecided:
