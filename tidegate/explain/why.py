@@ -245,9 +245,9 @@ def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
 
 
 def refused_next(name: str, store: "StateStore") -> Iterator[str]:
-    """Yield a line if the next plan of a pipeline would be refused, though its batches may go on now."""
+    """Yield a line if the next plan of a pipeline would find its source changed, though its batches may go on now."""
     found = _of_source(find_pipeline(name), store) if has_pipeline(name) else None
-    if found is not None and found.severity == "error":
+    if found is not None and found.error == "SOURCE_CHANGED":
         yield f"{name}: batches that are open go on, and the next plan is refused. {found.sentence} {found.advice}"
 
 
