@@ -4,7 +4,7 @@ import type { Cause } from "../server_types";
 import { Command, ErrorCode, SeverityMark, Since } from "./basics";
 
 /** Causes beside one another, rather than one because of the next; as in `tidegate why`. */
-const BESIDES = ["ACK_OUTSTANDING", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED"];
+const BESIDES = ["ACK_OUTSTANDING", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED"];
 
 /** One cause in a sentence. */
 export function CauseSentence({ cause }: { cause: Cause }) {

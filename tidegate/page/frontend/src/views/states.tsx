@@ -62,7 +62,8 @@ function OneState({ pipeline, state, query }: { pipeline: string; state: State; 
   return (
     <>
       <p class="hint">
-        <strong>{state.name}</strong> is a {state.kind} state: {describe(state)}. On the command line:{" "}
+        <strong>{state.name}</strong> is {state.kind === "opaque" ? "an" : "a"} {state.kind} state: {describe(state)}. On the
+        command line:{" "}
         <code>
           tidegate inspect {pipeline} --state {state.name}
         </code>
