@@ -23,8 +23,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 
 from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
 from tidegate.dags.batch_trigger import BATCH
-from tidegate.jobs.engine.continued_runs import BATCHES_PER_RUN
-from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
+from tidegate.jobs.engine.txid_ranges import BATCHES_PER_RUN, MAX_BATCHES_PER_RUN
 from tidegate.jobs.registry import choice, folder, has_pipeline, pipeline_names
 from tidegate.state_store.base.errors import DeclarationInvalid, UnknownPipeline
 
@@ -113,7 +112,7 @@ def batch_dag(
 
     `concurrency` is how many batches a run processes at once; plan warns if the pipeline declares another number.
     `batches_per_run` is how many batches one run covers at most: if there are more, its plan queues a run that goes on after
-    it (`tidegate.jobs.engine.continued_runs`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends
+    it (`tidegate.jobs.engine.txid_ranges`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends
     waits that nothing else ended. With `announce`, each run that has committed something ends with an event of the asset
     ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
 

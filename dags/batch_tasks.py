@@ -35,8 +35,8 @@ from airflow.triggers.base import StartTriggerArgs
 from tidegate.dags.batch_trigger import PROCESS, TurnTrigger
 from tidegate.dags.task_metrics import metrics_listeners
 from tidegate.dags.waiting_tasks import Halt
-from tidegate.jobs.engine.continued_runs import next_run, parameters_of_next, run_before
 from tidegate.jobs.engine.log_fields import about
+from tidegate.jobs.engine.txid_ranges import next_run, parameters_of_next, run_before
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode
 from tidegate.state_store.base.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe

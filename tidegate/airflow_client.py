@@ -1,6 +1,7 @@
 """A client for Airflow's REST API: starts Dag runs and reads their state."""
 
 import time
+from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
@@ -87,6 +88,27 @@ class AirflowClient:
         """Return the task instances of a run, all or those in one state; at most 100."""
         path = f"/api/v2/dags/{pipeline}/dagRuns/{run_id}/taskInstances"
         return list(self._call("GET", path, params={"limit": 100, **({"state": state} if state else {})})["task_instances"])
+
+    def facts(self, pipeline: str) -> dict[str, Any]:
+        """Return what `tidegate.explain.airflow_report` asks: a Dag's active run, Airflow's processes, and room for tasks.
+
+        Raises: AirflowUnavailable; UnknownPipeline if Airflow has no such Dag.
+        """
+        active = {"state": ["running", "queued"], "order_by": "id", "limit": 1}
+        runs = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns", params=active)["dag_runs"]
+        health = self._call("GET", "/api/v2/monitor/health")
+        pools = self._call("GET", "/api/v2/pools", params={"limit": 100})["pools"]
+        waiting = {"state": "deferred", "limit": 1}
+        deferred = self._call("GET", "/api/v2/dags/~/dagRuns/~/taskInstances", params=waiting)["total_entries"]
+        heartbeat = health["scheduler"]["latest_scheduler_heartbeat"]
+        silence = None if heartbeat is None else datetime.now(UTC) - datetime.fromisoformat(heartbeat)
+        return {
+            "run": runs[0] if runs else None,
+            "scheduler_silent_seconds": None if silence is None else silence.total_seconds(),
+            "triggerer": health["triggerer"]["status"],
+            "full_pools": {pool["name"]: pool["slots"] for pool in pools if pool["slots"] >= 0 and pool["open_slots"] <= 0},
+            "deferred": deferred,
+        }
 
     def _dag(self, pipeline: str) -> dict[str, Any]:
         """Return the Dag, after waiting a while if Airflow has not read its file yet."""

@@ -37,7 +37,7 @@ from tests.stack.conftest import Stack, occupied, session  # noqa: F401 - occupi
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate.airflow_client import AirflowClient
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
-from tidegate.jobs.engine.continued_runs import next_run
+from tidegate.jobs.engine.txid_ranges import next_run
 from tidegate.stack.components import airflow_cleanup
 from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
 from tidegate.stack.components.airflow import PROJECT as REPOSITORY
@@ -226,6 +226,26 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
     assert entries == 1 + 2 * len(txids)
     assert shop.end_of("orders", run_id) == "success"
     assert (shop.revenue(), shop.ledger()) == before
+
+
+def test_why_names_a_full_pool_and_the_run_that_waits_for_it(shop: Shop) -> None:
+    """The ledger sees unread data and no process; Airflow has a run, and no slot for its plan."""
+
+    def give(slots: int) -> None:
+        shop.client._call("PATCH", "/api/v2/pools/default_pool", params={"update_mask": "slots"}, json={"slots": slots})
+
+    (txid,) = shop.sell(1)
+    try:
+        give(0)
+        run_id = shop.client.trigger("orders", {})
+        wait_for(lambda: shop.client.run_state("orders", run_id) == "running", "the start of the run")
+        found = {cause["code"]: cause["sentence"] for cause in shop.json("why", "orders")["causes"]}
+        assert run_id in found["RUN_ACTIVE"]
+        assert "pool default_pool" in found["POOL_FULL"]
+    finally:
+        give(128)
+    assert shop.end_of("orders", run_id) == "success"
+    assert shop.committed("orders") == txid
 
 
 @pytest.mark.promise("verb:backfill")

@@ -14,8 +14,7 @@ import click
 from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
 from tidegate.explain import source_report, why
-from tidegate.jobs.engine.continued_runs import next_run
-from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN
+from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import RetryableError, TidegateError, UsageError, class_of
 from tidegate.state_store.base.settings import Settings

@@ -1,6 +1,6 @@
 """The verbs that explain: why, explain, error."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ import click
 
 from tidegate import completion, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
-from tidegate.explain import error_pages, remedies
+from tidegate.explain import airflow_report, error_pages, remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.explain.why import Cause, Why
 
 # Causes beside one another, rather than one because of the next.
-BESIDES = ("ACK_OUTSTANDING", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
+BESIDES = ("ACK_OUTSTANDING", "AIRFLOW_UNKNOWN", "RUN_ACTIVE", "NEW_COLUMNS", "QUARANTINED", "SOURCE_LATE", "PLAN_FAILED")
 
 
 @click.command()
@@ -77,11 +77,17 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
                 remedies.command("trigger", pipeline, "--wait"),
                 remedies.run_of(pipeline, store.settings),
             )
-            return causes.Why(
-                tuple(replace(each, command=fitting) if each.command == through_airflow else each for each in found.causes)
-            )
+            fitted = [replace(each, command=fitting) if each.command == through_airflow else each for each in found.causes]
+            return causes.Why((*fitted, *_of_airflow(pipeline, store.settings, fitted)))
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
         return causes.Why((causes.of_error(error),))
+
+
+def _of_airflow(pipeline: str, settings: Settings, found: "Sequence[Cause]") -> "list[Cause]":
+    """Return what Airflow adds to causes under which no process is at work on the pipeline."""
+    if not settings.has_airflow or found[-1].code not in airflow_report.ASKED_AFTER:
+        return []
+    return airflow_report.causes(settings, pipeline)
 
 
 def _lines(title: str, found: "Why") -> Iterator[str]:

@@ -1,0 +1,34 @@
+"""What Airflow's facts mean for a pipeline that waits; tests/end_to_end asks a real Airflow."""
+
+from dataclasses import replace
+
+import pytest
+
+from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
+
+FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, 1.0, "healthy", {}, 3, 2000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "codes", "fragment"),
+    [
+        (FACTS, [], "Airflow's run manual__1 of orders is running"),
+        (replace(FACTS, scheduler_silent_seconds=BUSY_SECONDS + 5.0), ["SCHEDULER_SLOW"], "last been heard 25 s ago"),
+        (replace(FACTS, scheduler_silent_seconds=None), ["SCHEDULER_SLOW"], "has not been heard"),
+        (replace(FACTS, triggerer="unhealthy"), ["TRIGGERER_AWAY"], "triggerer is unhealthy"),
+        (replace(FACTS, triggerer=None), ["TRIGGERER_AWAY"], "triggerer is not there"),
+        (replace(FACTS, capacity=2), ["TRIGGERER_FULL"], "3 tasks wait in Airflow's triggerer, which has room for 2"),
+        (replace(FACTS, full_pools={"small": 1}), ["POOL_FULL"], "No slot of Airflow's pool small is free: all 1 are taken"),
+    ],
+)
+def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list[str], fragment: str) -> None:
+    """The run goes on by itself, unless something keeps its tasks from starting."""
+    found = list(causes_of("orders", facts))
+    assert [cause.code for cause in found] == ["RUN_ACTIVE", *codes]
+    assert fragment in found[-1].sentence
+    assert all(cause.advice for cause in found)
+
+
+def test_without_an_active_run_airflow_has_nothing_to_say() -> None:
+    """Then the ledger's advice holds: start one."""
+    assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None))) == []

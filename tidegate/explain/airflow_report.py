@@ -1,0 +1,67 @@
+"""What Airflow says of a pipeline whose batches no process works on: an active run, and what keeps its tasks from starting."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.explain.batch_causes import Cause, cause
+from tidegate.stack.components.airflow import airflow_settings, airflow_settings_of_caller
+from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.settings import Settings
+
+# Causes of a pipeline on which no process is at work, though a run may be on its way.
+ASKED_AFTER = ("PLANNED", "FAILED", "SILENT", "STALE", "UNREAD")
+BUSY_SECONDS = 20  # since the scheduler's last heartbeat: it sends one in each loop, some seconds apart
+CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers."""
+
+    run: Mapping[str, Any] | None
+    scheduler_silent_seconds: float | None
+    triggerer: str | None
+    full_pools: Mapping[str, int]
+    deferred: int
+    capacity: int
+
+
+def causes(settings: Settings, pipeline: str) -> list[Cause]:
+    """Ask Airflow; return what keeps a run of this pipeline from going on, the root last; [] if there is no active run."""
+    from tidegate.airflow_client import AirflowClient  # noqa: PLC0415 - imports httpx
+
+    try:
+        with closing(AirflowClient(settings)) as airflow:
+            return list(causes_of(pipeline, Facts(**airflow.facts(pipeline), capacity=_capacity())))
+    except TidegateError as error:
+        story = f"Airflow cannot be asked whether a run is on its way: {str(error).rstrip('.')}."
+        return [cause("AIRFLOW_UNKNOWN", story, severity="warning", error=error.code)]
+
+
+def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
+    """Yield the causes that follow from the facts, the nearest first."""
+    if facts.run is None:
+        return
+    story = f"Airflow's run {facts.run['dag_run_id']} of {pipeline} is {facts.run['state']}, and goes on by itself."
+    yield cause("RUN_ACTIVE", story, advice="Nothing, unless something below keeps it from going on.")
+    known: dict[str, Any] = {"severity": "warning", "command": "tidegate status"}
+    if (silent := facts.scheduler_silent_seconds) is None or silent > BUSY_SECONDS:
+        heard = "not been heard" if silent is None else f"last been heard {silent:.0f} s ago"
+        story = f"Airflow's scheduler has {heard}: it is busy or dead, and starts no task meanwhile."
+        advice = "If it stays so, look at its log; fewer task instances per run (batches_per_run) make its loops short."
+        yield cause("SCHEDULER_SLOW", story, advice=advice, **known)
+    if facts.triggerer != "healthy":
+        story = f"Airflow's triggerer is {facts.triggerer or 'not there'}, and tasks that wait in it stay there."
+        yield cause("TRIGGERER_AWAY", story, advice="Start it (tidegate up), or look at its log.", **known)
+    elif facts.deferred >= facts.capacity:
+        story = f"{facts.deferred} tasks wait in Airflow's triggerer, which has room for {facts.capacity}: the others rest."
+        yield cause("TRIGGERER_FULL", story, advice=f"Raise {CAPACITY}, or start another triggerer.", **known)
+    for name, slots in sorted(facts.full_pools.items()):
+        story = f"No slot of Airflow's pool {name} is free: all {slots} are taken, and tasks wait for one."
+        yield cause("POOL_FULL", story, advice="Wait until tasks of other Dags end, or give the pool more slots.", **known)
+
+
+def _capacity() -> int:
+    return int({**airflow_settings(), **airflow_settings_of_caller()}[CAPACITY])
