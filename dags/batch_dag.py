@@ -117,9 +117,9 @@ def batch_dag(
     ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
 
     All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch
-    instead of going on with others. More than one active run is safe, but each would process the same left-over batches, all
-    but one in vain, so runs queue by default. Callbacks for failures, of the Dag or among `default_args`, are called besides
-    the factory's own, which notes the failure in the ledger (docs/alerts.md).
+    instead of going on with others. More than one active run is safe, but each would cover the same left-over batches, and
+    wait for the other's attempts, so runs queue by default. Callbacks for failures, of the Dag or among `default_args`, are
+    called besides the factory's own, which notes the failure in the ledger (docs/alerts.md).
 
     Raises: UnknownPipeline with the existing names, DeclarationInvalid.
     """

@@ -45,9 +45,7 @@ def has_pipeline(name: str) -> bool:
 
 def named_rebuild(name: str) -> RebuildName | None:
     """Return what a name rebuilds; None if it is no such name, or that of a declared pipeline. Import none."""
-    rebuild = rebuild_named(
-        name
-    )  # first: the search for what is declared is slow, and is repeated for a name that it has not found
+    rebuild = rebuild_named(name)  # first: the search for what is declared is slow, and is repeated for a name that is not
     return None if rebuild is None or _is_declared(name) else rebuild
 
 

@@ -65,24 +65,26 @@ class AirflowClient:
 
         Raises: PermanentError if the run was deleted, AirflowUnavailable.
         """
-        try:
-            return str(self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")["state"])
-        except UnknownPipeline as gone:
+        if (run := self._run(pipeline, run_id)) is None:
             raise PermanentError(
                 f"Airflow has no Dag run {run_id} of {pipeline} any more: it was deleted. What has committed stays; "
                 f"another run takes up what is left over: tidegate trigger {pipeline} --wait"
-            ) from gone
+            )
+        return str(run["state"])
 
     def has_run(self, pipeline: str, run_id: str) -> bool:
         """Return whether Airflow has this Dag run.
 
         Raises: AirflowUnavailable.
         """
+        return self._run(pipeline, run_id) is not None
+
+    def _run(self, pipeline: str, run_id: str) -> dict[str, Any] | None:
+        """Return a Dag run; None if Airflow has no such run."""
         try:
-            self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
+            return self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns/{run_id}")
         except UnknownPipeline:
-            return False
-        return True
+            return None
 
     def task_instances(self, pipeline: str, run_id: str, state: str | None = None) -> list[dict[str, Any]]:
         """Return the task instances of a run, all or those in one state; at most 100."""
