@@ -96,7 +96,7 @@ def needs(load: Workload, costs: Costs) -> list[Need]:
             rate * costs.airflow("scheduler"),
             1,
             "cores (its loop has one)",
-            "more schedulers; larger batches; `concurrency` as it is: finished tasks claim further batches",
+            "more schedulers; larger batches; `concurrency` as it is: finished tasks go on with further batches",
         ),
         Need("triggerers", rate * costs.airflow("triggerer"), 1, "cores (its loop has one)", "more triggerers"),
         Need(
