@@ -9,6 +9,7 @@ from tidegate.jobs.aggregates import (
     BoolOr,
     CollectList,
     CollectSet,
+    Combiner,
     Count,
     First,
     Histogram,
@@ -22,7 +23,6 @@ from tidegate.jobs.aggregates import (
     Variance,
 )
 from tidegate.jobs.checks import Check
-from tidegate.jobs.custom_aggregates import Combiner
 from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sketches import ApproxDistinct, ApproxQuantiles

@@ -7,16 +7,18 @@ An aggregate is made of parts, each a column of the state's table with a merge o
 like the aggregate. Others keep several, beside a value that Postgres derives from them, as a mean from a sum and a count.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from tidegate.state_store.declarations.column_spec import ColumnType, DerivedColumn, Formula, Merge, ValueColumn
 
 if TYPE_CHECKING:
-    from tidegate.jobs.custom_aggregates import Combiner
+    from pyspark.sql import Column
+    from sqlalchemy import ColumnElement
 
 # The most digits of a decimal whose square has to fit into Spark's 38 digits.
 SQUARED_DIGITS = 18
@@ -388,6 +390,57 @@ class Histogram(Plain):
         if any(isinstance(bound, float) for bound in self.bounds):
             raise TypeError(f"Histogram({self.column!r}): write a bound with decimals as text, such as '0.5'.")
         return tuple(Decimal(bound) for bound in self.bounds)
+
+
+class Combiner(Plain, ABC):
+    """An author's own aggregate of a column: a frozen dataclass that inherits this, whose fields are part of its meaning.
+
+        @dataclass(frozen=True)
+        class CappedSum(Combiner):
+            column: str
+            type: str = "bigint"
+            zero = 0
+
+            def partial(self, values):
+                return F.least(F.sum(values), F.lit(1000))
+
+            def combine(self, kept, new):
+                return sa.func.least(kept + new, 1000)
+
+    Both methods return expressions: Postgres merges whole batches under the cursor's lock, and no value travels to Python.
+
+    It must give the same in any split and order of the rows: `combine` is associative and commutative, and `zero` changes
+    nothing. `tidegate.jobs.testing.check_aggregate` tries that on an author's rows, with Spark and Postgres. Rounding breaks
+    it.
+
+    `type` is the Postgres type that is kept, `read_as` that of the column, if it differs. A value that does not fit exactly
+    fails the batch.
+
+    `zero` is the value of no values, or of NULLs alone. Without it, this is a reducer: NULL until there is a value.
+
+    Raise `version` if the meaning of the code changes. Like any changed aggregate, it is then refused for a state that has
+    committed batches. A pipeline with a combiner commits one batch at a time.
+    """
+
+    column: str
+    type: str
+    read_as: str | None = None
+    zero: ClassVar[Any] = None
+    version: ClassVar[int] = 1
+
+    @abstractmethod
+    def partial(self, values: "Column") -> "Column":
+        """Return the value over the rows of a key in a batch, some of which have a value, as an aggregate of Spark."""
+
+    @abstractmethod
+    def combine(self, kept: "ColumnElement[Any]", new: "ColumnElement[Any]") -> "ColumnElement[Any]":
+        """Return the value of both, as an expression of SQLAlchemy. Neither is NULL. What does not fit is an `Overflow`."""
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """Return the kept column."""
+        if not is_dataclass(self):
+            raise TypeError(f"{type(self).__name__} has to be a frozen dataclass: its fields are part of the declaration.")
+        return [Part(name, self.type, "own", "own", self.column, self.read_as, combiner=self)]
 
 
 def _decimal(scale: int) -> str:
