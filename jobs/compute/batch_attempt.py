@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_of
-from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks
 from tidegate.jobs.compute.sessions.session import application_of, expect_brief, interruptible
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
 from tidegate.jobs.compute.stage import bad_records, stage_partials
@@ -31,6 +30,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
 from tidegate.jobs.sources.inputs.read import merged
 from tidegate.jobs.spark.spark_errors import meaning_of
+from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.states import AnyState

@@ -172,8 +172,8 @@ class ChangesEmitter(Emitter):
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":  # noqa: ARG002
         """Return the rows of the range; each part is read when Spark requests it."""
-        from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
         from tidegate.jobs.sources.postgres.read import PartsReader, parts_of  # noqa: PLC0415
+        from tidegate.jobs.spark.task_connections import conninfo_of_tasks  # noqa: PLC0415 - declaring a pipeline must not load pyspark
 
         query = self._find_upstream(metadata).query
         parts = parts_of(metadata)

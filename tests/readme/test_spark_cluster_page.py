@@ -13,8 +13,8 @@ from tests.lone_stack import server, stack, template  # noqa: F401 - fixtures: a
 from tests.readme.pages import DOCUMENTS, blocks
 from tests.servers import Server
 from tests.store import connect
-from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks
-from tidegate.jobs.spark.session_files import SessionFile
+from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for
+from tidegate.jobs.spark.task_connections import SessionFile, are_elsewhere, conninfo_of_tasks
 from tidegate.state_store import Settings
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidegate.jobs import Count, Files, Inputs, Pipeline, Source, State
-from tidegate.jobs.compute.sessions.executor_artifacts import are_elsewhere, artifacts_for, conninfo_of_tasks, packages_of
-from tidegate.jobs.spark.session_files import SessionFile
+from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for, packages_of
+from tidegate.jobs.spark.task_connections import SessionFile, are_elsewhere, conninfo_of_tasks
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
 

@@ -13,31 +13,23 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from zipfile import ZipFile, ZipInfo
-
-from psycopg2 import ProgrammingError
-from psycopg2.extensions import parse_dsn
 
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.inputs.source import Inputs
-from tidegate.jobs.spark.port_owner import loopback_address
-from tidegate.jobs.spark.session_files import SessionFile
+from tidegate.jobs.spark.task_connections import are_elsewhere, sent_files
 from tidegate.state_store.base.errors import SettingsInvalid
 from tidegate.state_store.base.settings import Settings
 
-HERE, ELSEWHERE, AUTO = "here", "elsewhere", "auto"
 # What tasks import of the package; its `__init__.py` is where authors import from.
 OURS = {"jobs": "**/*.py", "state_store": "**/*.py", ".": "__init__.py"}
-# The connection's parameters that name a file.
-FILES = ("passfile", "sslrootcert", "sslcert", "sslkey")
 COMPILED = (".so", ".pyd", ".dylib")
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of a ZIP file's entries
 NAME = "tidegate"
@@ -76,25 +68,6 @@ class Artifacts:
         return archive.getvalue()
 
 
-def are_elsewhere(settings: Settings) -> bool:
-    """Return whether executors may be on other machines, or under another account that cannot read this project.
-
-    Raises: SettingsInvalid.
-    """
-    if settings.spark_executors not in (HERE, ELSEWHERE, AUTO):
-        raise SettingsInvalid(
-            f"spark_executors must be {HERE}, {ELSEWHERE} or {AUTO}, not {settings.spark_executors!r}. See: tidegate settings"
-        )
-    if not settings.spark_remote.startswith("sc:"):
-        return False  # Spark runs in this process
-    if settings.spark_executors == AUTO:
-        try:
-            return loopback_address(urlsplit(settings.spark_remote).hostname) is None
-        except ValueError:
-            return False  # no address: `check_reachable` refuses it
-    return settings.spark_executors == ELSEWHERE
-
-
 def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Iterable[str] = ()) -> Artifacts | None:
     """Return what a session needs for tasks that use these modules of authors, and packages; None if its executors are here.
 
@@ -105,30 +78,12 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
     files = dict(_our_modules())
     for name in sorted({*modules, *further_modules(settings)}):
         files |= {path: file.read_bytes() for path, file in _sendable_files(name)}
-    return Artifacts(files, dict(_by_name(_files_of_connection(settings))), frozenset(packages))
+    return Artifacts(files, sent_files(settings), frozenset(packages))
 
 
 def further_modules(settings: Settings) -> list[str]:
     """Return the authors' modules that a setting names, because tasks need them and no pipeline shows it."""
     return [name for name in map(str.strip, settings.executor_modules.split(",")) if name]
-
-
-def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
-    """Return the connection parameters of tasks, for `session_files.on_executor`; none of them is a password.
-
-    An executor in another process finds the password itself, unless a password file travels to it.
-
-    Raises: SettingsInvalid.
-    """
-    conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
-    if not are_elsewhere(settings):
-        if settings.spark_remote.startswith("sc:"):
-            conninfo.pop("passfile", None)
-        return conninfo
-    own = {name: value for name, value in conninfo.items() if name not in FILES or value == "system"}
-    files = _files_of_connection(settings)
-    names = {parameter: SessionFile(name) for parameter, (name, _) in zip(files, _by_name(files), strict=True)}
-    return {**own, **names, **_parameters(settings)}
 
 
 def modules_of(pipeline: Pipeline) -> set[str]:
@@ -231,51 +186,3 @@ def _outermost_package(module: str) -> tuple[str, ModuleSpec]:
         f"Module {module} cannot travel to Spark's executors: it is in no file of its own. Write it as a module or a package; "
         "executor_modules (tidegate settings) names further ones."
     )
-
-
-def _files_of_connection(settings: Settings) -> dict[str, bytes]:
-    """Return the connection's files that travel, by parameter; not those for which the setting executor_conninfo names another.
-
-    Raises: SettingsInvalid.
-    """
-    conninfo = {**settings.conninfo(user=settings.pg_stager), "passfile": settings.executor_passfile}
-    theirs = _parameters(settings)
-    files = {}
-    for parameter in FILES:
-        path = conninfo.get(parameter)
-        if path and path != "system" and parameter not in theirs:
-            try:
-                files[parameter] = Path(path).read_bytes()
-            except OSError as error:
-                raise SettingsInvalid(f"The file {path} for Spark's executors cannot be read: {error.strerror}.") from error
-    return files
-
-
-def _by_name(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    for parameter, content in files.items():
-        yield f"tidegate_{parameter}_{_fingerprint(content)}", content
-
-
-@lru_cache
-def _fingerprint(secret: bytes) -> str:
-    """Return a name for a content that may be secret: slow to compute, so a password cannot be guessed by trying."""
-    return hashlib.scrypt(secret, salt=b"tidegate", n=2**14, r=8, p=1, dklen=10).hex()
-
-
-def _parameters(settings: Settings) -> dict[str, str]:
-    """Return libpq's parameters that are different for executors.
-
-    Raises: SettingsInvalid.
-    """
-    try:
-        parameters: dict[str, str] = parse_dsn(settings.executor_conninfo) if settings.executor_conninfo else {}
-    except ProgrammingError:  # whose message quotes a part, which may be one of a password
-        raise SettingsInvalid(
-            "executor_conninfo cannot be read: it is no libpq connection string, as in host=db sslmode=require."
-        ) from None
-    if "password" in parameters or "sslpassword" in parameters:
-        raise SettingsInvalid(
-            "executor_conninfo holds a password, which Spark would write into its plans. Name a password file: "
-            "executor_passfile (tidegate settings)."
-        )
-    return parameters

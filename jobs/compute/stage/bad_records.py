@@ -21,7 +21,7 @@ from tidegate.jobs.sources.column_types import parse_type, quoted
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, mended_payload, schema_of
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
-from tidegate.jobs.spark.session_files import on_executor
+from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.jobs.spark.task_errors import refusal
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged

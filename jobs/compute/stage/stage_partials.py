@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks
 from tidegate.jobs.compute.stage import staging_sink
 from tidegate.jobs.compute.stage.row_tracking import ROWS, RowSums, signed
+from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 from tidegate.state_store import StateStore
 from tidegate.state_store.base import errors
 from tidegate.state_store.base.settings import Settings

@@ -22,7 +22,7 @@ from pyspark import TaskContext
 
 from tidegate.jobs.compute.stage.row_tracking import HASH, ROWS, signed
 from tidegate.jobs.spark.library_internals import spark_schema
-from tidegate.jobs.spark.session_files import on_executor
+from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.state_store.base.errors import BadKey, Overflow, TidegateError
 from tidegate.state_store.connections.copy_into_staging import copy_partition
 from tidegate.state_store.connections.postgres_errors import translate

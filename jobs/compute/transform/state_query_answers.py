@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from tidegate.jobs.compute.partials import declared_columns
 from tidegate.jobs.sources.column_types import quoted
-from tidegate.jobs.spark.session_files import on_executor
+from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.jobs.spark.task_errors import reported
 from tidegate.jobs.state_queries import How
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError

@@ -19,7 +19,7 @@ from tidegate.jobs.sources import Emitter
 from tidegate.jobs.sources.postgres.source_connection import check_primary, connected, transaction
 from tidegate.jobs.sources.postgres.table_origin import check_same_origin, read_origin
 from tidegate.jobs.sources.postgres.table_query import Position, TableQuery, count_rows, range_in_words
-from tidegate.jobs.spark.session_files import on_executor
+from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.jobs.spark.task_errors import reported
 from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata

@@ -183,8 +183,8 @@ class PostgresTable(Source):
 
     def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
         """Return a reader of the range that the metadata names."""
-        from tidegate.jobs.compute.sessions.executor_artifacts import conninfo_of_tasks  # noqa: PLC0415
         from tidegate.jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
+        from tidegate.jobs.spark.task_connections import conninfo_of_tasks  # noqa: PLC0415
 
         conninfo = self._conninfo(settings, "read")
         executors_conninfo = dict(conninfo)
