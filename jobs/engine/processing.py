@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tidegate.jobs.compute.batch_attempt import stage_batch
-from tidegate.jobs.compute.sessions.executor_artifacts import modules_of, packages_of
+from tidegate.jobs.compute.sessions.executor_artifacts import modules_of
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, has_short_rows
 from tidegate.jobs.engine.acks import call_source
@@ -143,7 +143,7 @@ class Processor:
             pipeline.name,
             rows_are_short=has_short_rows(pipeline),
             modules=modules_of(pipeline),
-            packages=packages_of(pipeline),
+            packages=pipeline.source.executor_packages,
         )
         with joined as spark:
             stage_batch(self._store, pipeline, attempt, spark, routing=self._routing)

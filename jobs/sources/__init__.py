@@ -318,6 +318,11 @@ class Source(Protocol):
             raise ValueError(f"Pipeline {pipeline.name} follows itself: each batch would make the next one, without an end.")
 
     @property
+    def parts(self) -> "Mapping[str, Source]":
+        """The sources of which this source is composed, by input; a single source has the one input ""."""
+        return {"": self}
+
+    @property
     def input_names(self) -> Sequence[str]:
         """The names of the inputs of which this source is composed; none for any other source."""
         return ()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs import Count, Files, Inputs, Pipeline, Source, State
-from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for, packages_of
+from tidegate.jobs import Files, Inputs, Source
+from tidegate.jobs.compute.sessions.executor_artifacts import artifacts_for
 from tidegate.jobs.spark.task_connections import SessionFile, are_elsewhere, conninfo_of_tasks
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SettingsInvalid
@@ -82,9 +82,8 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: set[str]) -> None:
     """Spark reads Parquet itself; files of a disk need nothing more."""
-    pipeline = Pipeline("lines", source, {"lines": State(aggregates={"lines": Count()})})
-    assert packages_of(pipeline) == packages
-    needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), packages_of(pipeline))
+    assert set(source.executor_packages) == packages
+    needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), source.executor_packages)
     assert needed is not None
     assert needed.packages == packages
     assert needed.name.endswith(".zip") == (not packages)

@@ -22,8 +22,6 @@ from zipfile import ZipFile, ZipInfo
 
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
-from tidegate.jobs.sources import Source
-from tidegate.jobs.sources.inputs.source import Inputs
 from tidegate.jobs.spark.task_connections import are_elsewhere, sent_files
 from tidegate.state_store.base.errors import SettingsInvalid
 from tidegate.state_store.base.settings import Settings
@@ -89,19 +87,8 @@ def further_modules(settings: Settings) -> list[str]:
 def modules_of(pipeline: Pipeline) -> set[str]:
     """Return the author's modules that define a pipeline's transform and sources."""
     modules = {_module_of(pipeline.transform)} if pipeline.transform is not None else set()
-    modules |= {type(part).__module__ for part in _parts(pipeline.source)}
+    modules |= {type(part).__module__ for part in pipeline.source.parts.values()}
     return {name for name in modules if name.partition(".")[0] not in {NAME, *sys.stdlib_module_names, "__main__"}}
-
-
-def packages_of(pipeline: Pipeline) -> set[str]:
-    """Return the packages that tasks of a pipeline need besides what all tasks need."""
-    references = pipeline.source.references.values() if isinstance(pipeline.source, Inputs) else []
-    sources = [*_parts(pipeline.source), *(reference.files for reference in references)]
-    return {name for part in sources for name in part.executor_packages}
-
-
-def _parts(source: Source) -> list[Source]:
-    return list(source.parts.values()) if isinstance(source, Inputs) else [source]
 
 
 def _module_of(function: Any) -> str:

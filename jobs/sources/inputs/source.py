@@ -235,6 +235,12 @@ class Inputs(Source):
         return " ".join(sentence for source in self.sources.values() if (sentence := source.held_back(settings))) or None
 
     @property
+    def executor_packages(self) -> Sequence[str]:
+        """The packages that tasks need for any input or reference."""
+        sources = [*self.parts.values(), *(reference.files for reference in self.references.values())]
+        return sorted({name for source in sources for name in source.executor_packages})
+
+    @property
     def keeps_files(self) -> bool:
         """Whether an input lists files; each file content counts once per input."""
         return any(part.keeps_files for part in self.parts.values())

@@ -127,12 +127,12 @@ class _Tried:
 
 def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended: str) -> _Tried:
     """Try whether a replay would take the mended record; the ledger keeps it in any case."""
-    from tidegate.jobs.compute.sessions.executor_artifacts import modules_of, packages_of  # noqa: PLC0415
+    from tidegate.jobs.compute.sessions.executor_artifacts import modules_of  # noqa: PLC0415
     from tidegate.jobs.compute.sessions.session import spark_session  # noqa: PLC0415
     from tidegate.jobs.compute.stage import bad_records as records  # noqa: PLC0415 - loads pyspark, which other verbs do without
 
     try:
-        modules, packages = modules_of(pipeline), packages_of(pipeline)
+        modules, packages = modules_of(pipeline), pipeline.source.executor_packages
         with spark_session(settings, pipeline.name, modules=modules, packages=packages) as spark:
             return _Tried(
                 still_bad=records.describe_fault(spark, pipeline, pipeline.source.emitter(spark, settings), original, mended)
