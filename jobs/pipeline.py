@@ -3,16 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from tidegate.jobs import state_queries
 from tidegate.jobs.checks import Check, check_declared
+from tidegate.jobs.sources import Source
 from tidegate.jobs.state_queries import StateQuery
 from tidegate.jobs.states import AnyState
 from tidegate.state_store.declarations.pipeline_spec import WINDOW, PipelineSpec, exactly_once, rebuilt_name
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources import Source
 
 # A DataFrame in, or several by name, and a DataFrame out; Any keeps pyspark out of this module.
 Transform = Callable[[Any], Any]
@@ -64,7 +62,7 @@ class Pipeline:
     """
 
     name: str
-    source: "Source"
+    source: Source
     states: Mapping[str, AnyState]
     transform: Transform | None = None
     concurrency: int = 4
@@ -102,7 +100,9 @@ class Pipeline:
             if choice not in get_args(choices):
                 raise ValueError(f"Pipeline {self.name} has {name}={choice!r}; use one of {', '.join(get_args(choices))}.")
         self._check_inputs()
-        self.source.check_pipeline(self)
+        self.source.check_pipeline(
+            self.name, has_transform=self.transform is not None, quarantines=self.on_poison == "quarantine", check=self.check
+        )
         if self.queries and self.transform is None:
             raise ValueError(f"Pipeline {self.name} has queries, and no transform that could ask them.")
         state_queries.check(self.spec, self.queries, is_exactly_once=self.guarantee == "exactly_once")

@@ -26,7 +26,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMe
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.jobs.pipeline import Pipeline
     from tidegate.state_store.ledger.counted_files import TakenFile
     from tidegate.state_store.seal.attempts import Attempt
 
@@ -309,13 +308,16 @@ class Source(Protocol):
         del metadata, settings
         return ()
 
-    def check_pipeline(self, pipeline: "Pipeline") -> None:
-        """Refuse, at its declaration, a pipeline that cannot have this source.
+    def check_pipeline(
+        self, pipeline: str, *, has_transform: bool, quarantines: bool, check: Mapping[str, str | Mapping[str, str]]
+    ) -> None:
+        """Refuse, at its declaration, a pipeline that cannot have this source; `check` are its conditions for records.
 
         Raises: ValueError.
         """
-        if self.follows == pipeline.name:
-            raise ValueError(f"Pipeline {pipeline.name} follows itself: each batch would make the next one, without an end.")
+        del has_transform, quarantines, check
+        if self.follows == pipeline:
+            raise ValueError(f"Pipeline {pipeline} follows itself: each batch would make the next one, without an end.")
 
     @property
     def parts(self) -> "Mapping[str, Source]":

@@ -27,7 +27,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMe
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidegate.jobs.pipeline import Pipeline
     from tidegate.jobs.sources.inputs.plan import InputsCoordinator
     from tidegate.jobs.sources.inputs.read import InputsEmitter
     from tidegate.state_store.seal.attempts import Attempt
@@ -124,24 +123,26 @@ class Inputs(Source):
         """The references among the inputs, by name."""
         return {name: source for name, source in self.sources.items() if isinstance(source, Reference)}
 
-    def check_pipeline(self, pipeline: "Pipeline") -> None:
+    def check_pipeline(
+        self, pipeline: str, *, has_transform: bool, quarantines: bool, check: Mapping[str, str | Mapping[str, str]]
+    ) -> None:
         """Refuse a pipeline that reads its own states, lacks a needed transform, or could not replay records by themselves.
 
         Raises: ValueError.
         """
-        label = f"Pipeline {pipeline.name} of several inputs"
+        label = f"Pipeline {pipeline} of several inputs"
         for part in self.parts.values():
-            part.check_pipeline(pipeline)
-        if pipeline.on_poison == "quarantine" and self.wait_for_all:
+            part.check_pipeline(pipeline, has_transform=has_transform, quarantines=quarantines, check=check)
+        if quarantines and self.wait_for_all:
             raise ValueError(
                 f"{label} cannot set bad records aside and have wait_for_all: a record that is taken up later would miss the "
                 "rows of other inputs that it was to be joined with. Use on_poison='block' or 'skip'."
             )
-        if pipeline.transform is None:
+        if not has_transform:
             if self.references:
                 raise ValueError(f"{label} needs a transform that joins with {', '.join(self.references)}.")
             self._check_columns(label)
-        elif len(self.parts) > 1 and (of_all := [name for name, what in pipeline.check.items() if isinstance(what, str)]):
+        elif len(self.parts) > 1 and (of_all := [name for name, what in check.items() if isinstance(what, str)]):
             raise ValueError(
                 f"{label} cannot check the records of all inputs before a transform: they have different columns. Say which "
                 f'input the check {of_all[0]!r} is for: check={{"{next(iter(self.parts))}": {{{of_all[0]!r}: "..."}}}}.'
