@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -33,7 +33,8 @@ from tests import steps
 from tests.servers import Server
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.files.read import FileReader
+from tidegate.jobs.sources import Emitter
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.stack.components.server_process import log_file
 from tidegate.state_store import Settings, StateStore
 
@@ -238,10 +239,11 @@ class _SlowFiles(Files):
 
     seconds: float = 0.0
 
-    def emitter(self, spark: SparkSession, settings: Settings) -> FileReader:
+    def emitter(self, spark: SparkSession, settings: Settings) -> Emitter:
         """Wait, then return the reader of the files."""
         time.sleep(self.seconds)
-        return super().emitter(spark, settings)
+        files = Files(**{field.name: getattr(self, field.name) for field in fields(Files) if field.init})
+        return emitter_of(files, spark, settings)
 
 
 def _waiting(pipeline: Pipeline, seconds: float) -> Pipeline:

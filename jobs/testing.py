@@ -24,6 +24,7 @@ from tidegate.jobs.compute.partials.aggregate_promises import AggregateBench, Br
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Coordinator, Source
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.inputs.read import merged
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.jobs.state_queries import How, answered_by
@@ -118,14 +119,14 @@ class Bench:
         """Ignore new modification times: the next plan reads such a file again."""
 
     def _coordinator(self) -> Coordinator:
-        coordinator = self.feed.source.coordinator(self.settings)
+        coordinator = coordinator_of(self.feed.source, self.settings)
         coordinator.look_back(self)
         return coordinator
 
     def emit(self, txid: int, metadata: SourceMetadata, number: int = 1) -> Rows:
         """Return the rows of one attempt at a batch, verified."""
         attempt = Attempt("conformance", txid, number, metadata)
-        emitter = self.feed.source.emitter(self.spark, self.settings)
+        emitter = emitter_of(self.feed.source, self.spark, self.settings)
         rows: Rows = Counter()
         try:
             rows.update(tuple(row) for row in emitter.emit_batch(attempt, metadata).toLocalIterator())
@@ -272,9 +273,9 @@ def records_are_the_rows(bench: Bench) -> None:
     bench.feed.put(3)
     metadata = bench.plan()[0]
     attempt = Attempt("conformance", 1, 1, metadata)
-    emitter = bench.feed.source.emitter(bench.spark, bench.settings)
+    emitter = emitter_of(bench.feed.source, bench.spark, bench.settings)
     rows = emitter.emit_batch(attempt, metadata)
-    records = bench.feed.source.emitter(bench.spark, bench.settings).emit_records(attempt, metadata)
+    records = emitter_of(bench.feed.source, bench.spark, bench.settings).emit_records(attempt, metadata)
     declared = bench.spark.createDataFrame([], emitter.row_schema()).schema
     columns, expected = ([(c.name, c.dataType) for c in schema] for schema in (rows.schema, declared))
     if columns != expected:

@@ -114,7 +114,7 @@ def replay(
 ) -> tuple[Done, tuple[int, int] | None]:
     """Take up quarantined records, of one txid or all, as a batch; return also its txid and their number.
 
-    `beside` has the versions of references, if the records are joined with such (`Source.replayed_with`).
+    `beside` has the versions of references, if the records are joined with such (`binding.replayed_with`).
 
     Raises: PipelinePaused, UnknownBatch; RangeRefused without the version of a reference.
     """

@@ -28,6 +28,7 @@ from tidegate.jobs.compute.transform.run_transform import Frames, apply_transfor
 from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, BatchPart, Emitter, InputFacts
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.inputs.read import merged
 from tidegate.jobs.spark.spark_errors import meaning_of
 from tidegate.jobs.spark.task_connections import conninfo_of_tasks
@@ -59,7 +60,7 @@ def stage_batch(
     Raises: the source's errors; SettingsInvalid, SchemaOutOfDate, DeclarationInvalid, MalformedRecord, TransformFailed, BadKey,
     Overflow (permanent); RowsLost, AttemptTimedOut, SparkFailed, SparkUnavailable, StoreUnavailable (retryable); AttemptFenced.
     """
-    emitter = pipeline.source.emitter(spark, store.settings)
+    emitter = emitter_of(pipeline.source, spark, store.settings)
     timeout = pipeline.message_timeout_seconds or store.settings.attempt_timeout_seconds
     with (
         _spark_errors(emitter, attempt),

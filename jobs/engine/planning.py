@@ -11,6 +11,7 @@ from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, check_range
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
 from tidegate.jobs.sources import Coordinator
+from tidegate.jobs.sources.binding import coordinator_of, replayed_with
 from tidegate.state_store import StateStore
 from tidegate.state_store.attempt.begin_attempt import ReplanNeeded
 from tidegate.state_store.base.errors import PipelinePaused, PipelineRetired, SourceUnavailable, describe
@@ -84,8 +85,8 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
     """
     before = position_of(needed.previous)
     if QUARANTINED in needed.current:  # the batch keeps its records; the source's position, and references, may have moved
-        return {**needed.current, "source": before, **pipeline.source.replayed_with(store.settings)}
-    coordinator = pipeline.source.coordinator(store.settings)
+        return {**needed.current, "source": before, **replayed_with(pipeline.source, store.settings)}
+    coordinator = coordinator_of(pipeline.source, store.settings)
     coordinator.look_back(LedgerHistory(store, pipeline.name))
     metadata = coordinator.initialize_transaction(txid, before, needed.current)
     if metadata is None:
@@ -129,7 +130,7 @@ def next_batch(store: StateStore, pipeline: Pipeline) -> SourceMetadata | None:
 
 
 def _coordinator(store: StateStore, pipeline: Pipeline) -> Coordinator:
-    coordinator = pipeline.source.coordinator(store.settings)
+    coordinator = coordinator_of(pipeline.source, store.settings)
     coordinator.look_back(LedgerHistory(store, pipeline.name))
     coordinator.success(store.committed(pipeline.name))
     return coordinator

@@ -17,14 +17,14 @@ kind.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from tidegate.state_store.ledger.counted_files import TakenFile
     from tidegate.state_store.seal.attempts import Attempt
@@ -137,7 +137,12 @@ class BatchPart:
 
 
 class Emitter(Protocol):
-    """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt."""
+    """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt.
+
+    `advice` replaces the usual advice in an error about files that are not as planned, if the emitter has such.
+    """
+
+    advice: str | None = None
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return exactly the rows of the batch, lazily: failures may also come when the rows are computed.
@@ -254,10 +259,14 @@ class Emitter(Protocol):
 Waiting = Callable[[str, Emitter], "DataFrame"]
 
 
+@runtime_checkable
 class Source(Protocol):
     """The origin of a pipeline's rows.
 
     The ledger keeps its position under the pipeline's name, so that one source may serve many pipelines.
+
+    An author's own source has two more methods: ``coordinator(settings)`` returns its `Coordinator` for one plan, and
+    ``emitter(spark, settings)`` its `Emitter` for one attempt.
     """
 
     @property
@@ -272,15 +281,6 @@ class Source(Protocol):
     def known_columns(self) -> Mapping[str, Sequence[str]]:
         """By input, the columns of which nobody has to be told; a source that looks for others declares or ignores these."""
         return {}
-
-    def coordinator(self, settings: Settings) -> Coordinator:
-        """Return the coordinator for one plan.
-
-        Raises: SourceUnavailable, SourceUnreadable.
-        """
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> Emitter:
-        """Return the emitter for one attempt."""
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
         """Return the names at the source that are not read; None if it has no names.
@@ -328,14 +328,6 @@ class Source(Protocol):
     def input_names(self) -> Sequence[str]:
         """The names of the inputs of which this source is composed; none for any other source."""
         return ()
-
-    def replayed_with(self, settings: Settings) -> SourceMetadata:
-        """Return what is frozen with a batch of quarantined records: the versions, as of now, of what they are joined with.
-
-        Raises: SourceUnavailable, SourceUnreadable.
-        """
-        del settings
-        return {}
 
     @property
     def follows(self) -> str | None:

@@ -2,11 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tidegate.jobs.sources import Coordinator, Source
 from tidegate.state_store.base.errors import SourceChanged
-from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 
@@ -20,21 +19,10 @@ class DataFilesSource(Source):
     max_bytes: int | None
     generation: int  # from 1 on; raised by the author to read the table from its start again
 
-    @abstractmethod
-    def coordinator(self, settings: Settings) -> "DataFilesCoordinator[Any, Any]":
-        """Return a coordinator that reads the table's log when planning."""
-
     @property
     def known_columns(self) -> Mapping[str, Sequence[str]]:
         """The columns that are declared or ignored."""
         return {"": (*self.schema, *getattr(self, "partitions", ()), *self.ignored_columns)}
-
-    def version(self, settings: Settings, most_files: int) -> SourceMetadata:
-        """Return the table's current files, the first `most_files` at most, as the metadata of one batch.
-
-        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
-        """
-        return self.coordinator(settings).version(most_files)
 
     def has_rows(self, metadata: SourceMetadata) -> bool:
         """Return whether the batch has data files; without any, it only moves the position."""
@@ -90,7 +78,10 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
 
     @abstractmethod
     def version(self, most_files: int) -> SourceMetadata:
-        """Return the table's current files, as `DataFilesSource.version` does."""
+        """Return the table's current files, the first `most_files` at most, as the metadata of one batch.
+
+        Raises: SourceUnreadable, SourceUnavailable; RangeExpired for a file that is gone.
+        """
 
     @abstractmethod
     def _find_new(self, previous: SourceMetadata | None) -> Iterator[tuple[File | None, Position]]:

@@ -22,7 +22,6 @@ class DataFilesReader(Emitter):
     USUAL: ClassVar[str]  # the reader of payloads, and of batches without files
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
-        self.advice: str | None = None  # as that of `FileReader`
         self._spark = spark
         self._home = settings.home
         self._readers: dict[str, ParquetReader] = {}

@@ -6,6 +6,7 @@ from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.store import Attempt, Tracked, encode_metadata
 from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipelines import flights
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import StateStore
 
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
@@ -102,7 +103,7 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
     """A file that was missing is back, and its batch commits; new files are left to the next run."""
     write_flights(tidegate.settings.home, 1, GOOD)
     with StateStore.connect(tidegate.settings) as store:
-        metadata = flights.PIPELINE.source.coordinator(tidegate.settings).initialize_transaction(1, None, None)
+        metadata = coordinator_of(flights.PIPELINE.source, tidegate.settings).initialize_transaction(1, None, None)
         assert metadata is not None
         assert store.open_batches(SPEC, "an earlier run", [], None, [encode_metadata(metadata)])
         store.halt_batch("flights", 1, "SOURCE_CHANGED: the file was away")

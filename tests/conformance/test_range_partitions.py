@@ -30,6 +30,7 @@ from tests.store import (
 )
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
@@ -257,7 +258,7 @@ def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: S
             lambda: reader.scan().__enter__(),
             lambda: key_lookup.get(settings, spec, [("1", "0")]),
             lambda: flow.merge(1, [], redo=True),
-            lambda: Changes("shop.sales").coordinator(settings).initialize_transaction(1, None, None),
+            lambda: coordinator_of(Changes("shop.sales"), settings).initialize_transaction(1, None, None),
         ):
             with pytest.raises(SchemaOutOfDate, match=lacks):
                 read()
@@ -382,7 +383,7 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     following = Flow(settings, follower.spec)
     planned: list[SourceMetadata] = []
     for txid in (1, 2):
-        metadata = source.coordinator(settings).initialize_transaction(txid, planned[-1] if planned else None, None)
+        metadata = coordinator_of(source, settings).initialize_transaction(txid, planned[-1] if planned else None, None)
         assert metadata is not None
         planned.append(metadata)
         after = following.store.last_opened("follower")
@@ -393,8 +394,8 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     following.close()
     assert flow.prune("2026-04-01") == PrunedRanges(["sales$20260101"], "sales$20260201", [])
     with pytest.raises(SourceChanged, match="some up to txid 1 were removed"):
-        source.coordinator(settings).initialize_transaction(1, None, None)
-    assert source.coordinator(settings).initialize_transaction(3, planned[-1], None) is None
+        coordinator_of(source, settings).initialize_transaction(1, None, None)
+    assert coordinator_of(source, settings).initialize_transaction(3, planned[-1], None) is None
     assert flow.prune("2026-04-01", without=["follower"]).partitions == ["sales$20260201", "sales$20260301"]
     assert flow.stored() == []
     with pytest.raises(UsageError, match="'soon' is no value of column at of state sales: its type is date"):

@@ -21,6 +21,7 @@ from tests.store import PipelineSpec, Redo, Request, merge_into_states, pruning,
 from tidegate import migrations
 from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
 from tidegate.jobs.sources import changes as changes_source
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
     AccessRefused,
@@ -320,7 +321,7 @@ def test_a_policy_that_hides_changes_stops_a_follower(totals: Callable[..., Tota
     flow = totals()
     flow.merge(BATCHES[0])
     as_tables_are(flow, "ALTER TABLE state.total_changes ENABLE ROW LEVEL SECURITY")
-    coordinator = Changes("shop.total").coordinator(settings)
+    coordinator = coordinator_of(Changes("shop.total"), settings)
     with pytest.raises(AccessRefused, match="would be affected by row-level security"):
         coordinator.initialize_transaction(1, None, None)
     as_tables_are(flow, "ALTER TABLE state.total_changes DISABLE ROW LEVEL SECURITY")
@@ -466,4 +467,4 @@ def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(
 
     monkeypatch.setattr(changes_source, "_find_upstream", look_and_remove)
     with pytest.raises(SourceChanged, match=r"some up to txid 2 were removed \(tidegate prune\)"):
-        Changes("shop.total").coordinator(settings).initialize_transaction(1, None, None)
+        coordinator_of(Changes("shop.total"), settings).initialize_transaction(1, None, None)

@@ -42,6 +42,7 @@ from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files import content
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import Settings, StateStore
@@ -371,14 +372,14 @@ class _Here:
         return Counter(tuple(column.here(row[column.name]) for column in declared.columns) for row in self._good)
 
     def _batches(self) -> Iterator[Any]:
-        coordinator, previous = self._source.coordinator(self.settings), None
+        coordinator, previous = coordinator_of(self._source, self.settings), None
         for txid in count(1):
             if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
                 return
             yield previous
 
     def _emitter(self) -> Any:
-        return self._source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+        return emitter_of(self._source, ThisProcess(), self.settings)  # type: ignore[arg-type]
 
     def _keep(self, rows: Any) -> None:
         for row in rows.table.to_pylist():

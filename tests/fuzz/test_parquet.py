@@ -20,6 +20,7 @@ from tests.sources.in_process import by_own_tasks
 from tests.store import Attempt
 from tidegate.jobs import Files
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
@@ -263,9 +264,9 @@ class Fuzzer:
 
     def _compare(self, path: Path, schema: dict[str, str], columns: list[list[Any]] | None, case: str) -> None:
         source = Files("inbox", schema=schema, min_age_seconds=0)
-        metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
+        metadata = coordinator_of(source, self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
-        emitter = source.emitter(self.spark, self.settings)
+        emitter = emitter_of(source, self.spark, self.settings)
         attempt = Attempt("inbox", 1, 1, metadata)
         try:
             if self.spark is None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.sources.shop import Shop, shop, shops
 from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store.base.errors import AccessRefused, MalformedRecord, SourceChanged, SourceUnreadable, TidegateError
 
 __all__ = ["shop", "shops"]  # fixtures
@@ -150,7 +151,7 @@ class Round:
 
 def planned(current: Round, previous: dict | None) -> list[dict]:
     """Return the batches of one plan, each frozen as by the ledger."""
-    coordinator, batches = current.source.coordinator(current.shop.settings), []
+    coordinator, batches = coordinator_of(current.source, current.shop.settings), []
     while metadata := coordinator.initialize_transaction(1, previous, None):
         previous = dict(json.loads(json.dumps(metadata)))
         batches.append(previous)

@@ -12,6 +12,7 @@ from tests.store import Attempt
 from tidegate.jobs import Count, Files, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, choose
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
@@ -47,12 +48,12 @@ class Inbox:
 
     def read(self, source: Files, files: int | None = None) -> list[tuple]:
         """Plan one batch without a ledger, and return its rows as Spark reads them, in order."""
-        metadata = source.coordinator(self.settings).initialize_transaction(1, None, None)
+        metadata = coordinator_of(source, self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
         assert files in (None, len(metadata["files"]))
         attempt = Attempt("inbox", 1, 1, metadata)
         with spark_session(self.settings, "inbox") as spark:
-            emitter = source.emitter(spark, self.settings)
+            emitter = emitter_of(source, spark, self.settings)
             rows = [tuple(row) for row in emitter.emit_batch(attempt, metadata).collect()]
         emitter.verify_batch(attempt, metadata)
         return sorted(rows, key=repr)

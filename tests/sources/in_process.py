@@ -21,6 +21,7 @@ from tests.store import Attempt, StagedPartition, StateSpec, Tracked, copy_parti
 from tidegate.jobs import Files, State
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.data_files_read import DataFilesReader
@@ -94,11 +95,11 @@ class Folder:
 
     def plan(self, source: Files, previous: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the next batch's metadata, of a plan of its own."""
-        return source.coordinator(self.settings).initialize_transaction(1 if previous is None else 2, previous, None)
+        return coordinator_of(source, self.settings).initialize_transaction(1 if previous is None else 2, previous, None)
 
     def batches(self, source: Files) -> list[list[str]]:
         """Return the names of the files in each batch of one plan."""
-        coordinator, previous, cut = source.coordinator(self.settings), None, []
+        coordinator, previous, cut = coordinator_of(source, self.settings), None, []
         while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
             cut.append([file["name"] for file in metadata["files"]])
             previous = metadata
@@ -136,7 +137,7 @@ class Folder:
     def replayed(self, source: Files, *waiting: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return records from quarantine as a replay parses them."""
         columns = {name: pa.array([record[name] for record in waiting], pa.string()) for name in (ORIGIN, PAYLOAD)}
-        emitter = source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+        emitter = emitter_of(source, ThisProcess(), self.settings)  # type: ignore[arg-type]
         rows: Any = emitter.parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns)))  # type: ignore[arg-type]
         return list(rows.table.to_pylist())
 
@@ -144,7 +145,7 @@ class Folder:
         metadata = self.plan(source)
         assert metadata is not None
         assert files in (None, len(metadata["files"]))
-        attempt, emitter = Attempt("inbox", 1, 1, metadata), source.emitter(ThisProcess(), self.settings)  # type: ignore[arg-type]
+        attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(source, ThisProcess(), self.settings)  # type: ignore[arg-type]
         rows: Any
         if isinstance(emitter, ParquetReader):
             rows = by_own_tasks(emitter, attempt, metadata, flagged=flagged)
@@ -192,11 +193,11 @@ class Follower:
 
     def plan(self) -> Any:
         """Return the metadata of the next batch, of a plan of its own."""
-        return self.source.coordinator(self.settings).initialize_transaction(self.batches + 1, self.previous, None)
+        return coordinator_of(self.source, self.settings).initialize_transaction(self.batches + 1, self.previous, None)
 
     def read(self, metadata: Any) -> list[dict[str, Any]]:
         """Return the rows of a batch."""
-        attempt, emitter = Attempt("table", 1, 1, metadata), self.source.emitter(None, self.settings)  # type: ignore[arg-type]
+        attempt, emitter = Attempt("table", 1, 1, metadata), emitter_of(self.source, None, self.settings)  # type: ignore[arg-type]
         assert isinstance(emitter, DataFilesReader)
         rows = [row for reader, share in emitter._shares(metadata) for row in by_own_tasks(reader, attempt, share)]
         emitter.verify_batch(attempt, metadata)
@@ -212,7 +213,7 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     each input and reference.
     """
     store, pipeline = processor._store, processor._pipeline
-    emitter = pipeline.source.emitter(ThisProcess(), store.settings)  # type: ignore[arg-type]
+    emitter = emitter_of(pipeline.source, ThisProcess(), store.settings)  # type: ignore[arg-type]
     parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=False)
     by_name = {name: part.rows.table.to_pylist() for name, part in parts.items()}  # type: ignore[attr-defined]
     emitter.verify_batch(attempt, attempt.source_metadata)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidegate.jobs import Files
 from tidegate.jobs.engine.planning import LedgerHistory
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore
 
 
@@ -19,7 +20,7 @@ def main(arguments: dict[str, Any]) -> None:
     """Plan, and print the number of objects, the seconds, and the growth of the process in MB."""
     source = Files(arguments["folder"], schema={"name": "string"}, max_files=100, names_grow=arguments.get("names_grow", False))
     settings = Settings.load()
-    coordinator = source.coordinator(settings)
+    coordinator = coordinator_of(source, settings)
     previous = {"files": [], "behind": None, "after": arguments["after"]} if arguments.get("after") else None
     if arguments.get("database"):
         store = StateStore.connect(replace(settings, pg_database=arguments["database"])).__enter__()

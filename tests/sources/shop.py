@@ -10,6 +10,7 @@ import psycopg2
 import pytest
 
 from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.postgres import plan as planning
 from tidegate.jobs.sources.postgres.read import parts_of, read_part
 from tidegate.state_store import Settings
@@ -65,7 +66,7 @@ class Shop:
 
     def plan(self, source: PostgresTable, previous: dict | None = None) -> dict | None:
         """Return the next batch's metadata."""
-        return source.coordinator(self.settings).initialize_transaction(1, previous, None)
+        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
 
     def planned(self, source: PostgresTable, previous: dict | None = None) -> dict:
         """Return the next batch's metadata, which exists."""
@@ -164,7 +165,7 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:
     """Return all batches of one plan."""
-    coordinator, batches, previous = source.coordinator(shop.settings), [], None
+    coordinator, batches, previous = coordinator_of(source, shop.settings), [], None
     while metadata := coordinator.initialize_transaction(len(batches) + 1, previous, None):
         batches.append(metadata)
         previous = metadata

@@ -14,6 +14,7 @@ from tests.sources.in_process import ThisProcess
 from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
 from tidegate.state_store import Settings, StateStore
@@ -206,7 +207,7 @@ def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark
 def test_fixed_batches_may_start_over(settings: Settings) -> None:
     """With cycle, the first list follows the last one."""
     source = FixedBatches([[("a", 1)], [("b", 2)]], SCHEMA, cycle=True)
-    coordinator, previous, places = source.coordinator(settings), None, []
+    coordinator, previous, places = coordinator_of(source, settings), None, []
     for txid in range(1, 6):
         previous = coordinator.initialize_transaction(txid, previous, None)
         places.append(previous["sha256"])

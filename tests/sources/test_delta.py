@@ -19,6 +19,7 @@ from tests.sources.feeds import SCHEMA
 from tests.sources.in_process import Follower
 from tidegate.jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.delta import plan
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
@@ -59,7 +60,7 @@ class Table:
 
     def plan(self, source: Delta, previous: Mapping[str, Any] | None = None) -> Any:
         """Return the metadata of the next batch, of a plan of its own."""
-        return source.coordinator(self.settings).initialize_transaction(1, previous, None)
+        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
 
 
 @pytest.fixture

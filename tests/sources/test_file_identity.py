@@ -24,6 +24,7 @@ from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
@@ -559,8 +560,8 @@ def test_a_done_folder_that_turns_out_to_be_in_the_source_is_refused(inbox: Inbo
     source = files("transactional", glob="**/*.csv", done_folder=str(inside) if done == "an absolute path" else "link")
     inbox.write("1.csv", "name,amount\na,1\n")
     with pytest.raises(SourceUnreadable, match=r"which is inside it: they would be read again"):
-        source.coordinator(inbox.settings)
+        coordinator_of(source, inbox.settings)
     moved = Files("other", format="csv", schema=SCHEMA, done_folder=str(inside))
     both = Inputs({"new": moved, "old": replace(source, done_folder=None)})
     with pytest.raises(SourceUnreadable, match=r"Inputs new and old share a folder"):
-        both.coordinator(inbox.settings)
+        coordinator_of(both, inbox.settings)

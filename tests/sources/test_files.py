@@ -28,6 +28,7 @@ from tests.sources.in_process import NO_FIT, Folder, folder
 from tests.store import Attempt, encode_metadata
 from tidegate.jobs import Count, Files, Pipeline, State
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.files import content
 from tidegate.jobs.sources.files.formats import parquet
@@ -800,7 +801,7 @@ def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(folder: 
     link.unlink()
     link.symlink_to(secret)
     with pytest.raises(SourceUnreadable, match=r"01\.csv leads out of"):
-        CSV.emitter(None, folder.settings).emit_batch(Attempt("inbox", 1, 1, planned), planned)  # type: ignore[arg-type]
+        emitter_of(CSV, None, folder.settings).emit_batch(Attempt("inbox", 1, 1, planned), planned)  # type: ignore[arg-type]
 
 
 def test_a_file_name_that_is_not_utf8_is_refused(folder: Folder) -> None:
@@ -876,7 +877,7 @@ def test_replay_gets_the_very_same_metadata(folder: Folder) -> None:
 
     assert first
     assert encode_metadata(folder.plan(source) or {}) == encode_metadata(first)
-    again = source.coordinator(folder.settings).initialize_transaction(2, first, second)
+    again = coordinator_of(source, folder.settings).initialize_transaction(2, first, second)
     assert again == second != folder.plan(source, first)
 
 
@@ -899,7 +900,7 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder)
     assert metadata
     attempt = Attempt("inbox", 1, 1, metadata)
     for change in (change_a_byte, lambda path: path.write_bytes(planned + b"b,2\n"), Path.unlink):
-        emitter = CSV.emitter(None, folder.settings)  # type: ignore[arg-type]
+        emitter = emitter_of(CSV, None, folder.settings)  # type: ignore[arg-type]
         change(file)
         with pytest.raises(SourceChanged) as refusal:
             emitter.facts(attempt, metadata)
@@ -922,7 +923,7 @@ def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_se
     file = folder.write("01.csv", HEADER + "a,1\n")
     planned, aside, metadata = file.read_bytes(), file.with_name("aside"), folder.plan(CSV)
     assert metadata
-    attempt, emitter = Attempt("inbox", 1, 1, metadata), CSV.emitter(None, folder.settings)  # type: ignore[arg-type]
+    attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(CSV, None, folder.settings)  # type: ignore[arg-type]
     emitter.facts(attempt, metadata)
     file.rename(aside)
     folder.write("01.csv", HEADER + "a,2\n")

@@ -22,6 +22,7 @@ from tests.store import Attempt
 from tidegate.jobs import Count, Files, Max, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
@@ -41,7 +42,7 @@ def by_spark(inbox: Inbox, source: Files, metadata: dict[str, Any], *, flagged: 
     """Return the rows of a batch as Spark returns them."""
     attempt = Attempt("inbox", 1, 1, metadata)
     with spark_session(inbox.settings, "inbox") as spark:
-        emitter = source.emitter(spark, inbox.settings)
+        emitter = emitter_of(source, spark, inbox.settings)
         rows = (emitter.emit_records if flagged else emitter.emit_batch)(attempt, metadata).toArrow().to_pylist()
     emitter.verify_batch(attempt, metadata)
     assert emitter.expected_rows(metadata) == len(rows)
@@ -163,9 +164,9 @@ def read_by_patterns(inbox: Inbox, *cases: Case) -> list[dict[str, Any]]:
             lines = [f'{n},"{text}"' if form == "csv" else json.dumps({"n": n, "at": text}) for n, text in enumerate(texts)]
             inbox.write(f"{case}/01", "\n".join(["n,at", *lines] if form == "csv" else lines))
             source = Files(f"inbox/{case}", format=form, schema={"at": kind, "n": "int"}, options=options)  # type: ignore[arg-type]
-            metadata = source.coordinator(inbox.settings).initialize_transaction(1, None, None)
+            metadata = coordinator_of(source, inbox.settings).initialize_transaction(1, None, None)
             assert metadata is not None
-            rows = source.emitter(spark, inbox.settings).emit_records(Attempt("inbox", 1, 1, metadata), metadata)
+            rows = emitter_of(source, spark, inbox.settings).emit_records(Attempt("inbox", 1, 1, metadata), metadata)
             values = [(F.col("at") if name == kind else F.lit(None).cast(name)).alias(name) for name in KINDS]
             frames.append(rows.select(F.lit(case).alias("case"), *values, ORIGIN, REFUSAL))
         found = reduce(lambda left, right: left.unionAll(right), frames).toArrow().to_pylist()
@@ -291,7 +292,7 @@ def test_partition_columns_are_grouped_checked_and_quarantined_like_any_column(i
     with spark_session(inbox.settings, "inbox") as spark:
         kept = [(origin, waiting[0]["payload"]), (origin, right)]
         payloads = spark.createDataFrame(kept, f"{ORIGIN} string, {PAYLOAD} string")
-        again = source.emitter(spark, inbox.settings).parse_payloads(payloads).toArrow().to_pylist()
+        again = emitter_of(source, spark, inbox.settings).parse_payloads(payloads).toArrow().to_pylist()
     by_payload = {row[PAYLOAD] or right: row for row in again}
     assert by_payload[waiting[0]["payload"]][REFUSAL]
     assert (by_payload[right][REFUSAL], by_payload[right]["amount"], by_payload[right]["dt"]) == (None, 7, date(2024, 1, 7))
@@ -381,7 +382,7 @@ def test_long_parquet_rows_are_read_in_pieces_and_too_long_ones_refused_while_sp
     source = Files("inbox", schema={"name": "string"})
     for texts in ([f"{number:06d}" * 100_000 for number in range(4096)], ["y" * 600_000] * 4096):
         inbox.write("1.parquet", parquet_of(pa.table({"name": texts})))
-        metadata = source.coordinator(inbox.settings).initialize_transaction(1, None, None)
+        metadata = coordinator_of(source, inbox.settings).initialize_transaction(1, None, None)
         with spark_session(inbox.settings, "inbox") as spark:
-            rows = source.emitter(spark, inbox.settings).emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
+            rows = emitter_of(source, spark, inbox.settings).emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
             assert rows.selectExpr("count(*)", "sum(length(name))").collect() == [(4096, 4096 * 600_000)]

@@ -21,6 +21,7 @@ from tests.sources.iceberg_catalog import catalog
 from tests.sources.in_process import Follower
 from tidegate.jobs import Delta, Iceberg, Pipeline, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
@@ -71,7 +72,7 @@ class Table:
 
     def plan(self, source: Delta | Iceberg, previous: Mapping[str, Any] | None = None) -> Any:
         """Return the metadata of the next batch, of a plan of its own."""
-        return source.coordinator(self.settings).initialize_transaction(1, previous, None)
+        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
 
     def plans(self, source: Iceberg, previous: Mapping[str, Any] | None = None) -> list[Any]:
         """Return the metadata of all batches that are left, each of a plan of its own."""

@@ -22,6 +22,7 @@ from tests.sources.test_inputs import PLANES, SEATS, Folders, files, summed
 from tests.store import Mend
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
 from tidegate.jobs.compute.transform import transform_purity
+from tidegate.jobs.sources.binding import replayed_with
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged
 
@@ -61,7 +62,7 @@ def mend(folders: Folders, record: Mapping[str, Any], payload: str) -> None:
 
 def open_replay(folders: Folders, pipeline: Pipeline, **of: Any) -> tuple[int, int] | None:
     """Take up what waits, as the command does."""
-    beside = pipeline.source.replayed_with(folders.settings)
+    beside = replayed_with(pipeline.source, folders.settings)
     with StateStore.connect(folders.settings) as store:
         return store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside, **of)
 

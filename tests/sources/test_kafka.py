@@ -23,6 +23,7 @@ from tests.sources.topics import SECONDS, OrdersTopic, declare, per_shop, place,
 from tests.store import Attempt
 from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import check_source
@@ -133,7 +134,7 @@ def test_a_time_is_the_first_record_at_or_after_it(topic: OrdersTopic) -> None:
 def test_a_time_that_is_reached_while_a_plan_looks_is_found(topic: OrdersTopic) -> None:
     """The first record at that time may come after the plan has looked at the ends: the brokers have lost nothing."""
     topic.produce(3, timestamp=NOON - timedelta(minutes=5))
-    coordinator = topic.source(start=NOON).coordinator(topic.settings)
+    coordinator = coordinator_of(topic.source(start=NOON), topic.settings)
     topic.produce(1, timestamp=NOON - timedelta(minutes=1))
     topic.produce(2, timestamp=NOON)
 
@@ -253,7 +254,7 @@ def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic) 
     first = topic.plan(source)
     attempt = Attempt("orders", 7, 1, first)
     with spark_session(topic.settings, "orders") as spark:
-        emitter = source.emitter(spark, topic.settings)
+        emitter = emitter_of(source, spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 12
         topic.expire(1)
         with pytest.raises(RangeExpired, match="tidegate skip orders 7 "):
@@ -469,7 +470,7 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
     first = other.plan(other.source())
     attempt = Attempt("orders", 8, 2, first)
     with spark_session(topic.settings, "orders") as spark:
-        emitter = other.source().emitter(spark, topic.settings)
+        emitter = emitter_of(other.source(), spark, topic.settings)
         assert emitter.emit_batch(attempt, first).count() == 4
         emitter._delivered.get["count_0"] += 2
         with pytest.raises(RowsLost, match="counts 6 records in 4 offsets"):
@@ -529,7 +530,7 @@ def test_columns_are_those_that_are_documented(topic: OrdersTopic) -> None:
     source = topic.source(headers=True)
     first = topic.plan(source)
     with spark_session(topic.settings, "orders") as spark:
-        emitter = source.emitter(spark, topic.settings)
+        emitter = emitter_of(source, spark, topic.settings)
         rows = emitter.emit_records(Attempt("orders", 9, 1, first), first)
         (row,) = rows.collect()
         empty = emitter.emit_batch(Attempt("orders", 10, 1, first), {**first, "partitions": {}})
@@ -590,7 +591,7 @@ def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> 
     first = topic.plan(source)
     shown = io.StringIO()
     with spark_session(topic.settings, "orders") as spark, redirect_stdout(shown):
-        rows = source.emitter(spark, topic.settings).emit_batch(Attempt("orders", 11, 1, first), first)
+        rows = emitter_of(source, spark, topic.settings).emit_batch(Attempt("orders", 11, 1, first), first)
         rows.explain(extended=True)
         print(rows._plan.to_proto(spark.client))  # noqa: T201 - what is sent to Spark, options and all
 
@@ -605,7 +606,7 @@ def test_a_password_that_java_would_read_otherwise_is_refused(topic: OrdersTopic
     odd = tmp_path / "odd.properties"
     real = kafka_client(topic.settings)["sasl.password"]
     odd.write_text(topic.settings.kafka_properties_file.read_text().replace(real, password))
-    emitter = topic.source().emitter(None, replace(topic.settings, kafka_properties_file=odd))
+    emitter = emitter_of(topic.source(), None, replace(topic.settings, kafka_properties_file=odd))
     with pytest.raises(TidegateError, match="Spark cannot read a password"):
         emitter._options(topic.name, {0: (0, 1)})
 

@@ -16,6 +16,7 @@ from tests.servers import Server
 from tests.sources.topics import SECONDS, OrdersTopic, place, ranges, topic
 from tests.store import Attempt
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.kafka.topic import Topic
 from tidegate.stack.components.server_process import RunFolder, wait_until
 from tidegate.stack.layout import Layout
@@ -149,7 +150,7 @@ def test_a_spark_without_the_connector_says_what_is_missing(topic: OrdersTopic, 
     without = replace(topic.settings, spark_remote=stack.spark_remote, spark_token_file=stack.spark_token_file)
     first = topic.plan(topic.source())
     with spark_session(without, "orders") as spark:
-        emitter = topic.source().emitter(spark, without)
+        emitter = emitter_of(topic.source(), spark, without)
         with pytest.raises(PySparkException) as refusal:
             emitter.emit_batch(Attempt("orders", 12, 1, first), first).collect()
         explained = emitter.explain(refusal.value)

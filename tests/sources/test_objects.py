@@ -29,6 +29,7 @@ from tests.sources.s3 import Bucket, S3Server, many_objects, pages_asked_for, ru
 from tests.store import Attempt
 from tidegate.jobs import Count, Delta, Files, FixedBatches, Iceberg, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.stores import buckets, object_places
 from tidegate.jobs.testing import PROMISES, Bench
@@ -98,9 +99,9 @@ def test_parquet_objects_are_read_as_duckdb_reads_them(project: Settings, bucket
     """Partition folders, nested prefixes, and names that paths and URLs would have to quote; nothing beside the prefix."""
     fill_lake(bucket, pa.uint16())
     source = Files(f"{bucket.url}/lake/deep er", "**/*.parquet", schema=SCHEMA, partitions={"dt": "date"}, max_files=4)
-    coordinator, previous, sizes, rows = source.coordinator(project), None, [], []
+    coordinator, previous, sizes, rows = coordinator_of(source, project), None, [], []
     while metadata := coordinator.initialize_transaction(len(sizes) + 1, previous, None):
-        emitter: Any = source.emitter(ThisProcess(), project)  # type: ignore[arg-type]
+        emitter: Any = emitter_of(source, ThisProcess(), project)  # type: ignore[arg-type]
         rows += by_own_tasks(emitter, Attempt("lake", 1, 1, metadata), metadata)
         previous = metadata
         sizes.append(len(metadata["files"]))
@@ -155,7 +156,7 @@ def check_planned_object(settings: Settings, register: Callable[..., None], buck
     with StateStore.connect(settings) as store:
         metadata = store.source_metadata("inbox", 1)
     attempt = Attempt("inbox", 1, 1, metadata)
-    emitter = pipeline.source.emitter(spark, settings)
+    emitter = emitter_of(pipeline.source, spark, settings)
     rows = emitter.emit_batch(attempt, metadata)
     assert list(rows.toLocalIterator()) == [("a", 1)]
     put(2)
@@ -231,21 +232,21 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(proj
         return describe(store, key, version)
 
     with patch.object(buckets.Bucket, "describe", replaced):
-        first = source.coordinator(project).initialize_transaction(1, None, None)
-        second = source.coordinator(project).initialize_transaction(2, first, None)
+        first = coordinator_of(source, project).initialize_transaction(1, None, None)
+        second = coordinator_of(source, project).initialize_transaction(2, first, None)
     assert [[file["name"] for file in found["files"]] for found in (first, second)] == [["1.csv"], ["2.csv", "3.csv"]]
 
     elsewhere = replace(source, folder=f"{bucket.url}/moved")
     bucket.put("moved/0.csv", "name,amount\na,0\n")
     bucket.put("moved/done", "")
-    third = elsewhere.coordinator(project).initialize_transaction(3, second, None)
+    third = coordinator_of(elsewhere, project).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
 
 
 def planned(source: Files, settings: Settings, previous: Any = None, txid: int = 1) -> list[list[str]]:
     """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
     batches = []
-    while found := source.coordinator(settings).initialize_transaction(txid, previous, None):
+    while found := coordinator_of(source, settings).initialize_transaction(txid, previous, None):
         batches.append([file["name"] for file in found["files"]])
         previous, txid = found, txid + 1
     return batches
@@ -318,7 +319,7 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
     ):
         refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
     bucket.put("in/_lists/1", "1\n2\n")
-    first = source.coordinator(project).initialize_transaction(1, None, None)
+    first = coordinator_of(source, project).initialize_transaction(1, None, None)
     assert planned(source, project, first, 2) == [["2"]]
     assert planned(replace(source, min_age_seconds=3600), project) == []
     bucket.delete("in/_lists/1")
@@ -356,7 +357,7 @@ def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(p
         return read(*arguments)
 
     with patch.object(buckets.Bucket, "read", overwritten), pytest.raises(SourceChanged, match="_lists/1"):
-        source.coordinator(project).initialize_transaction(1, None, None)
+        coordinator_of(source, project).initialize_transaction(1, None, None)
     assert planned(source, project) == [["1"], ["2"]]
 
 
@@ -393,16 +394,16 @@ def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, b
     bucket.put("in/5.csv", "name,amount\na,5\n")
     grows = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True)
     others = FixedBatches([[("b", 1)], [("b", 2)]], SCHEMA)
-    coordinator = Inputs({"grows": grows, "others": others}).coordinator(project)
+    coordinator = coordinator_of(Inputs({"grows": grows, "others": others}), project)
     first = coordinator.initialize_transaction(1, None, None)
     second = coordinator.initialize_transaction(2, first, None)
     assert (set(first["inputs"]), set(second["inputs"])) == ({"grows", "others"}, {"others"})
 
     bucket.put("in/4.csv", "name,amount\na,4\n")  # comes too late
     bucket.put("moved/0.csv", "name,amount\na,0\n")
-    assert Inputs({"grows": grows, "others": others}).coordinator(project).initialize_transaction(3, second, None) is None
+    assert coordinator_of(Inputs({"grows": grows, "others": others}), project).initialize_transaction(3, second, None) is None
     moved = Inputs({"grows": replace(grows, folder=f"{bucket.url}/moved"), "others": others})
-    third = moved.coordinator(project).initialize_transaction(3, second, None)
+    third = coordinator_of(moved, project).initialize_transaction(3, second, None)
     assert [file["name"] for file in third["inputs"]["grows"]["files"]] == ["0.csv"]
 
 
@@ -440,11 +441,9 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settin
     stored = [meta for page in obstore.list(bucket.store, "in", chunk_size=10) for meta in page]
     placeholder = {**stored[0], "path": "in/out", "size": 0}
     with patch.object(obstore, "list", lambda *_arguments, **_options: [[stored[0], placeholder, stored[1]]]):
-        found = (
-            Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9)
-            .coordinator(project)
-            .initialize_transaction(1, None, None)
-        )
+        found = coordinator_of(
+            Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9), project
+        ).initialize_transaction(1, None, None)
     assert [file["name"] for file in found["files"]] == ["out.csv", "out/b.csv"]
 
 
@@ -538,7 +537,7 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
     )
     grows = replace(source, names_grow=True)
     bucket.put("in/dt=2026-01-02/_SUCCESS", "")
-    assert grows.coordinator(settings).initialize_transaction(1, None, None) is None, "a later folder passed an earlier one"
+    assert coordinator_of(grows, settings).initialize_transaction(1, None, None) is None, "a later folder passed an earlier one"
 
     find = Markers._find
     looks: list[str] = []
@@ -572,7 +571,7 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
         patch.object(Markers, "_find", begins_again),
         pytest.raises(SourceUnavailable, match=r"dt=2026-01-03 lost its _SUCCESS, or got another one, while its files were"),
     ):
-        source.coordinator(settings).initialize_transaction(2, None, None)
+        coordinator_of(source, settings).initialize_transaction(2, None, None)
 
 
 def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,7 +581,7 @@ def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, 
 
     def plan(of: Files) -> Any:
         object_places._store.cache_clear()
-        return of.coordinator(project).initialize_transaction(1, None, None)
+        return coordinator_of(of, project).initialize_transaction(1, None, None)
 
     assert plan(source) is not None
     with pytest.raises(SourceUnreadable, match=r"s3a://absent does not exist for the store that was asked \(http://127"):
@@ -605,7 +604,7 @@ def test_a_plan_lists_no_further_than_it_needs(project: Settings) -> None:
     def planned(batches: int, *, previous: Any = None, names_grow: bool = False) -> int:
         source = Files("s3a://many/in", schema={"name": "string"}, max_files=100, names_grow=names_grow)
         object_places._store.cache_clear()
-        coordinator, found = source.coordinator(project), 0
+        coordinator, found = coordinator_of(source, project), 0
         for txid in range(2, batches + 2):
             if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
                 break

@@ -15,6 +15,7 @@ from tests.sources.shop import CREATE, DATED, DRAWN, ORDERS, Shop, all_batches, 
 from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.postgres.read import PostgresReader
 from tidegate.jobs.spark.task_errors import reported_in
 from tidegate.state_store.base.errors import (
@@ -264,7 +265,7 @@ def test_a_table_that_was_created_again_is_never_taken_for_the_old_one(shop: Sho
 
     refused(shop, source, SourceChanged, first, "table orders was dropped")
     with pytest.raises(SourceChanged, match="dropped"):
-        source.emitter(None, shop.settings).emit_batch(Attempt("orders", 1, 1, first), first)  # before Spark reads
+        emitter_of(source, None, shop.settings).emit_batch(Attempt("orders", 1, 1, first), first)  # before Spark reads
 
 
 @pytest.mark.parametrize("keeps_position", [False, True])

@@ -15,6 +15,7 @@ import pytest
 from tests.sources.conftest import Inbox
 from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected
 from tidegate.jobs import PostgresTable
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.postgres import seen_by_plans
 from tidegate.jobs.sources.postgres.read import read_part
 from tidegate.jobs.sources.postgres.seen_by_plans import snapshot_of
@@ -158,7 +159,7 @@ def test_a_standby_is_refused(other_server: OtherServer) -> None:
     with as_standby(postgres), running() as settings:
         for source in (ORDERS, DATED):
             with pytest.raises(SourceUnreadable, match="standby"):
-                source.coordinator(settings).initialize_transaction(1, None, None)
+                coordinator_of(source, settings).initialize_transaction(1, None, None)
         with pytest.raises(SourceUnreadable, match="standby"):
             list(read_part(settings.conninfo(user="tidegate_stager"), ORDERS.selection, (None, ["1"])))
 
@@ -172,7 +173,7 @@ def test_a_promoted_standby_is_refused_unless_it_has_all_rows(other_server: Othe
         shop = Shop(settings, sessions)
         begin_again(shop)
         shop.sell(3)
-        before = source.coordinator(settings).initialize_transaction(1, None, None)
+        before = coordinator_of(source, settings).initialize_transaction(1, None, None)
     with as_standby(postgres) as signal, running() as settings, ExitStack() as sessions:
         with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
             administrator.cursor().execute("SELECT pg_promote()")
@@ -180,11 +181,11 @@ def test_a_promoted_standby_is_refused_unless_it_has_all_rows(other_server: Othe
         shop.sell(3)
         assert not signal.exists()
         with pytest.raises(SourceChanged, match=r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2"):
-            source.coordinator(settings).initialize_transaction(2, before, None)
+            coordinator_of(source, settings).initialize_transaction(2, before, None)
         for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
-            assert goes_on.coordinator(settings).initialize_transaction(2, before, None)["rows"] == 3
+            assert coordinator_of(goes_on, settings).initialize_transaction(2, before, None)["rows"] == 3
         trusting = replace(settings, pg_failover="go-on")
-        assert source.coordinator(trusting).initialize_transaction(2, before, None)["rows"] == 3
+        assert coordinator_of(source, trusting).initialize_transaction(2, before, None)["rows"] == 3
 
 
 def test_another_server_is_read_by_a_password_file(other_server: OtherServer, inbox: Inbox) -> None:

@@ -17,6 +17,7 @@ from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, al
 from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
 from tidegate.state_store.base.errors import (
@@ -43,7 +44,7 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     """A row that was updated after the plan leaves its batch; the next one has its new values."""
     shop.sell(3)
     first = shop.planned(DATED)
-    plan = DATED.coordinator(shop.settings).initialize_transaction
+    plan = coordinator_of(DATED, shop.settings).initialize_transaction
     # Planned again after its predecessor's new end it is never None, because the position would be lost.
     again = plan(2, first, {**first, "after": ["2020-01-01 00:00:00+00", "1"]})
     assert again == {**first, "after": first["to"], "splits": [], "rows": 0}
@@ -51,7 +52,7 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     shop.run("UPDATE orders SET amount = 99, written = now() WHERE id = 2")
 
     assert [row[1] for row in shop.rows(DATED, first)] == [1, 3]
-    assert DATED.coordinator(shop.settings).initialize_transaction(1, None, first) == first
+    assert coordinator_of(DATED, shop.settings).initialize_transaction(1, None, first) == first
     assert [row[1:] for row in shop.rows(DATED, shop.planned(DATED, first))] == [(2, "n2", 99)]
 
 
@@ -59,7 +60,7 @@ def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tupl
     """Return a batch's rows as Spark reads them, in the key's order."""
     attempt = Attempt("inbox", 1, 1, metadata)
     with spark_session(inbox.settings, "inbox") as spark:
-        emitter = source.emitter(spark, inbox.settings)
+        emitter = emitter_of(source, spark, inbox.settings)
         rows = emitter.emit_batch(attempt, metadata).orderBy(*source.selection.key).collect()
     emitter.verify_batch(attempt, metadata)
     return [tuple(row) for row in rows]

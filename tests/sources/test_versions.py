@@ -18,6 +18,7 @@ from tests.sources.test_objects_in_spark import joined_with
 from tests.store import Attempt
 from tidegate.jobs import Files, Pipeline, Reference
 from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.formats import parquet as parquet_format
 from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
@@ -126,7 +127,7 @@ def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
     assert steps.plan(settings, pipeline, run_id="run") == [1]
     with StateStore.connect(settings) as store:
         metadata = store.source_metadata("inbox", 1)
-    attempt, emitter = Attempt("inbox", 1, 1, metadata), pipeline.source.emitter(spark, settings)
+    attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(pipeline.source, spark, settings)
     assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
     bucket.put(f"1.{format}", content(format, 1000))
     with pytest.raises(RowsLost, match=r"was overwritten while it was read\. The batch is read again, by the version"):
@@ -152,7 +153,7 @@ def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_ca
     """Each kind of source goes on as if the check had found it."""
     bucket.put("1.parquet", content("parquet", 1))
     files = Files(bucket.url, schema=SCHEMA, **source)
-    metadata = files.coordinator(settings).initialize_transaction(1, None, None)
+    metadata = coordinator_of(files, settings).initialize_transaction(1, None, None)
     assert metadata is not None
 
     def count_rows(path: Any) -> int:
@@ -161,7 +162,7 @@ def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_ca
 
     counted = parquet_format.count_rows
     monkeypatch.setattr(parquet_format, "count_rows", count_rows)
-    emitter = files.emitter(None, settings)  # type: ignore[arg-type] - rows are counted without Spark
+    emitter = emitter_of(files, None, settings)  # type: ignore[arg-type] - rows are counted without Spark
     error, message = expected
     with pytest.raises(error, match=message):
         emitter.facts(Attempt("inbox", 1, 1, metadata), metadata)
@@ -190,7 +191,7 @@ def test_a_version_that_is_lost_is_named(settings: Settings, register: Callable[
         metadata = store.source_metadata("inbox", 1)
     metadata["files"][0]["version"] = "lost"
     bucket.put("1.csv", content("csv", 1000))
-    emitter = pipeline.source.emitter(None, settings)  # type: ignore[arg-type] - it fails before it needs Spark
+    emitter = emitter_of(pipeline.source, None, settings)  # type: ignore[arg-type] - it fails before it needs Spark
     with pytest.raises(SourceChanged, match=r"1.csv is gone since its batch was planned and does not have the version"):
         emitter.emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
 
@@ -200,7 +201,7 @@ def test_a_bucket_without_versions_is_refused_when_it_is_planned(settings: Setti
     bucket = s3.make_bucket("forgets", keeps_versions=False)
     bucket.put("1.csv", content("csv", 1))
     with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):
-        inbox(bucket, "csv").source.coordinator(settings).initialize_transaction(1, None, None)
+        coordinator_of(inbox(bucket, "csv").source, settings).initialize_transaction(1, None, None)
 
 
 @pytest.mark.parametrize(("key", "shown"), [("in//x", "in//x"), ("in/../x", "in/../x"), ("in/x%0Ay", "in/x y")])
@@ -211,6 +212,6 @@ def test_an_object_whose_name_cannot_be_listed_is_named(settings: Settings, s3: 
     s3._put(f"/{bucket.name}/{key}", "x")
     source = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA)
     with pytest.raises(SourceUnreadable) as refusal:
-        source.coordinator(settings).initialize_transaction(1, None, None)
+        coordinator_of(source, settings).initialize_transaction(1, None, None)
     assert f'"{shown}"' in str(refusal.value)
     assert str(refusal.value).endswith("Rename or delete it.")

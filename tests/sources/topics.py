@@ -20,6 +20,7 @@ from tests.servers import Server
 from tests.store import Attempt
 from tidegate.jobs import Count, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
+from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
@@ -102,12 +103,12 @@ class OrdersTopic:
 
     def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
         """Plan one batch with one look at the topic, frozen as by the ledger."""
-        metadata = source.coordinator(self.settings).initialize_transaction(txid, previous, current)
+        metadata = coordinator_of(source, self.settings).initialize_transaction(txid, previous, current)
         return json.loads(json.dumps(metadata))
 
     def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
         """Plan all available batches with one look at the topic."""
-        coordinator, cut = source.coordinator(self.settings), []
+        coordinator, cut = coordinator_of(source, self.settings), []
         while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
             previous = metadata
             cut.append(metadata)
@@ -116,14 +117,14 @@ class OrdersTopic:
     def refused(self, source: Kafka, metadata: dict, error: type[TidegateError], match: str) -> str:
         """Check that a batch is refused before Spark reads anything; return the error's line."""
         with pytest.raises(error, match=match) as refusal:
-            source.emitter(None, self.settings).emit_batch(Attempt("orders", 1, 1, metadata), metadata)
+            emitter_of(source, None, self.settings).emit_batch(Attempt("orders", 1, 1, metadata), metadata)
         return str(refusal.value)
 
     def read(self, source: Kafka, metadata: dict, meddle: Callable[[], None] = lambda: None) -> list[Row]:
         """Read a batch with Spark, verify it, and return its rows. It raises the pipeline's errors."""
         attempt = Attempt("orders", 1, 1, metadata)
         with spark_session(self.settings, "orders") as spark:
-            emitter = source.emitter(spark, self.settings)
+            emitter = emitter_of(source, spark, self.settings)
             try:
                 rows = emitter.emit_batch(attempt, metadata)
                 meddle()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.jobs import Files
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 
 DATA = "name,amount\na,1\n"
@@ -37,7 +38,7 @@ def write(settings: Settings, *names: str) -> None:
 
 def planned(settings: Settings, source: Files) -> list[str]:
     """Return the names of the files in the first batch."""
-    metadata = source.coordinator(settings).initialize_transaction(1, None, None)
+    metadata = coordinator_of(source, settings).initialize_transaction(1, None, None)
     return [file["name"] for file in metadata["files"]] if metadata else []
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,37 @@ def test_imports_go_one_way() -> None:
     assert not may_import("tidegate/cli.py", "pyspark.sql")
     found = [(path, line, name) for path in FILES for line, name in imports(path)]
     assert [f"{path}:{line} imports {name}" for path, line, name in found if not may_import(path, name)] == []
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """Return, by module, the modules that it imports, also inside functions and for types; not the packages that it is in."""
+    modules = {}
+    for path in FILES:
+        name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        modules[name if name.partition(".")[0] == "tidegate" else f"tidegate.{name}"] = path
+
+    def module_of(name: str) -> str:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name
+
+    found = {}
+    for module, path in modules.items():
+        names = {name for _, name in imports(path)}
+        parents = {name.rpartition(".")[0] for name in names}
+        found[module] = {
+            other for other in map(module_of, names - parents) if other and not f"{module}.".startswith(f"{other}.")
+        }
+    return found
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    """To read a file, one reads what it imports, wherever the import stands: that has to come to an end."""
+    assert "tidegate.jobs.sources.kafka.plan" in imported_modules()["tidegate.jobs.sources.binding"]
+    try:
+        TopologicalSorter(imported_modules()).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go in a circle: {' <- '.join(error.args[1])}")
 
 
 def test_the_store_needs_nothing_but_the_driver() -> None:

@@ -12,6 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tidegate.jobs import Changes, Count, Delta, Files, FixedBatches, Inputs, Kafka, Pipeline, Reference, State
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 
@@ -127,7 +128,7 @@ def write(settings: Settings) -> Callable[..., Path]:
 
 def plan(source: Inputs, settings: Settings, previous: Any = None, txid: int = 1) -> list[Any]:
     """Return the metadata of all batches of one plan."""
-    coordinator, found = source.coordinator(settings), []
+    coordinator, found = coordinator_of(source, settings), []
     while (previous := coordinator.initialize_transaction(txid + len(found), previous, None)) is not None:
         found.append(previous)
     return found
@@ -211,7 +212,7 @@ def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -
     with pytest.raises(SourceUnavailable, match="is away"):
         plan(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS)}), settings)
     with pytest.raises(SourceUnavailable, match="is away"):
-        Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}).coordinator(settings).initialize_transaction(
+        coordinator_of(Inputs({"a": lists(*rows), "b": Away(gone, COLUMNS, kind="opaque")}), settings).initialize_transaction(
             4, second, third
         )
 

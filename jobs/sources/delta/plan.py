@@ -20,17 +20,16 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
+from tidegate.jobs.sources.delta.source import Delta
+from tidegate.jobs.sources.files.stores.object_identity import identity_of
 from tidegate.jobs.sources.files.stores.object_places import place_of
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.delta.source import Delta
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
     OWN = "version"
 
-    def __init__(self, source: "Delta", settings: Settings) -> None:
+    def __init__(self, source: Delta, settings: Settings) -> None:
         self._source = source
         self._folder = place_of(settings.home, source.table)
         self._log = Log(self._folder)
@@ -229,7 +228,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         Raises: RangeExpired if it is gone; SourceUnreadable.
         """
         try:
-            identity = self._source.files.identity_of(self._folder, file.name)
+            identity = identity_of(self._source.files, self._folder, file.name)
         except FileNotFoundError:
             identity = None
         if identity is None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
@@ -12,12 +11,6 @@ from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.source import Files, OnNewColumn
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.delta.plan import DeltaCoordinator
-    from tidegate.jobs.sources.delta.read import DeltaReader
 
 # Delta's names and types for the columns of its change data feed.
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
@@ -105,18 +98,6 @@ class Delta(DataFilesSource):
         generation = [self.generation] if self.generation > 1 else []
         parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes, *generation]
         return f"delta {json.dumps(parts)}"
-
-    def coordinator(self, settings: Settings) -> "DeltaCoordinator":
-        """Return a coordinator that reads the table's log when planning."""
-        from tidegate.jobs.sources.delta.plan import DeltaCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
-
-        return DeltaCoordinator(self, settings)
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "DeltaReader":
-        """Return a reader of the data files that the metadata names."""
-        from tidegate.jobs.sources.delta.read import DeltaReader  # noqa: PLC0415
-
-        return DeltaReader(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the table, with the batch's data files as its locations."""

@@ -17,20 +17,19 @@ from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
-from tidegate.jobs.sources.files.done_folder import DoneFolder
-from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, Listing, is_young
+from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, is_young
+from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.files.stores.object_identity import file_identity
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.ledger.counted_files import TakenFile, last_counted
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +53,23 @@ class Comparison(Enum):
 class FilesCoordinator(Coordinator):
     """Plans batches from one listing of the folder."""
 
-    def __init__(self, source: "Files", listing: Listing, done: DoneFolder | None, *, min_age_seconds: int) -> None:
+    def __init__(self, source: Files, settings: Settings) -> None:
+        """List the folder.
+
+        Raises: SourceUnreadable if it does not exist or cannot be listed.
+        """
         self._source = source
+        listing = source.listing(settings)
+        if message := listing.report().sentence():
+            logger.info("%s", message)
         self._folder = folder = listing.folder
         self._names = listing.names
         self._twins = listing.left_alone.get(SAME_FILE, [])
-        self._done = done
+        self._done = source.done(settings.home)
+        if self._done:
+            self._done.check_writable()
         self._within = None if source.follow_links else folder
-        self._min_age_seconds = min_age_seconds
+        self._min_age_seconds = source.min_age(settings)
         self._history: History | None = None
         # Names that no batch has taken yet, in order; None until the first request.
         self._new: list[str] | None = None
@@ -117,7 +125,7 @@ class FilesCoordinator(Coordinator):
                 continue
             if len(name.encode(errors="surrogateescape")) > LONGEST_NAME_BYTES:
                 raise SourceUnreadable(f"{self._folder / name} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
-            identity = self._source.file_identity(self._folder, name, self._min_age_seconds)
+            identity = file_identity(self._source, self._folder, name, self._min_age_seconds)
             if identity is None:
                 self._young.append(name)
                 continue
@@ -243,7 +251,7 @@ class FilesCoordinator(Coordinator):
         return kept
 
     def _identity(self, folder: Path, name: str) -> dict[str, Any]:
-        identity = self._source.file_identity(folder, name, 0)
+        identity = file_identity(self._source, folder, name, 0)
         if identity is None:
             raise SourceUnreadable(f"{folder / name} changes while it is read.")
         return identity

@@ -22,6 +22,7 @@ from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of, undeclared
+from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import (
     ObjectPath,
@@ -47,7 +48,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from tidegate.jobs.sources.files.formats.file_part_tasks import TaskReader
-    from tidegate.jobs.sources.files.source import Files
     from tidegate.state_store.seal.attempts import Attempt
 
 MOST_BYTES_HERE = 16 * 1024 * 1024  # go to Spark in one message
@@ -61,7 +61,7 @@ Inode = tuple[int, int, int] | ObjectInfo
 class FileReader(Emitter):
     """Reads the named files of a folder; base class of all formats."""
 
-    def __init__(self, spark: SparkSession, source: "Files", home: Path, partitions: PartitionColumns) -> None:
+    def __init__(self, spark: SparkSession, source: Files, home: Path, partitions: PartitionColumns) -> None:
         self._spark = spark
         self._source = source
         self._folder = place_of(home, source.folder)
@@ -70,8 +70,6 @@ class FileReader(Emitter):
         self._options = source.options
         self._header = source.header
         self._partitions = partitions
-        # The advice in an error about a file that is not as planned; None: the usual advice for a file of a source.
-        self.advice: str | None = None
         # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Place]] = []
         self._inodes: dict[Place, Inode] = {}

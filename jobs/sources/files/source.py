@@ -11,28 +11,25 @@ these files (`tidegate.jobs.sources.files.plan`).
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from tidegate.jobs.sources import Coordinator, Dataset, LeftAlone, Source
+from tidegate.jobs.sources import Dataset, LeftAlone, Source
 from tidegate.jobs.sources.column_types import check_names, parse_type
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.file_globs import Glob
-from tidegate.jobs.sources.files.folder_listing import Listing, check_parquet_name, identify, list_files, young_files
-from tidegate.jobs.sources.files.formats import Format, reader_of
-from tidegate.jobs.sources.files.formats.text_files.text_options import check_options, zone_of
+from tidegate.jobs.sources.files.folder_listing import Listing, list_files, young_files
+from tidegate.jobs.sources.files.formats import Format
+from tidegate.jobs.sources.files.formats.text_files.text_options import check_options
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.stores import object_listing
-from tidegate.jobs.sources.files.stores.object_identity import entry_of
 from tidegate.jobs.sources.files.stores.object_places import (
     ObjectPath,
     Place,
     check_url,
     dataset_of,
-    describe,
     is_url,
     libraries_of,
     place_of,
@@ -41,9 +38,6 @@ from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.files.read import FileReader
     from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
@@ -214,7 +208,7 @@ class Files(Source):
                 "'_manifests', or a place such as s3a://bucket/manifests."
             )
         try:
-            check_url(str(self._manifests()))
+            check_url(str(self.manifests_place()))
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}, manifests={self.manifests!r}): {error}.") from None
 
@@ -277,29 +271,6 @@ class Files(Source):
         """The columns of schema, partitions and `ignored_columns`."""
         return {"": (*self.schema, *self.partitions, *self.ignored_columns)}
 
-    def coordinator(self, settings: Settings) -> Coordinator:
-        """Return a coordinator: for the files of a folder, listed once; for the objects of a store, listed as it plans.
-
-        Raises: SourceUnreadable if the folder does not exist or cannot be listed.
-        """
-        if (place := self.objects()) and (manifests := self._manifests()):
-            from tidegate.jobs.sources.files.stores.manifest_plan import ManifestsCoordinator  # noqa: PLC0415
-
-            return ManifestsCoordinator(self, place, manifests, min_age_seconds=self.min_age(settings))
-        if place := self.objects():
-            from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator  # noqa: PLC0415
-
-            return ObjectsCoordinator(self, place, min_age_seconds=self.min_age(settings))
-        from tidegate.jobs.sources.files.plan import FilesCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
-
-        listing = self._listing(settings)
-        if message := listing.report().sentence():
-            logger.info("%s", message)
-        done = self.done(settings.home)
-        if done:
-            done.check_writable()
-        return FilesCoordinator(self, listing, done, min_age_seconds=self.min_age(settings))
-
     def done(self, home: Path) -> DoneFolder | None:
         """Return the done folder of a project, if there is one."""
         return DoneFolder(home / self.folder, home / self.done_folder) if self.done_folder else None
@@ -316,7 +287,7 @@ class Files(Source):
         """Return the names in the folder that are not read, by reason."""
         if listed := self._listed_place():
             return object_listing.left_alone(*listed)
-        return self._listing(settings).report()
+        return self.listing(settings).report()
 
     def held_back(self, settings: Settings) -> str | None:
         """Return a sentence on files that may still be written, by their age or because a marker is missing."""
@@ -327,7 +298,7 @@ class Files(Source):
             young = object_listing.young_objects(place, glob, min_age)
             unmarked = object_listing.folders_without_marker(place, self.glob, self.marker) if self.marker else []
         else:
-            listing = self._listing(settings)
+            listing = self.listing(settings)
             where, young = listing.folder, young_files(listing.folder, listing.names, min_age)
             unmarked = Markers(where, self.marker).unmarked(listing.names)
         sentences = []
@@ -344,32 +315,12 @@ class Files(Source):
         usual = 0 if is_url(self.folder) else settings.min_file_age_seconds
         return usual if self.min_age_seconds is None else self.min_age_seconds
 
-    def file_identity(self, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
-        """Return the identity of a file in a folder; None while it is still being written.
-
-        Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
-        """
-        if self.format == "parquet":
-            check_parquet_name(folder / name)
-        return identify(folder, name, min_age_seconds, follow_links=self.follow_links)
-
-    def identity_of(self, folder: Place, name: str) -> dict[str, Any] | None:
-        """Return the identity of the file, or object, that has this name now; None if it is being written.
-
-        Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
-        """
-        if isinstance(folder, ObjectPath):
-            return entry_of(self, folder, name, describe(folder / name))
-        with suppress(PermissionError):  # which says more when the file is opened
-            (folder / name).stat()
-        return self.file_identity(folder, name, 0)
-
     def objects(self) -> ObjectPath | None:
         """Return the place in a store; None if the folder is on a disk."""
         place = place_of(Path(), self.folder)
         return place if isinstance(place, ObjectPath) else None
 
-    def _manifests(self) -> ObjectPath | None:
+    def manifests_place(self) -> ObjectPath | None:
         """Return the place of the manifests, if there is one: it may be below the source's own."""
         place = self.objects()
         if place is None or self.manifests is None:
@@ -379,18 +330,14 @@ class Files(Source):
 
     def _listed_place(self) -> tuple[ObjectPath, str] | None:
         """Return the place in a store that is listed, and by which glob: that of the manifests, if there are any."""
-        if manifests := self._manifests():
+        if manifests := self.manifests_place():
             return manifests, object_listing.EVERYTHING
         place = self.objects()
         return (place, self.glob) if place else None
 
-    def _listing(self, settings: Settings) -> Listing:
+    def listing(self, settings: Settings) -> Listing:
+        """Return what is in the folder."""
         return list_files(settings.home / self.folder, self.glob, follow_links=self.follow_links)
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "FileReader":
-        """Return a reader of the files that the metadata names."""
-        reader = reader_of(self.format)
-        return reader(spark, self, settings.home, PartitionColumns(self.partitions, zone_of(self.options)))
 
     @property
     def executor_packages(self) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
+from tidegate.jobs.sources.files.stores.object_identity import identity_of
 from tidegate.jobs.sources.files.stores.object_places import place_of
+from tidegate.jobs.sources.iceberg.source import Iceberg
 from tidegate.jobs.sources.iceberg.table import DataFile, IcebergTable
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
@@ -25,8 +27,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
-
-    from tidegate.jobs.sources.iceberg.source import Iceberg
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
 
     OWN = "whole"
 
-    def __init__(self, source: "Iceberg", settings: Settings) -> None:
+    def __init__(self, source: Iceberg, settings: Settings) -> None:
         self._source = source
         self._home = settings.home
         super().__init__(source, source.table)
@@ -212,7 +212,7 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         """
         place = place_of(self._home, file.root)
         try:
-            identity = self._source.files(file.root).identity_of(place, file.name)
+            identity = identity_of(self._source.files(file.root), place, file.name)
         except FileNotFoundError:
             identity = None
         if identity is None:

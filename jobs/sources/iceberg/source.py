@@ -3,19 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.files.source import Files, OnNewColumn
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.iceberg.plan import IcebergCoordinator
-    from tidegate.jobs.sources.iceberg.read import IcebergReader
 
 
 @dataclass(frozen=True)
@@ -85,18 +78,6 @@ class Iceberg(DataFilesSource):
         """Return what identifies the rows: table, columns and generation."""
         generation = [self.generation] if self.generation > 1 else []
         return f"iceberg {json.dumps([self.table, list(self.schema.items()), *generation])}"
-
-    def coordinator(self, settings: Settings) -> "IcebergCoordinator":
-        """Return a coordinator that loads the table from its catalog when planning."""
-        from tidegate.jobs.sources.iceberg.plan import IcebergCoordinator  # noqa: PLC0415 - a declaration must not load pyarrow
-
-        return IcebergCoordinator(self, settings)
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "IcebergReader":
-        """Return a reader of the data files that the metadata names."""
-        from tidegate.jobs.sources.iceberg.read import IcebergReader  # noqa: PLC0415
-
-        return IcebergReader(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the root of the table's files, with the batch's data files as its locations."""

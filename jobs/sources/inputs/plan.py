@@ -5,18 +5,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from os.path import realpath
+from typing import Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.changes import Changes, ChangesCoordinator
-from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable
+from tidegate.jobs.sources.inputs.reference_versions import CoordinatorOf, version_of
+from tidegate.jobs.sources.inputs.source import Inputs
+from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.ledger.counted_files import FILES, INPUTS, TakenFile, name_in
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.inputs.source import Inputs
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,18 @@ BEGINNING: SourceMetadata = {"to": ["0"]}  # of changes that were not read yet
 class InputsCoordinator(Coordinator):
     """Asks the coordinator of each input, for one plan."""
 
-    def __init__(self, source: "Inputs", settings: Settings) -> None:
+    def __init__(self, source: Inputs, settings: Settings, coordinator_of: CoordinatorOf) -> None:
+        """Take the function that returns the coordinator of an input.
+
+        Raises: SourceUnreadable if inputs share a folder that one of them writes into, through links or absolute paths.
+        """
+        try:
+            source.check_folders(lambda folder: realpath(settings.home / folder))
+        except ValueError as error:
+            raise SourceUnreadable(str(error)) from None
         self._source = source
         self._settings = settings
+        self._coordinator_of = coordinator_of
         self._history: History | None = None
         self._committed: int | None = None
         self._coordinators: dict[str, Coordinator] = {}
@@ -148,7 +157,7 @@ class InputsCoordinator(Coordinator):
 
     def _coordinator(self, name: str) -> Coordinator:
         if name not in self._coordinators:
-            coordinator = self._source.parts[name].coordinator(self._settings)
+            coordinator = self._coordinator_of(self._source.parts[name], self._settings)
             if self._history is not None:
                 coordinator.look_back(HistoryOfInput(self._history, name))
             if self._committed is not None:
@@ -161,7 +170,7 @@ class InputsCoordinator(Coordinator):
         for name, reference in self._source.references.items():
             if name in self._references:
                 continue
-            version = reference.version(self._settings)
+            version = version_of(reference, self._settings, self._coordinator_of)
             if version is None:
                 logger.warning("No batch is planned while reference %s may still be written. Run again later.", name)
                 return None
@@ -189,6 +198,17 @@ class HistoryOfInput:
     def note_times(self, files: Sequence[TakenFile]) -> None:
         """Record the new modification times of files that have counted."""
         self.history.note_times([replace(file, name=name_in(self.name, file.name)) for file in files])
+
+
+def versions_now(source: Inputs, settings: Settings, coordinator_of: CoordinatorOf) -> SourceMetadata:
+    """Return what is frozen with a batch of quarantined records: the versions of references as of now.
+
+    Raises: SourceUnavailable while a file may still be written; the errors of `version_of`.
+    """
+    versions = {name: version_of(reference, settings, coordinator_of) for name, reference in source.references.items()}
+    if waiting := [name for name, version in versions.items() if version is None]:
+        raise SourceUnavailable(f"Reference {waiting[0]} may still be written. Replay when it is complete.")
+    return {"references": versions}
 
 
 def not_declared(name: str) -> str:

@@ -1,14 +1,14 @@
 """Reads a batch of several inputs: each by its own emitter, and the references in the versions of the batch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Waiting
+from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Source, Waiting
 from tidegate.jobs.sources.inputs.plan import not_declared
+from tidegate.jobs.sources.inputs.source import Inputs
 from tidegate.state_store.base.errors import DeclarationInvalid, SourceChanged, TidegateError
-from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import QUARANTINED
 from tidegate.state_store.ledger.counted_files import INPUTS
@@ -17,20 +17,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
 
-    from tidegate.jobs.sources.inputs.source import Inputs
     from tidegate.state_store.seal.attempts import Attempt
+
+
+ADVICE = (
+    "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "
+    "version. Or give the batch up: tidegate skip."
+)
 
 
 class InputsEmitter(Emitter):
     """Reads the slices of inputs that the metadata of a batch names."""
 
-    def __init__(self, source: "Inputs", spark: "SparkSession", settings: Settings) -> None:
+    def __init__(self, source: Inputs, spark: "SparkSession", emitter_of: Callable[[Source], Emitter]) -> None:
         self._spark = spark
-        self._inputs = {name: part.emitter(spark, settings) for name, part in source.parts.items()}
+        self._inputs = {name: emitter_of(part) for name, part in source.parts.items()}
         is_replanned = source.kind != "transactional"
         self._references = {
-            name: reference.emitter(spark, settings, is_replanned=is_replanned) for name, reference in source.references.items()
+            name: emitter_of(reference.as_read(is_replanned=is_replanned)) for name, reference in source.references.items()
         }
+        for emitter in self._references.values():
+            emitter.advice = ADVICE
 
     def emit_parts(
         self, attempt: "Attempt", metadata: SourceMetadata, *, flagged: bool, with_idle: bool = True

@@ -9,45 +9,27 @@ files of the reference, to know their digests; each attempt reads them twice mor
 version names copies of the files instead, which are made when it is planned. In a store, ETags or versions say what is read.
 """
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources import Dataset, LeftAlone
 from tidegate.jobs.sources.delta.source import Delta
-from tidegate.jobs.sources.files.content import stamp_of
-from tidegate.jobs.sources.files.folder_listing import list_files, young_files
+from tidegate.jobs.sources.files.folder_listing import list_files
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_listing import matching_objects
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place
 from tidegate.jobs.sources.iceberg.source import Iceberg
-from tidegate.jobs.sources.inputs.reference_copies import keep, keep_rows
 from tidegate.jobs.sources.postgres.source import PostgresTable
 from tidegate.state_store.base.errors import SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.delta.read import DeltaReader
-    from tidegate.jobs.sources.files.read import FileReader
-    from tidegate.jobs.sources.iceberg.read import IcebergReader
-
-# A plan waits for files that may still be written, if that takes no longer than this, and looks at them this often.
-LONGEST_WAIT_SECONDS, POLL_SECONDS = 10, 0.1
 MOST_FILES = 1000  # each batch's metadata lists them all
 # What a reference to a table may declare.
 OF_TABLES = ("table", "schema", "partitions", "kind", "on_new_column", "ignored_columns")
 OF_POSTGRES = ("table", "query", "key", "schema", "connection", "kind")
-ADVICE = (
-    "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "
-    "version. Or give the batch up: tidegate skip."
-)
 
 
 @dataclass(frozen=True)
@@ -128,92 +110,13 @@ class Reference:
         place = f", kept in {self.keep_folder}" if self.keep_folder else ""
         return f"reference to {self.files.identity}{place}"
 
-    def version(self, settings: Settings) -> SourceMetadata | None:
-        """Return the files that are there now, with their digests; None while one of them may still be written.
-
-        Raises: SourceUnreadable if there is none, there are too many, or one cannot be read.
-        """
-        if isinstance(self.files, PostgresTable):
-            return {"files": [keep_rows(*self.files.all_rows(settings), settings.home / str(self.keep_folder))]}
-        if not isinstance(self.files, Files):
-            of_table = self.files.version(settings, MOST_FILES + 1)
-            self._check_count(self.files.table, len(of_table["data_files"]) or 1)  # a table may be empty
-            return of_table
-        min_age = self.files.min_age(settings)
-        ends_at = time.monotonic() + (min_age + 1 if 0 < min_age <= LONGEST_WAIT_SECONDS else 0)
-        while (version := self._find_version(self.files, settings, min_age)) is None and time.monotonic() < ends_at:
-            time.sleep(POLL_SECONDS)
-        return version
-
-    def _find_version(self, declared: Files, settings: Settings, min_age: int) -> SourceMetadata | None:
-        if place := declared.objects():
-            return self._find_objects(declared, place, min_age)
-        folder, names = self._list_names(declared, settings)
-        if young_files(folder, names, min_age):
-            return None
-        files = [declared.file_identity(folder, name, min_age) for name in names]
-        # A version has the files of one moment: none was added, removed or changed while the others were read.
-        if self._list_names(declared, settings)[1] != names or not all(file and _is_unchanged(folder, file) for file in files):
-            return None
-        entries = [self._entry(declared, settings, folder, file) for file in files if file]
-        return None if None in entries else {"files": entries}
-
-    def _find_objects(self, declared: Files, place: ObjectPath, min_age: int) -> SourceMetadata | None:
-        listed = self._list_objects(declared, place)
-        files = []
-        for name, info in listed.items():
-            if (whole := with_identity(declared, place / name, info)) is None:
-                continue  # it stands for a folder; or it is gone, as the second listing shows
-            if is_too_young(whole, min_age):
-                return None
-            files.append(entry_of(declared, place, name, whole))
-        # As on a disk: an object that was overwritten meanwhile has another size, time or ETag.
-        return {"files": files} if None not in files and self._list_objects(declared, place) == listed else None
-
-    def _entry(self, declared: Files, settings: Settings, folder: Path, file: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the file as batches read it: itself or, with a keep folder, its copy; None if it changes meanwhile."""
-        if self.keep_folder is None:
-            return file
-        return keep(folder / file["name"], file, settings.home / self.keep_folder, None if declared.follow_links else folder)
-
-    def _list_names(self, declared: Files, settings: Settings) -> tuple[Path, list[str]]:
-        listing = list_files(settings.home / declared.folder, declared.glob, follow_links=declared.follow_links)
-        self._check_count(listing.folder, len(listing.names), declared.glob)
-        return listing.folder, listing.names
-
-    def _list_objects(self, declared: Files, place: ObjectPath) -> dict[str, ObjectInfo]:
-        objects: dict[str, ObjectInfo] = {}
-        for page in matching_objects(place, declared.glob):
-            objects |= page
-            if len(objects) > MOST_FILES:
-                break
-        self._check_count(place, len(objects), declared.glob)
-        return objects
-
-    def _check_count(self, where: Place | str, files: int, glob: str = "") -> None:
-        if not files:
-            raise SourceUnreadable(
-                f"The reference has no files: nothing in {where} matches {glob}. Put them there, or correct the "
-                "pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
-            )
-        if files > MOST_FILES:
-            raise SourceUnreadable(
-                f"The reference has {files} files or more in {where}, and each batch would list them all: the most is "
-                f"{MOST_FILES}. Put their rows into fewer files."
-            )
-
-    def emitter(
-        self, spark: "SparkSession", settings: Settings, *, is_replanned: bool
-    ) -> "FileReader | DeltaReader | IcebergReader":
-        """Return a reader of a version. With `is_replanned`, a batch with another version of files is planned again."""
+    def as_read(self, *, is_replanned: bool = False) -> Files | Delta | Iceberg:
+        """Return the source of a version's rows; with `is_replanned`, a batch with another version is planned again."""
         files = self._read
-        if isinstance(files, Files):
-            # By versions, every batch can be read as it was planned.
-            is_opaque = is_replanned and not files.versions
-            files = replace(files, kind="opaque" if is_opaque else "transactional")
-        reader = files.emitter(spark, settings)
-        reader.advice = ADVICE
-        return reader
+        if not isinstance(files, Files):
+            return files
+        # By versions, every batch can be read as it was planned.
+        return replace(files, kind="opaque" if is_replanned and not files.versions else "transactional")
 
     @property
     def _read(self) -> Files | Delta | Iceberg:
@@ -240,15 +143,45 @@ class Reference:
         if not isinstance(self.files, Files):
             return None
         if place := self.files.objects():
-            self._list_objects(self.files, place)
+            objects_of(self.files, place)
         else:
-            self._list_names(self.files, settings)
+            names_of(self.files, settings)
         return self.files.held_back(settings)
 
 
-def _is_unchanged(folder: Path, file: Mapping[str, Any]) -> bool:
-    try:
-        status = (folder / file["name"]).stat()
-    except OSError:
-        return False
-    return stamp_of(status).is_of(file)
+def names_of(files: Files, settings: Settings) -> tuple[Path, list[str]]:
+    """Return the folder of a reference, and the names of its files there.
+
+    Raises: SourceUnreadable, also if there are none or too many.
+    """
+    listing = list_files(settings.home / files.folder, files.glob, follow_links=files.follow_links)
+    check_count(listing.folder, len(listing.names), files.glob)
+    return listing.folder, listing.names
+
+
+def objects_of(files: Files, place: ObjectPath) -> dict[str, ObjectInfo]:
+    """Return the objects of a reference by name.
+
+    Raises: SourceUnreadable, also if there are none or too many; SourceUnavailable.
+    """
+    objects: dict[str, ObjectInfo] = {}
+    for page in matching_objects(place, files.glob):
+        objects |= page
+        if len(objects) > MOST_FILES:
+            break
+    check_count(place, len(objects), files.glob)
+    return objects
+
+
+def check_count(where: Place | str, files: int, glob: str = "") -> None:
+    """Refuse a reference without files, or with too many."""
+    if not files:
+        raise SourceUnreadable(
+            f"The reference has no files: nothing in {where} matches {glob}. Put them there, or correct the "
+            "pipeline's Reference(...). Nothing is planned meanwhile, because rows would be joined with nothing."
+        )
+    if files > MOST_FILES:
+        raise SourceUnreadable(
+            f"The reference has {files} files or more in {where}, and each batch would list them all: the most is "
+            f"{MOST_FILES}. Put their rows into fewer files."
+        )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from os.path import normpath, realpath
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +19,11 @@ from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.fixed_batches import FixedBatches
 from tidegate.jobs.sources.inputs.reference import Reference
 from tidegate.jobs.sources.kafka.source import Kafka
-from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.column_spec import check_name
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata, composed_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.inputs.plan import InputsCoordinator
-    from tidegate.jobs.sources.inputs.read import InputsEmitter
     from tidegate.state_store.seal.attempts import Attempt
 
 _WEAKEST_FIRST: tuple[SourceKind, ...] = ("non-transactional", "opaque", "transactional")
@@ -66,7 +61,7 @@ class Inputs(Source):
             check_name("input", name)
             if isinstance(source, Inputs):
                 raise TypeError(f"Input {name} has inputs of its own: name them all in one Inputs(...).")
-            if not isinstance(source, Reference) and not callable(getattr(source, "coordinator", None)):
+            if not isinstance(source, Source | Reference):
                 raise TypeError(f"Input {name} has to be a source or a Reference, not {type(source).__name__}.")
         if not self.parts or len(self.sources) < 2:
             raise ValueError("Inputs needs two sources, or a source and a Reference. A source by itself needs no Inputs.")
@@ -76,7 +71,7 @@ class Inputs(Source):
         elif self.kind not in _WEAKEST_FIRST or _WEAKEST_FIRST.index(self.kind) > _WEAKEST_FIRST.index(weakest):
             raise ValueError(f"Inputs cannot be {self.kind!r}: one of them is {weakest}, and the whole is no better.")
         self._check_different()
-        self._check_folders()
+        self.check_folders()
 
     def _check_different(self) -> None:
         names: dict[tuple[str, str | None], str] = {}
@@ -91,7 +86,7 @@ class Inputs(Source):
                     "transform may join it with itself."
                 )
 
-    def _check_folders(self, resolve: Callable[[str], str] = normpath) -> None:
+    def check_folders(self, resolve: Callable[[str], str] = normpath) -> None:
         """Refuse overlapping folders if Tidegate moves or copies files into one, or moves files out of it.
 
         `resolve` turns a declared folder into a path that can be compared.
@@ -164,18 +159,6 @@ class Inputs(Source):
         """The names of the sources among the inputs."""
         return tuple(self.parts)
 
-    def replayed_with(self, settings: Settings) -> SourceMetadata:
-        """Return the versions of references as of now.
-
-        Raises: SourceUnavailable while a file may still be written; the errors of `Reference.version`.
-        """
-        versions = {}
-        for name, reference in self.references.items():
-            versions[name] = reference.version(settings)
-            if versions[name] is None:
-                raise SourceUnavailable(f"Reference {name} may still be written. Replay when it is complete.")
-        return {"references": versions}
-
     @property
     def identity(self) -> str:
         """Return the identity of each input and reference."""
@@ -189,25 +172,6 @@ class Inputs(Source):
         """The columns of each input and reference that are declared or ignored."""
         files = {**self.parts, **{name: reference.files for name, reference in self.references.items()}}
         return {name: columns for name, each in files.items() for columns in each.known_columns.values()}
-
-    def coordinator(self, settings: Settings) -> "InputsCoordinator":
-        """Return a coordinator that asks each input's own coordinator.
-
-        Raises: SourceUnreadable if inputs share a folder that one of them writes into, through links or absolute paths.
-        """
-        try:
-            self._check_folders(lambda folder: realpath(settings.home / folder))
-        except ValueError as error:
-            raise SourceUnreadable(str(error)) from None
-        from tidegate.jobs.sources.inputs.plan import InputsCoordinator  # noqa: PLC0415 - a declaration must not load SQLAlchemy
-
-        return InputsCoordinator(self, settings)
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "InputsEmitter":
-        """Return an emitter that reads each input with its own emitter."""
-        from tidegate.jobs.sources.inputs.read import InputsEmitter  # noqa: PLC0415 - a declaration must not load SQLAlchemy
-
-        return InputsEmitter(self, spark, settings)
 
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the datasets of inputs and references that the batch reads; of references alone if it replays records."""

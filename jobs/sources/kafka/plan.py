@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from tidegate.jobs.sources import History
 from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
 from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions
-from tidegate.state_store.base.errors import PartitionUnavailable, RangeExpired, SourceChanged, SourceUnavailable
+from tidegate.state_store.base.errors import (
+    PartitionUnavailable,
+    RangeExpired,
+    SourceChanged,
+    SourceUnavailable,
+    SourceUnreadable,
+)
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
@@ -26,9 +33,20 @@ LEADER_EPOCH = "leader_epoch"  # in a slice: that of the partition's end when it
 class KafkaCoordinator(PartitionedCoordinator):
     """Plans batches from the offsets that the topic had when the plan began."""
 
-    def __init__(self, source: Kafka, topic: "Topic") -> None:
+    def __init__(self, source: Kafka, settings: Settings) -> None:
+        """Ask once where each partition begins and ends.
+
+        Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, have no such topic, or compact it),
+        SettingsInvalid.
+        """
         self._source = source
-        self._topic = topic
+        self._topic = topic = source.topic_at(settings)
+        if source.kind == "transactional" and topic.is_compacted():
+            raise SourceUnreadable(
+                f"Topic {source.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a "
+                'transactional source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic '
+                "another cleanup.policy."
+            )
         self._offsets = TopicOffsets(source, topic)
         self._history: History | None = None
         super().__init__(source.kind, self._offsets)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
-from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE
+from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka
 from tidegate.jobs.sources.kafka.topic import Topic
 from tidegate.state_store.base.errors import (
     BadKey,
@@ -40,7 +40,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.jobs.sources.kafka.source import Kafka
     from tidegate.state_store.seal.attempts import Attempt
 
 COLUMNS = {
@@ -69,10 +68,10 @@ REFUSALS = ("Authentication", "Authorization", "Sasl", "Ssl")
 class KafkaReader(Emitter):
     """Reads ranges of offsets of one topic."""
 
-    def __init__(self, spark: "SparkSession", source: "Kafka", settings: Settings) -> None:
+    def __init__(self, spark: "SparkSession", source: Kafka, settings: Settings) -> None:
         self._spark = spark
         self._source = source
-        self._settings = settings
+        self._settings = source.settings_at(settings)
         self._columns = {**COLUMNS, **HEADERS} if source.headers else COLUMNS
         self._attempt: Attempt | None = None
         self._delivered: Observation | None = None

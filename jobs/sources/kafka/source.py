@@ -25,15 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, Source
-from tidegate.state_store.base.errors import SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.kafka.plan import KafkaCoordinator
-    from tidegate.jobs.sources.kafka.read import KafkaReader
     from tidegate.jobs.sources.kafka.topic import Topic
     from tidegate.state_store.seal.attempts import Attempt
 
@@ -124,35 +119,12 @@ class Kafka(Source):
         generation = [self.generation] if self.generation > 1 else []
         return f"kafka {json.dumps([self.topic, start, self.headers, *generation])}"
 
-    def coordinator(self, settings: Settings) -> "KafkaCoordinator":
-        """Ask once where each partition begins and ends, and return a coordinator for these ranges.
-
-        Raises: SourceUnavailable (the brokers are away), SourceUnreadable (they refuse us, have no such topic, or compact it),
-        SettingsInvalid.
-        """
-        topic = self._topic(settings)
-        if self.kind == "transactional" and topic.is_compacted():
-            raise SourceUnreadable(
-                f"Topic {self.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a transactional "
-                'source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic another '
-                "cleanup.policy."
-            )
-        from tidegate.jobs.sources.kafka.plan import KafkaCoordinator  # noqa: PLC0415 - that module knows this one
-
-        return KafkaCoordinator(self, topic)
-
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "KafkaReader":
-        """Return a reader of the ranges in the metadata."""
-        from tidegate.jobs.sources.kafka.read import KafkaReader  # noqa: PLC0415 - declaring a pipeline must not load it
-
-        return KafkaReader(spark, self, self._settings_of(settings))
-
     def held_back(self, settings: Settings) -> str | None:
         """Return which records wait for transactions that are open; a producer that is gone may have left one.
 
         Raises: SourceUnavailable, SourceUnreadable, SettingsInvalid.
         """
-        topic = self._topic(settings)
+        topic = self.topic_at(settings)
         ends, stable = topic.offsets("latest", is_stable=False), topic.offsets("latest")  # asked in this order: both may grow
         places = [
             f"partition {partition} from offset {start} on"
@@ -169,7 +141,7 @@ class Kafka(Source):
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the topic, under the address of the first configured broker."""
         del metadata
-        first = (self._settings_of(settings).kafka_bootstrap or "").split(",")[0].strip()
+        first = (self.settings_at(settings).kafka_bootstrap or "").split(",")[0].strip()
         return [Dataset(f"kafka://{first}", self.topic)] if first else []
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
@@ -179,7 +151,7 @@ class Kafka(Source):
         """
         metadata = attempt.source_metadata
         ends = {int(name): last["end"] for name, last in last_slices(metadata).items()}
-        topic, group = self._topic(settings), self.group or f"tidegate-{attempt.pipeline}"
+        topic, group = self.topic_at(settings), self.group or f"tidegate-{attempt.pipeline}"
         if not topic.is_topic_of(metadata):
             logger.info("%s: the topic was created again since; no offsets are committed for group %s.", attempt, group)
             return
@@ -189,16 +161,18 @@ class Kafka(Source):
         """Return whether the batch has offsets; the first one may only fix where the source starts."""
         return any(planned["end"] > planned["start"] for planned in metadata["partitions"].values())
 
-    def _settings_of(self, settings: Settings) -> Settings:
+    def settings_at(self, settings: Settings) -> Settings:
+        """Return the settings with what the source overrides of them."""
         changes: dict[str, Any] = {"kafka_bootstrap": self.bootstrap} if self.bootstrap else {}
         if self.properties_file:
             changes["kafka_properties_file"] = settings.home / Path(self.properties_file).expanduser()
         return replace(settings, **changes)
 
-    def _topic(self, settings: Settings) -> "Topic":
+    def topic_at(self, settings: Settings) -> "Topic":
+        """Return the topic as its brokers have it."""
         from tidegate.jobs.sources.kafka.topic import Topic  # noqa: PLC0415 - declaring a pipeline must not load librdkafka
 
-        return Topic(self.topic, self._settings_of(settings))
+        return Topic(self.topic, self.settings_at(settings))
 
 
 def last_slices(metadata: SourceMetadata) -> dict[str, SourceMetadata]:

@@ -37,6 +37,7 @@ from tidegate.jobs.sources.postgres.table_origin import (
 )
 from tidegate.jobs.sources.postgres.table_query import Position
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 # Entries that a batch without rows takes over from the batch before it.
@@ -46,11 +47,12 @@ _KEPT = ("gaps", "snapshot", "attached", "origin")
 class PostgresCoordinator(Coordinator):
     """Plans ranges; all ranges of one plan are among the rows that were settled when it began."""
 
-    def __init__(self, source: PostgresTable, conninfo: dict[str, Any], *, goes_on: bool) -> None:
+    def __init__(self, source: PostgresTable, settings: Settings) -> None:
         self._source = source
-        self._goes_on = goes_on  # on another timeline, as nothing can be lost there
+        # On another timeline, as nothing can be lost there.
+        self._goes_on = source.failover == "go-on" or (source.connection is None and settings.pg_failover == "go-on")
         self._query = source.selection
-        self._conninfo = conninfo
+        self._conninfo = source.conninfo(settings, "plan")
         self._survey: _Survey | None = None
 
     def initialize_transaction(

@@ -14,7 +14,7 @@ only settled rows. From the last six entries the next plan finds late rows, with
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tidegate.jobs.sources import Dataset, Source
 from tidegate.jobs.sources.column_types import check_names
@@ -26,15 +26,6 @@ from tidegate.jobs.sources.postgres.table_query import TableQuery, shown, table_
 from tidegate.state_store.base.errors import SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.postgres.plan import PostgresCoordinator
-    from tidegate.jobs.sources.postgres.read import PostgresReader
 
 # Families of types that a sequence or a trigger may draw, and those that put rows of one time in order.
 _DRAWN = ("integer", "decimal", "text")
@@ -162,17 +153,10 @@ class PostgresTable(Source):
             parts.append({"generation": self.generation})
         return f"postgres {'table' if self.table is not None else 'query'} {json.dumps(parts, sort_keys=True)}"
 
-    def coordinator(self, settings: Settings) -> "PostgresCoordinator":
-        """Return a coordinator that plans ranges; it connects on its first request."""
-        from tidegate.jobs.sources.postgres.plan import PostgresCoordinator  # noqa: PLC0415 - that module knows this one
-
-        goes_on = self.failover == "go-on" or (self.connection is None and settings.pg_failover == "go-on")
-        return PostgresCoordinator(self, self._conninfo(settings, "plan"), goes_on=goes_on)
-
     def held_back(self, settings: Settings) -> str | None:
         """Return the transactions that have been open for longer than a plan waits, and may still add rows."""
         query = self.selection
-        with connected(self._conninfo(settings, "look"), query) as connection, transaction(connection) as cursor:
+        with connected(self.conninfo(settings, "look"), query) as connection, transaction(connection) as cursor:
             check_primary(cursor, query)
             tables = read_origin(cursor, query, SourceUnreadable).read
             seconds = self.margin_seconds if self.is_by_clock else self.wait_seconds
@@ -181,36 +165,17 @@ class PostgresTable(Source):
             return None
         return f"{query.name}: later rows wait for transactions that are still open: {'; '.join(transactions)}."
 
-    def emitter(self, spark: "SparkSession", settings: Settings) -> "PostgresReader":
-        """Return a reader of the range that the metadata names."""
-        from tidegate.jobs.sources.postgres.read import PostgresReader  # noqa: PLC0415 - declaring a pipeline must not load pyarrow
-        from tidegate.jobs.spark.task_connections import conninfo_of_tasks  # noqa: PLC0415
-
-        conninfo = self._conninfo(settings, "read")
-        executors_conninfo = dict(conninfo)
-        if self.connection is None:
-            executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
-        return PostgresReader(spark, self.selection, self.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
-
-    def all_rows(self, settings: Settings) -> "tuple[pa.Schema, Iterator[pa.RecordBatch]]":
-        """Return the columns and, as they are read, all rows of one snapshot in the order of the key.
-
-        Raises: SourceUnavailable, SourceUnreadable, AccessRefused; MalformedRecord for a value that does not fit.
-        """
-        from tidegate.jobs.sources.postgres.read import arrow_schema, read_all  # noqa: PLC0415
-
-        return arrow_schema(self.selection), read_all(self._conninfo(settings, "plan"), self.selection)
-
     def datasets(self, metadata: SourceMetadata, settings: Settings) -> list[Dataset]:
         """Return the table; nothing for a query, which may read several tables, or if only a service file names the server."""
         del metadata
-        place = self._conninfo(settings, "read")
+        place = self.conninfo(settings, "read")
         if self.table is None or "host" not in place or "dbname" not in place:
             return []
         table = self.selection.table if len(self.selection.table) > 1 else ("public", *self.selection.table)
         return [Dataset(f"postgres://{place['host']}:{place.get('port', 5432)}", ".".join([place["dbname"], *table]))]
 
-    def _conninfo(self, settings: Settings, doing: str) -> dict[str, Any]:
+    def conninfo(self, settings: Settings, doing: str) -> dict[str, Any]:
+        """Return the parameters of a connection to the table's server, with what it is for as its name."""
         own = self.connection is None
         parameters = settings.conninfo(user=settings.pg_stager) if own else conninfo_of(self.connection or "")
         return {"application_name": f"tidegate {doing}", **parameters}

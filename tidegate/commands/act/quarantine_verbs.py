@@ -12,6 +12,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 from tidegate.commands.act import run_verbs
 from tidegate.commands.act.operator_verbs import operator, reason
 from tidegate.jobs.registry import find_pipeline
+from tidegate.jobs.sources.binding import emitter_of, replayed_with
 from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
@@ -134,9 +135,8 @@ def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended:
     try:
         modules, packages = modules_of(pipeline), pipeline.source.executor_packages
         with spark_session(settings, pipeline.name, modules=modules, packages=packages) as spark:
-            return _Tried(
-                still_bad=records.describe_fault(spark, pipeline, pipeline.source.emitter(spark, settings), original, mended)
-            )
+            emitter = emitter_of(pipeline.source, spark, settings)
+            return _Tried(still_bad=records.describe_fault(spark, pipeline, emitter, original, mended))
     except Exception as error:  # noqa: BLE001 - whatever Spark, or an author's source, raises: the mended record is kept
         return _Tried(untried=str(error).partition("\n")[0])
 
@@ -157,7 +157,7 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
     settings = Settings.load()
     with StateStore.connect(settings) as store:
         waits = store.quarantine_totals(pipeline, txid).waiting
-        beside = declared.source.replayed_with(settings) if waits else None
+        beside = replayed_with(declared.source, settings) if waits else None
         done, opened = operator_actions.replay(store, declared.spec, txid, operator("quarantine replay"), why, beside)
     if opened is None:
         output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(done.message)

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
 from tidegate.jobs.sources.files.stores.object_identity import LONGEST_NAME_BYTES, entry_of, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_listing import EVERYTHING, matching_objects
@@ -20,9 +21,6 @@ from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describ
 from tidegate.jobs.sources.files.stores.object_plan import PLACE, ObjectsCoordinator
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ class _Progress(NamedTuple):
 class ManifestsCoordinator(ObjectsCoordinator):
     """Plans batches from the manifests of a folder."""
 
-    def __init__(self, source: "Files", place: ObjectPath, manifests: ObjectPath, *, min_age_seconds: int) -> None:
+    def __init__(self, source: Files, place: ObjectPath, manifests: ObjectPath, *, min_age_seconds: int) -> None:
         super().__init__(source, place, min_age_seconds=0)
         self._manifests = manifests
         self._manifest_age_seconds = min_age_seconds

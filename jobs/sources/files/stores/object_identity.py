@@ -6,22 +6,22 @@
 """
 
 import time
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tidegate.jobs.sources.files.content import digest_of
-from tidegate.jobs.sources.files.folder_listing import UNCHECKED, check_parquet_name
+from tidegate.jobs.sources.files.folder_listing import UNCHECKED, check_parquet_name, identify
+from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.files.source import Files
 
 LONGEST_NAME_BYTES = 1024  # of a key, in every store
 
 
-def with_identity(source: "Files", path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
+def with_identity(source: Files, path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
     """Return an object with its ETag and version, which a listing may lack; None if it is gone, or no object at all.
 
     Where a marker completes its folder, the object is that from after the marker, which may be newer than the listing.
@@ -41,7 +41,7 @@ def is_too_young(info: ObjectInfo, min_age_seconds: int) -> bool:
     return time.time() - info.mtime_ns / 10**9 < min_age_seconds
 
 
-def entry_of(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
+def entry_of(source: Files, place: ObjectPath, name: str, info: ObjectInfo) -> dict[str, Any] | None:
     """Return a completed object's entry in the metadata; None if it is gone.
 
     Raises: SourceUnreadable, SourceUnavailable.
@@ -69,3 +69,25 @@ def entry_of(source: "Files", place: ObjectPath, name: str, info: ObjectInfo) ->
             "versions out of Files(...)."
         )
     return {**entry, "version": info.version}
+
+
+def file_identity(source: Files, folder: Path, name: str, min_age_seconds: int) -> dict[str, Any] | None:
+    """Return the identity of a file in a folder; None while it is still being written.
+
+    Raises: SourceUnreadable if it is no file, lies outside the folder, or cannot be read.
+    """
+    if source.format == "parquet":
+        check_parquet_name(folder / name)
+    return identify(folder, name, min_age_seconds, follow_links=source.follow_links)
+
+
+def identity_of(source: Files, folder: Place, name: str) -> dict[str, Any] | None:
+    """Return the identity of the file, or object, that has this name now; None if it is being written.
+
+    Raises: FileNotFoundError; SourceUnreadable, SourceUnavailable.
+    """
+    if isinstance(folder, ObjectPath):
+        return entry_of(source, folder, name, describe(folder / name))
+    with suppress(PermissionError):  # which says more when the file is opened
+        (folder / name).stat()
+    return file_identity(source, folder, name, 0)

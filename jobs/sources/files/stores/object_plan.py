@@ -10,22 +10,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.plan import planned_elsewhere
+from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
-from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.stores.object_identity import entry_of, identity_of, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_listing import matching_objects, names_not_matching
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe, pinned
 from tidegate.state_store.base.errors import SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.ledger.counted_files import AFTER, TakenFile, last_counted
-
-if TYPE_CHECKING:
-    from tidegate.jobs.sources.files.source import Files
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ PLACE = "place"  # where metadata has the place of its names, if these grow or t
 class ObjectsCoordinator(Coordinator):
     """Plans batches from one listing, which goes on from batch to batch."""
 
-    def __init__(self, source: "Files", place: ObjectPath, *, min_age_seconds: int) -> None:
+    def __init__(self, source: Files, place: ObjectPath, *, min_age_seconds: int) -> None:
         self._source = source
         self._place = place
         self._min_age_seconds = min_age_seconds
@@ -216,6 +214,6 @@ class ObjectsCoordinator(Coordinator):
         kept = []
         for name, earlier in self._history.taken_files(unlisted, txid):
             with suppress(FileNotFoundError):
-                entry = None if earlier else self._source.identity_of(self._place, name)
+                entry = None if earlier else identity_of(self._source, self._place, name)
                 kept += [entry] if entry else []
         return kept

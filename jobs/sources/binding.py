@@ -1,0 +1,147 @@
+"""Binds each declaration of a source to the coordinator that plans its batches and the emitter that reads them.
+
+A declaration knows neither of them; both know the declaration. An author's own source names them itself, by the methods
+`coordinator` and `emitter` (`Source`). Imports stand in functions, so that a plan loads no pyspark, and no source the libraries
+of another one.
+"""
+
+# ruff: noqa: PLC0415
+from typing import TYPE_CHECKING
+
+from tidegate.jobs.sources import Coordinator, Emitter, Source
+from tidegate.jobs.sources.delta.source import Delta
+from tidegate.jobs.sources.files.formats import Format
+from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns
+from tidegate.jobs.sources.files.source import Files
+from tidegate.jobs.sources.iceberg.source import Iceberg
+from tidegate.jobs.sources.inputs.source import Inputs
+from tidegate.jobs.sources.kafka.source import Kafka
+from tidegate.jobs.sources.postgres.source import PostgresTable
+from tidegate.state_store.base.errors import DeclarationInvalid
+from tidegate.state_store.base.settings import Settings
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidegate.jobs.sources.files.read import FileReader
+
+
+def coordinator_of(source: Source, settings: Settings) -> Coordinator:
+    """Return the coordinator of a source for one plan.
+
+    Raises: SourceUnavailable, SourceUnreadable, SettingsInvalid; DeclarationInvalid if there is none.
+    """
+    if hasattr(source, "coordinator"):
+        own: Coordinator = source.coordinator(settings)
+        return own
+    match source:
+        case Files():
+            return _coordinator_of_files(source, settings)
+        case Kafka():
+            from tidegate.jobs.sources.kafka.plan import KafkaCoordinator
+
+            return KafkaCoordinator(source, settings)
+        case Delta():
+            from tidegate.jobs.sources.delta.plan import DeltaCoordinator
+
+            return DeltaCoordinator(source, settings)
+        case Iceberg():
+            from tidegate.jobs.sources.iceberg.plan import IcebergCoordinator
+
+            return IcebergCoordinator(source, settings)
+        case PostgresTable():
+            from tidegate.jobs.sources.postgres.plan import PostgresCoordinator
+
+            return PostgresCoordinator(source, settings)
+        case Inputs():
+            from tidegate.jobs.sources.inputs.plan import InputsCoordinator
+
+            return InputsCoordinator(source, settings, coordinator_of)
+    raise DeclarationInvalid(f"{type(source).__name__} has no coordinator: define coordinator(settings).")
+
+
+def _coordinator_of_files(source: Files, settings: Settings) -> Coordinator:
+    place, manifests = source.objects(), source.manifests_place()
+    if place and manifests:
+        from tidegate.jobs.sources.files.stores.manifest_plan import ManifestsCoordinator
+
+        return ManifestsCoordinator(source, place, manifests, min_age_seconds=source.min_age(settings))
+    if place:
+        from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator
+
+        return ObjectsCoordinator(source, place, min_age_seconds=source.min_age(settings))
+    from tidegate.jobs.sources.files.plan import FilesCoordinator
+
+    return FilesCoordinator(source, settings)
+
+
+def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emitter:
+    """Return the emitter of a source for one attempt.
+
+    Raises: DeclarationInvalid if there is none.
+    """
+    if hasattr(source, "emitter"):
+        own: Emitter = source.emitter(spark, settings)
+        return own
+    match source:
+        case Files():
+            reader = _reader_of(source.format)
+            return reader(spark, source, settings.home, PartitionColumns(source.partitions, zone_of(source.options)))
+        case Kafka():
+            from tidegate.jobs.sources.kafka.read import KafkaReader
+
+            return KafkaReader(spark, source, settings)
+        case Delta():
+            from tidegate.jobs.sources.delta.read import DeltaReader
+
+            return DeltaReader(source, spark, settings)
+        case Iceberg():
+            from tidegate.jobs.sources.iceberg.read import IcebergReader
+
+            return IcebergReader(source, spark, settings)
+        case PostgresTable():
+            return _reader_of_postgres(source, spark, settings)
+        case Inputs():
+            from tidegate.jobs.sources.inputs.read import InputsEmitter
+
+            return InputsEmitter(source, spark, lambda part: emitter_of(part, spark, settings))
+    raise DeclarationInvalid(f"{type(source).__name__} has no emitter: define emitter(spark, settings).")
+
+
+def _reader_of(format: Format) -> "type[FileReader]":
+    from tidegate.jobs.sources.files.formats import csv, json, parquet, text
+
+    match format:
+        case "parquet":
+            return parquet.ParquetReader
+        case "csv":
+            return csv.CsvReader
+        case "json":
+            return json.JsonReader
+        case "text":
+            return text.TextReader
+
+
+def _reader_of_postgres(source: PostgresTable, spark: "SparkSession", settings: Settings) -> Emitter:
+    from tidegate.jobs.sources.postgres.read import PostgresReader
+    from tidegate.jobs.spark.task_connections import conninfo_of_tasks
+
+    conninfo = source.conninfo(settings, "read")
+    executors_conninfo = dict(conninfo)
+    if source.connection is None:
+        executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
+    return PostgresReader(spark, source.selection, source.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)
+
+
+def replayed_with(source: Source, settings: Settings) -> SourceMetadata:
+    """Return what is frozen with a batch of quarantined records: the versions, as of now, of what they are joined with.
+
+    Raises: SourceUnavailable, SourceUnreadable.
+    """
+    if not isinstance(source, Inputs):
+        return {}
+    from tidegate.jobs.sources.inputs.plan import versions_now
+
+    return versions_now(source, settings, coordinator_of)
