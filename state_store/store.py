@@ -637,7 +637,7 @@ class StateStore(Database):
     @contextmanager
     def _commit_transaction(self, pipeline: str, doing: str) -> Iterator[Connection]:
         """Run a transaction that may commit batches, then record the last commit in the witness."""
-        with self._write_transaction(doing) as connection:
+        with self._write_transaction(doing, writer=pipeline) as connection:
             yield connection
             committed = cursors.mark(connection, pipeline)
         if committed is not None:

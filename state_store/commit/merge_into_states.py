@@ -50,11 +50,6 @@ NOTHING = Merged(0, 0)
 TextRow = Mapping[str, str | None]
 
 
-def open_tables(connection: Connection, spec: PipelineSpec) -> None:
-    """Make the pipeline this transaction's writer: triggers of the state tables refuse all others."""
-    set_local(connection, {"tidegate.writer": spec.name})
-
-
 def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[Merged]:
     """Merge what the newest attempts at consecutive batches have sealed; return what each batch has written.
 
@@ -67,7 +62,6 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
-    open_tables(connection, spec)
     bad_records = [quarantined_records.move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]
     checked = {batch.txid: commit_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
     keys = [0] * len(batches)

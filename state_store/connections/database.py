@@ -98,10 +98,15 @@ class Database:
             yield connection
 
     @contextmanager
-    def _write_transaction(self, doing: str, *, lock_timeout_seconds: int | None = None) -> Iterator[Connection]:
-        """Run a transaction whose waits are bounded, and whose COMMIT is durable."""
+    def _write_transaction(
+        self, doing: str, *, lock_timeout_seconds: int | None = None, writer: str | None = None
+    ) -> Iterator[Connection]:
+        """Run a transaction whose waits are bounded, and whose COMMIT is durable.
+
+        A `writer` is the pipeline whose states it may write: triggers of the tables refuse all others.
+        """
         with self._transaction(doing) as connection:
-            set_limits(connection, self.settings, lock_timeout_seconds=lock_timeout_seconds)
+            set_limits(connection, self.settings, lock_timeout_seconds=lock_timeout_seconds, writer=writer)
             yield connection
 
     @contextmanager
@@ -127,8 +132,10 @@ class Database:
             yield connection
 
 
-def set_limits(connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None) -> None:
-    """Bound every wait of this transaction, and make its COMMIT durable.
+def set_limits(
+    connection: Connection, settings: Settings, *, lock_timeout_seconds: int | None = None, writer: str | None = None
+) -> None:
+    """Bound every wait of this transaction, make its COMMIT durable, and name the pipeline whose states it may write.
 
     A statement may take long, but the pause between two statements is long only if the process is suspended (I20 in
     docs/protocol.md).
@@ -140,6 +147,7 @@ def set_limits(connection: Connection, settings: Settings, *, lock_timeout_secon
         "idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s",
         "client_connection_check_interval": CONNECTION_CHECK_INTERVAL,
         "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
+        **({"tidegate.writer": writer} if writer is not None else {}),
     }
     connection.execute(sa.select(*_local(limits), _without_time_limit()))
 

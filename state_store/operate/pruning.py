@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import RangeRefused
-from tidegate.state_store.commit import merge_into_states
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_as, parts_of
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.batches import MAX_TXID
@@ -123,7 +122,6 @@ def prune(
         _remove(connection, changes.table, ended, attached)
         done = so_far._replace(partitions=(*so_far.partitions, *(name for name in ended if name in attached)))
     else:
-        merge_into_states.open_tables(connection, spec)
         done = _cut(connection, range_partitions.partition_of(state, up_to_txid), attached, so_far)
     _note(connection, state, up_to_txid)
     if so_far == Pruned(up_to_txid):

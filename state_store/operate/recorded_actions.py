@@ -132,7 +132,6 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
 
 def _take_back(connection: Connection, spec: PipelineSpec, txid: int) -> None:
     """Undo what a commit has written besides its record."""
-    merge_into_states.open_tables(connection, spec)
     for state in spec.states:
         merge_into_states.restore(connection, state, txid)
     quarantined_records.clear(connection, spec.name, txid)

@@ -111,7 +111,7 @@ def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(
     for key in ("older", "newer"):
         for txid in (2, 1):
             with f.owner.engine.begin() as connection:
-                merge_into_states.open_tables(connection, f.spec)
+                connection.execute(sa.select(sa.func.set_config("tidegate.writer", f.spec.name, True)))
                 connection.execute(sa.text("UPDATE state.wide SET txid = :txid WHERE key = :key"), {"txid": txid, "key": key})
             if txid == 2:
                 with pytest.raises(GuardMismatch, match=r"1 of 2 rows of state.wide carry a txid of at least 2 already"):
