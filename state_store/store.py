@@ -21,7 +21,14 @@ from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarte
 from tidegate.state_store.attempt.turns import UNREGISTERED, Processing, Turn
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable, storable
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.commit import event_windows, merge_into_states, ordered_commit, quarantined_records
+from tidegate.state_store.commit import (
+    commit_facts,
+    event_windows,
+    merge_into_states,
+    ordered_commit,
+    quarantined_records,
+    verdicts,
+)
 from tidegate.state_store.commit.event_windows import EventTimeProgress
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.connections import role_settings
@@ -183,7 +190,7 @@ class StateStore(Database):
             recorded_actions.check_not_paused(connection, spec.name)
             cursors.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered
-                ordered_commit.check_declaration(connection, spec)
+                verdicts.check_declaration(spec, commit_facts.read_registered(connection, spec.name))
             with left_for_later(connection, f"noting the window of {spec.name}"):
                 batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.attempt import turns
-from tidegate.state_store.commit import ordered_commit
+from tidegate.state_store.commit import commit_facts, ordered_commit, verdicts
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
 from tidegate.state_store.ledger import batches, cursors, tables
@@ -114,7 +114,7 @@ def start_attempt(
     elif done := ordered_commit.find(connection, spec.name, txid):
         return done
     cursors.check_history(connection, spec.name, witness)
-    ordered_commit.check_declaration(connection, spec)
+    verdicts.check_declaration(spec, commit_facts.read_registered(connection, spec.name))
     previous = batches.input_of(connection, spec.name, txid - 1)
     planned = batches.existing_input(connection, spec.name, txid)
     facts = _Facts(spec, batch, previous, planned, attempts.newest(connection, batch))

@@ -33,6 +33,7 @@ from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXI
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.seal import staging_tables
 from tidegate.state_store.seal.attempts import LockedBatch
+from tidegate.state_store.seal.staging_tables import StagedPartition
 from tidegate.state_store.states import partitions, range_partitions, state_tables
 
 # Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
@@ -88,8 +89,8 @@ def _merge_state(
     """Merge batches into one state; return for each the partials that are not set aside, and the number of rows written."""
     event_time = EventTime(connection, spec, state) if state.window else None
     staged = []
-    for batch in batches:
-        own = _staged(connection, spec, state, batch)
+    for batch, sealed in zip(batches, _staged(connection, spec, state, batches), strict=True):
+        own = sealed
         if batch.txid in checked:
             own = commit_checks.without_wrong(connection, checked[batch.txid], state, own)
         staged.append(event_time.take(batch.txid, own) if event_time else own)
@@ -146,9 +147,9 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[Locked
     if not own:
         return
     author_updates.begin(connection, spec.name)
-    for batch in batches:
-        for state in own:
-            rows = _staged(connection, spec, state, batch).partials
+    partials = [[each.partials for each in _staged(connection, spec, state, batches)] for state in own]
+    for batch, of_batch in zip(batches, zip(*partials, strict=True), strict=True):
+        for state, rows in zip(own, of_batch, strict=True):
             author_updates.run(connection, spec.name, state, batch.txid, rows, before=before)
     author_updates.end(connection, spec.name)
 
@@ -247,9 +248,13 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
     return dict(connection.execute(joined).mappings().one())
 
 
-def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batch: LockedBatch) -> StagedBatch:
-    """Recount and return a batch's sealed rows: the state's columns and, if its rows carry it, the txid."""
-    sealed = staging_tables.recount(connection, spec.name, state, batch.txid, batch.attempt)
+def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batches: Sequence[LockedBatch]) -> list[StagedBatch]:
+    """Recount and return the sealed rows of each batch: the state's columns and, if its rows carry it, the txid."""
+    recounted = staging_tables.recount(connection, spec.name, state, [(batch.txid, batch.attempt) for batch in batches])
+    return [_rows_of(state, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
+
+
+def _rows_of(state: StateSpec, batch: LockedBatch, sealed: Sequence[StagedPartition]) -> StagedBatch:
     stage = state_tables.staging_table_of(state, batch.txid, batch.attempt)
     # Without the explicit cast it is an int4, which Postgres converts for each row in a separate step.
     stamp = [sa.cast(batch.txid, sa.BigInteger).label("txid")] if state.has_txid else []

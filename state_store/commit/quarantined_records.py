@@ -43,7 +43,7 @@ def move_bad_records(connection: Connection, batch: LockedBatch) -> int:
     Raises: StagingLost.
     """
     staged = QuarantineSpec(batch.pipeline)
-    sealed = staging_tables.recount(connection, batch.pipeline, staged, batch.txid, batch.attempt)
+    (sealed,) = staging_tables.recount(connection, batch.pipeline, staged, [(batch.txid, batch.attempt)])
     if not sealed:
         return 0
     stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)

@@ -103,7 +103,7 @@ def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | N
     """
     statement = _inputs(pipeline).where(tables.batch.c.txid == txid)
     row = connection.execute(statement).one_or_none()
-    return _checked(pipeline, _InputRow(*row)) if row else None
+    return checked_input(pipeline, InputRow(*row)) if row else None
 
 
 def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
@@ -112,7 +112,7 @@ def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
     Raises: MetadataCorrupt.
     """
     row = connection.execute(_inputs(pipeline).order_by(tables.batch.c.txid.desc()).limit(1)).one_or_none()
-    return _checked(pipeline, _InputRow(*row)) if row else None
+    return checked_input(pipeline, InputRow(*row)) if row else None
 
 
 def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) -> list[BatchInput]:
@@ -122,7 +122,7 @@ def uncommitted_inputs(connection: Connection, pipeline: str, before_txid: int) 
     """
     b = tables.batch.c
     statement = _inputs(pipeline).where(b.txid > _cursor_txid(pipeline), b.txid < before_txid).order_by(b.txid)
-    return [_checked(pipeline, _InputRow(*row)) for row in connection.execute(statement)]
+    return [checked_input(pipeline, InputRow(*row)) for row in connection.execute(statement)]
 
 
 def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInput:
@@ -131,8 +131,13 @@ def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInp
     Raises: UnknownBatch, MetadataCorrupt.
     """
     if (batch_input := input_of(connection, pipeline, txid)) is None:
-        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+        raise unknown_batch(pipeline, txid)
     return batch_input
+
+
+def unknown_batch(pipeline: str, txid: int) -> UnknownBatch:
+    """Return the error for a txid that was never opened."""
+    return UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
 
 
 def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: sa.FromClause) -> sa.Join:
@@ -143,23 +148,27 @@ def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: s
 
 
 def _inputs(pipeline: str) -> sa.Select[Any]:
+    current = with_current_attempt(tables.batch, tables.commit, tables.attempt)
+    return sa.select(*input_columns()).select_from(current).where(tables.batch.c.pipeline == pipeline)
+
+
+def input_columns() -> list[sa.ColumnElement[Any]]:
+    """Return the columns of `InputRow`, of a statement that reads ``batch`` with its current attempt."""
     b, a = tables.batch.c, tables.attempt.c
-    return (
-        sa.select(
-            b.txid,
-            sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
-            # The digest of the metadata selected above; `_checked` compares that metadata with the attempt's digest, too.
-            sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
-            sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
-            sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
-            b.attempt,
-        )
-        .select_from(with_current_attempt(tables.batch, tables.commit, tables.attempt))
-        .where(b.pipeline == pipeline)
-    )
+    return [
+        b.txid,
+        sa.func.coalesce(a.source_metadata, b.source_metadata).label("source_metadata"),
+        # The digest of the metadata selected above; `checked_input` compares that metadata with the attempt's digest, too.
+        sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
+        sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
+        sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
+        b.attempt,
+    ]
 
 
-class _InputRow(NamedTuple):
+class InputRow(NamedTuple):
+    """The current metadata of a batch as the ledger has it, not yet compared with its digests."""
+
     txid: int
     source_metadata: bytes
     source_digest: bytes
@@ -168,7 +177,11 @@ class _InputRow(NamedTuple):
     attempt: int
 
 
-def _checked(pipeline: str, row: _InputRow) -> BatchInput:
+def checked_input(pipeline: str, row: InputRow) -> BatchInput:
+    """Return the input of a batch.
+
+    Raises: MetadataCorrupt.
+    """
     metadata = decode_metadata(pipeline, row.txid, row.source_metadata, row.source_digest)
     if bytes(row.attempt_digest) != bytes(row.source_digest):
         decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)

@@ -48,31 +48,112 @@ class Retired(NamedTuple):
 RETIRED = [tables.pipeline.c[f"retired_{name}"] for name in Retired._fields]
 
 
-def lock_cursor(
-    connection: Connection, pipeline: str, witness: Witness, *, wait: bool = True, may_be_retired: bool = False
-) -> Cursor:
-    """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
+class MarkedCommit(NamedTuple):
+    """What the table ``commit`` has of the commit that a mark of the witness names."""
 
-    Without `wait`, a cursor that another transaction has locked is an error at once. With `may_be_retired`, the caller checks
-    that the pipeline is in service.
+    attempt: int
+    committed_at: datetime
 
-    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger is of other code than this process has;
-    PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied database, or in one that is
-    older than its witness.
+
+class DatabaseFacts(NamedTuple):
+    """What the database that answers says of itself, and of a pipeline's commits in it.
+
+    `name` is its name, `ledger` which schema.sql has made its ledger, `epoch` its incarnation (None on a standby). `marked`
+    are the attempt and the time of the commit that the witness's mark names; None if there is no such commit, or no mark.
+    """
+
+    name: str
+    is_standby: bool
+    ledger: str | None
+    epoch: str | None
+    retired_at: datetime | None
+    retired_by: str | None
+    retired_reason: str | None
+    marked_attempt: int | None
+    marked_at: datetime | None
+
+    @property
+    def retired(self) -> Retired:
+        """Whether the pipeline was retired."""
+        return Retired(self.retired_at, self.retired_by, self.retired_reason)
+
+    @property
+    def marked(self) -> MarkedCommit | None:
+        """The ledger's commit of the mark's txid, if any."""
+        if self.marked_attempt is None or self.marked_at is None:
+            return None
+        return MarkedCommit(self.marked_attempt, self.marked_at)
+
+
+def database_facts() -> list[sa.ColumnElement[Any]]:
+    """Return the columns of `DatabaseFacts`, for a statement from ``pipeline`` with `parameters`."""
+    is_standby = sa.func.pg_is_in_recovery()
+    marked = tables.commit.alias("marked").c
+    of_mark = (
+        marked.pipeline == sa.bindparam("pipeline", type_=sa.Text),
+        marked.txid == sa.bindparam("marked", type_=sa.BigInteger),
+    )
+    return [
+        sa.func.current_database(),
+        is_standby,
+        schema_revision.version_of_ledger(),
+        sa.select(sa.case((sa.not_(is_standby), _ledger.epoch()))).scalar_subquery(),  # asked once, for however many rows
+        *RETIRED,
+        sa.select(marked.attempt).where(*of_mark).scalar_subquery(),
+        sa.select(marked.committed_at).where(*of_mark).scalar_subquery(),
+    ]
+
+
+def parameters(pipeline: str, mark: Mark | None) -> dict[str, Any]:
+    """Return the parameters of a statement with `database_facts`."""
+    return {"pipeline": pipeline, "marked": mark.txid if mark else None}
+
+
+_DATABASE = sa.select(*database_facts()).where(tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text))
+
+
+def lock(connection: Connection, pipeline: str, *, wait: bool = True) -> Cursor:
+    """Lock and return the pipeline's cursor; what its database is has yet to be checked (`check_database`).
+
+    Without `wait`, a cursor that another transaction has locked is an error at once.
+
+    Raises: SchemaOutOfDate if the pipeline is not registered.
     """
     c = tables.cursor.c
     row = connection.execute(sa.select(*CURSOR).where(c.pipeline == pipeline).with_for_update(nowait=not wait)).one_or_none()
     if row is None:
         raise unregistered(pipeline)
-    cursor = Cursor(*row)
-    of_pipeline = tables.pipeline.c.pipeline == pipeline  # read once the cursor is locked: it may have been retired meanwhile
-    is_standby, *retired = connection.execute(sa.select(sa.func.pg_is_in_recovery(), *RETIRED).where(of_pipeline)).one()
+    return Cursor(*row)
+
+
+def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witness: Witness) -> None:
+    """Refuse a locked cursor where no commit may be made; whether its pipeline is in service is the caller's to check.
+
+    Raises: as `lock_cursor`, but for PipelineRetired.
+    """
+    if facts.is_standby or facts.epoch is None:
+        raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=cursor.pipeline)
+    schema_revision.check_known(facts.name, facts.ledger)
+    lost = describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
+    _check_history(cursor, lost, Epoch.of(facts.epoch), witness)
+
+
+def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, may_be_retired: bool = False) -> Cursor:
+    """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
+
+    With `may_be_retired`, the caller checks that the pipeline is in service.
+
+    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger is of other code than this process has;
+    PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied database, or in one that is
+    older than its witness.
+    """
+    cursor = lock(connection, pipeline)
+    mark = witness.mark_of(pipeline, str(cursor.history))
+    # A statement of its own, so that it sees what the lock has waited for: the pipeline may have been retired meanwhile.
+    facts = DatabaseFacts(*connection.execute(_DATABASE, parameters(pipeline, mark)).one())
     if not may_be_retired:
-        check_not_retired(pipeline, Retired(*retired))
-    if is_standby:
-        raise StoreUnavailable(f"{pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=pipeline)
-    schema_revision.check_known(connection)
-    _check_history(connection, cursor, witness)
+        check_not_retired(pipeline, facts.retired)
+    check_database(cursor, facts, mark, witness)
     return cursor
 
 
@@ -87,19 +168,20 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
     if row is None:
         raise unregistered(pipeline)
     check_not_retired(pipeline, Retired(*row[len(CURSOR) :]))
-    _check_history(connection, Cursor(*row[: len(CURSOR)]), witness)
+    cursor = Cursor(*row[: len(CURSOR)])
+    _check_history(cursor, describe_loss(connection, cursor, witness), current_epoch(connection), witness)
 
 
-def _check_history(connection: Connection, cursor: Cursor, witness: Witness) -> None:
+def _check_history(cursor: Cursor, lost: str | None, epoch: "Epoch", witness: Witness) -> None:
     identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
-    if lost := describe_loss(connection, cursor, witness):
+    if lost is not None:
         raise HoleDetected(
             f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
             "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
             "folder, then run: tidegate migrate --accept-epoch",
             **identity,
         )
-    if not is_same_database(cursor, epoch := current_epoch(connection), witness):
+    if not is_same_database(cursor, epoch, witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
             f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
@@ -118,13 +200,6 @@ def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> s
         sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
     ).one_or_none()
     return describe_loss_since(cursor, mark, MarkedCommit(*row) if row else None, witness)
-
-
-class MarkedCommit(NamedTuple):
-    """What the table ``commit`` has of the commit that a mark names."""
-
-    attempt: int
-    committed_at: datetime
 
 
 def describe_loss_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:

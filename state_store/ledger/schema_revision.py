@@ -81,18 +81,21 @@ def check_ledger(connection: Connection) -> None:
     if not has_ledger(connection):
         database = connection.scalar(sa.select(sa.func.current_database()))
         raise SchemaOutOfDate(f"Database {database} has no Tidegate tables. Run: tidegate migrate")
-    check_known(connection)
+    check_known(*connection.execute(sa.select(sa.func.current_database(), version_of_ledger())).one())
 
 
-def check_known(connection: Connection) -> None:
-    """Refuse a ledger that other code has made than this process has.
+def version_of_ledger() -> sa.ScalarSelect[str]:
+    """Return which schema.sql has made the ledger, as a column."""
+    return sa.select(_version(VERSION_TABLE)).scalar_subquery()
+
+
+def check_known(database: str, version: str | None) -> None:
+    """Refuse a ledger of this version if other code has made it than this process has.
 
     Raises: SchemaOutOfDate with what to do.
     """
-    found = connection.scalar(sa.select(_version(VERSION_TABLE)))
-    if found != DIGEST:
-        database = connection.scalar(sa.select(sa.func.current_database()))
-        raise SchemaOutOfDate(f"Database {database} {made_by(found)}")
+    if version != DIGEST:
+        raise SchemaOutOfDate(f"Database {database} {made_by(version)}")
 
 
 def made_by(found: str | None) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
-from tidegate.state_store.commit import merge_into_states, ordered_commit, quarantined_records
+from tidegate.state_store.commit import commit_facts, merge_into_states, ordered_commit, quarantined_records, verdicts
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.connections.database import set_local
@@ -105,19 +105,19 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
     """
-    cursor = cursors.lock_cursor(connection, spec.name, witness)
+    facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
     # So that a policy that hides rows even from the owner is an error: what the txid did to these rows would stay.
     set_local(connection, {"row_security": "off"})
-    ordered_commit.check_no_hole(connection, spec.name, cursor.txid)
-    check_redoable(spec, txid, cursor.txid)
+    verdicts.check_in_order(facts)
+    check_redoable(spec, txid, facts.cursor.txid)
     check_not_followed(connection, spec, txid, request.without)
     _check_not_rebuilt(connection, spec, txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
-    if batch.attempt == cursor.attempt:
+    if batch.attempt == facts.cursor.attempt:
         raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
-    ordered_commit.check_sealed(connection, spec, batch, attempt_timeout_seconds=0)
-    ordered_commit.check_declaration(connection, spec)
+    verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)
+    verdicts.check_declaration(spec, facts.registered)
     _take_back(connection, spec, txid)
     (merged,) = merge_into_states.merge_all(connection, spec, [batch])
     _replace_commit(connection, batch, request.owner, merged)
@@ -244,26 +244,27 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
     """
-    cursor = cursors.lock_cursor(connection, spec.name, witness, may_be_retired=True)
-    if txid <= cursor.txid:
-        return ordered_commit.already_committed(connection, spec.name, txid, cursor.txid)
-    cursors.check_in_service(connection, spec.name)
-    ordered_commit.check_no_hole(connection, spec.name, cursor.txid)
-    batch = attempts.lock_batch(connection, spec.name, txid)
-    attempt = attempts.newest(connection, batch)
-    if attempt is None or (attempt.failed_at is None and batch.halted_at is None and batch.skip_reason is None):
+    facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
+    if txid <= facts.cursor.txid:
+        return ordered_commit.already_committed(connection, spec.name, txid, facts.cursor.txid)
+    verdicts.check_in_order(facts)
+    if (batch := facts.batches.get(txid)) is None:
+        raise batches.unknown_batch(spec.name, txid)
+    locked, attempt = batch.locked, batch.newest
+    if attempt is None or (attempt.failed_at is None and locked.halted_at is None and locked.skip_reason is None):
         raise RangeRefused(
             f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
             pipeline=spec.name,
             txid=txid,
         )
     is_new = batches.give_up(connection, spec.name, txid, owner, reason)
-    is_its_turn = txid == cursor.txid + 1
+    is_its_turn = txid == facts.cursor.txid + 1
     if is_new or is_its_turn:  # a repeated action changes nothing
         write_action(connection, spec.name, txid, "skip", owner, reason)
     if not is_its_turn:
         return None
-    return ordered_commit.commit_skip(connection, spec, cursor, batch, owner, reason)
+    verdicts.check_continues(spec, batch.input, facts.cursor)
+    return ordered_commit.commit_skip(connection, spec, batch, owner, reason)
 
 
 def replay_quarantined(

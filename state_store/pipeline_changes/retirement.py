@@ -175,7 +175,7 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
     txid = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline).with_for_update())
     if txid is None:
         raise UnknownPipeline(f"Pipeline {pipeline} is not registered in this database.", pipeline=pipeline)
-    schema_revision.check_known(connection)
+    schema_revision.check_ledger(connection)
     return txid, pipeline_overview.retired(connection, pipeline)
 
 

@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.base.errors import AttemptFenced, SourceChanged, UnknownBatch
+from tidegate.state_store.base.errors import AttemptFenced, SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger import tables, undeclared_columns
+from tidegate.state_store.ledger.batches import unknown_batch
 from tidegate.state_store.seal.staging_tables import StagedPartition
 
 FENCED = AttemptFenced("").code
@@ -118,36 +119,50 @@ def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
 
     Raises: UnknownBatch.
     """
+    if (batch := lock_known(connection, pipeline, txid)) is None:
+        raise unknown_batch(pipeline, txid)
+    return batch
+
+
+def lock_known(connection: Connection, pipeline: str, txid: int) -> LockedBatch | None:
+    """Lock and return the batch's row, if there is one."""
     b = tables.batch.c
     row = connection.execute(
         sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
     ).one_or_none()
-    if row is None:
-        raise UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
-    return LockedBatch(*row)
-
-
-def lock_sealed(connection: Connection, pipeline: str, txid: int) -> LockedBatch | None:
-    """Lock and return the batch's row if its newest attempt is sealed.
-
-    Otherwise nothing is locked: an attempt that is about to seal must not wait for the merge of earlier batches.
-    """
-    b = tables.batch.c
-    is_sealed = sa.exists().where(tables.same_attempt(tables.attempt, tables.batch), tables.attempt.c.sealed_at.is_not(None))
-    row = connection.execute(
-        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid, is_sealed).with_for_update(key_share=True)
-    ).one_or_none()
     return LockedBatch(*row) if row else None
+
+
+def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) -> list[LockedBatch]:
+    """Lock and return the batches that directly follow a txid and whose newest attempts are sealed, at most so many.
+
+    No other is locked: an attempt that is about to seal must not wait for the merge of earlier batches.
+    """
+    b, open_batch = tables.batch.c, tables.batch.alias("open")
+    near = (b.pipeline == pipeline, b.txid > after, b.txid <= after + most)
+    first_open = (
+        sa.select(sa.func.min(open_batch.c.txid))
+        .where(open_batch.c.pipeline == pipeline, open_batch.c.txid > after, open_batch.c.txid <= after + most)
+        .where(~newest_is_sealed(open_batch))
+        .scalar_subquery()
+    )
+    in_order = sa.or_(first_open.is_(None), b.txid < first_open)
+    statement = sa.select(*_LOCKED).where(*near, newest_is_sealed(tables.batch), in_order).order_by(b.txid)
+    return [LockedBatch(*row) for row in connection.execute(statement.with_for_update(of=tables.batch, key_share=True))]
+
+
+def attempt_columns() -> list[sa.ColumnElement[Any]]:
+    """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
+    a = tables.attempt.c
+    since = (sa.func.extract("epoch", sa.func.now() - moment) for moment in (a.started_at, a.seen_at))
+    return [*(a[name] for name in AttemptRow._fields[:-2]), *since]
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
     """Return a batch's newest attempt, if any."""
     a = tables.attempt.c
-    age = sa.func.extract("epoch", sa.func.now() - a.started_at).label("age_seconds")
-    silence = sa.func.extract("epoch", sa.func.now() - a.seen_at).label("silent_seconds")
-    known = [a[name] for name in AttemptRow._fields[:-2]]
     of_batch = (a.pipeline == batch.pipeline, a.txid == batch.txid, a.attempt == batch.attempt)
-    row = connection.execute(sa.select(*known, age, silence).where(*of_batch)).one_or_none()
+    row = connection.execute(sa.select(*attempt_columns()).where(*of_batch)).one_or_none()
     return AttemptRow._make(row) if row else None
 
 
@@ -163,6 +178,12 @@ def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether the newest attempt at a batch of this table or alias was sealed or has failed."""
     newest, exists = _newest_of(batch)
     return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
+
+
+def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether the newest attempt at a batch of this table or alias was sealed."""
+    newest, exists = _newest_of(batch)
+    return exists.where(newest.c.sealed_at.is_not(None))
 
 
 def newest_is_alive(batch: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -190,11 +211,10 @@ def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
     return newest, sa.exists().where(tables.same_attempt(newest, batch)).correlate(batch)
 
 
-def sealed_rows(connection: Connection, pipeline: str, txid: int, number: int) -> int:
-    """Return how many rows an attempt has sealed, bad records included."""
-    s = tables.seal.c
-    of_attempt = (s.pipeline == pipeline, s.txid == txid, s.attempt == number)
-    return int(connection.scalar(sa.select(sa.func.sum(s.rows)).where(*of_attempt)) or 0)
+def sealed_rows() -> sa.ScalarSelect[int]:
+    """Return how many rows an attempt has sealed, bad records included, as a column of a statement that reads ``attempt``."""
+    s, a = tables.seal, tables.attempt
+    return sa.select(sa.func.coalesce(sa.func.sum(s.c.rows), 0)).where(tables.same_attempt(s, a)).correlate(a).scalar_subquery()
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:

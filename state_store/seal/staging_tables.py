@@ -5,6 +5,7 @@ task attempt that wrote it: if a task ran twice, the attempt's seal, its list of
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,8 +13,10 @@ from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
+from psycopg2.errors import UndefinedTable
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import psycopg2
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.state_store.base.errors import StagingLost
@@ -103,43 +106,54 @@ def _hash(before: str, column: sa.Column[Any]) -> str:
     return f"hashint8extended(coalesce({function}({value}, {_ZERO}), -1::bigint), {before})"  # Postgres has no hash of NULL
 
 
-def recount(connection: Connection, pipeline: str, staged: Staged, txid: int, attempt: int) -> list[StagedPartition]:
-    """Return the sealed partitions of a state, after a check that staging holds exactly their rows (I7 in docs/protocol.md).
+def recount(
+    connection: Connection, pipeline: str, staged: Staged, attempts: Sequence[tuple[int, int]]
+) -> list[list[StagedPartition]]:
+    """Return the sealed partitions of a state, for each of these attempts (txid and number), by a single statement.
 
-    Task attempts that no seal names, because Spark repeated the task, are only logged.
+    It checks that staging holds exactly their rows (I7 in docs/protocol.md). Task attempts that no seal names, because Spark
+    repeated the task, are only logged.
 
-    Raises: StagingLost if the table is gone, a row is missing or one byte differs.
+    Raises: StagingLost if a table is gone, a row is missing or one byte differs.
     """
-    s = tables.seal.c
-    sealed = [
-        StagedPartition(staged.name, *row)
-        for row in connection.execute(
-            sa.select(s.partition, s.task_attempt, s.rows, s.digest).where(
-                s.pipeline == pipeline, s.txid == txid, s.attempt == attempt, s.state == staged.name
-            )
-        )
-    ]
-    staging = state_tables.staging_table_of(staged, txid, attempt)
-    if connection.scalar(sa.select(sa.func.to_regclass(_quoted(staging)))) is None:
-        raise _lost(staged, txid, attempt, "its table is gone")
-    counts: dict[int, tuple[int, int]] = {}
-    if sealed:
-        counts = {
-            row.task_attempt: (row[1], row[2])
-            for row in connection.execute(
-                sa.select(staging.c.task_attempt, sa.func.count(), digest_of(staging)).group_by(staging.c.task_attempt)
-            )
-        }
-        for task_attempt in sorted(counts.keys() - {p.task_attempt for p in sealed} - {NO_TASK}):
+    counts = [_counts(pipeline, staged, place, *attempt) for place, attempt in enumerate(attempts)]
+    try:
+        rows = connection.execute(sa.union_all(*counts) if len(counts) > 1 else counts[0]).all()
+    except ProgrammingError as error:
+        if not isinstance(error.orig, UndefinedTable):
+            raise
+        raise _lost(staged, *_first_without_table(staged, attempts, str(error.orig)), "its table is gone") from error
+    sealed: list[list[StagedPartition]] = [[] for _ in attempts]
+    for place, partition, task_attempt, rows_sealed, digest, found_task_attempt, rows_found, digest_found in rows:
+        txid, number = attempts[place]
+        if partition is not None:
+            if (rows_found, digest_found) != (rows_sealed, digest):
+                what = f"partition {partition} was sealed with {rows_sealed} rows, staging has {rows_found or 0}"
+                raise _lost(staged, txid, number, what)
+            sealed[place].append(StagedPartition(staged.name, partition, task_attempt, rows_sealed, digest))
+        elif found_task_attempt != NO_TASK:
             logger.warning(
                 "%s %d:%d: Spark's task attempt %d staged %d rows of %s too; no seal names it, so they do not count",
-                *(pipeline, txid, attempt, task_attempt, counts[task_attempt][0], staged.name),
+                *(pipeline, txid, number, found_task_attempt, rows_found, staged.name),
             )
-    for p in sealed:
-        if counts.get(p.task_attempt) != (p.rows, p.digest):
-            rows = counts.get(p.task_attempt, (0, 0))[0]
-            raise _lost(staged, txid, attempt, f"partition {p.partition} was sealed with {p.rows} rows, staging has {rows}")
     return sealed
+
+
+def _counts(pipeline: str, staged: Staged, place: int, txid: int, attempt: int) -> sa.Select[Any]:
+    """Return what an attempt has sealed of a state, beside what its staging has, by task attempt."""
+    s, stage = tables.seal.c, state_tables.staging_table_of(staged, txid, attempt)
+    of_attempt = s.pipeline == pipeline, s.txid == txid, s.attempt == attempt, s.state == staged.name
+    sealed = sa.select(s.partition, s.task_attempt, s.rows, s.digest).where(*of_attempt).subquery("sealed")
+    counted = sa.select(stage.c.task_attempt, sa.func.count().label("rows"), digest_of(stage).label("digest"))
+    found = counted.group_by(stage.c.task_attempt).subquery("found")
+    same = sealed.c.task_attempt == found.c.task_attempt
+    return sa.select(sa.literal(place), *sealed.c, *found.c).select_from(sa.outerjoin(sealed, found, same, full=True))
+
+
+def _first_without_table(staged: Staged, attempts: Sequence[tuple[int, int]], refusal: str) -> tuple[int, int]:
+    """Return the attempt whose staging table Postgres did not find; the first if its refusal names none of them."""
+    named = (each for each in attempts if f'"{STAGING}.{state_tables.staging_table_of(staged, *each).name}"' in refusal)
+    return next(named, attempts[0])
 
 
 def _quoted(staging: Table) -> str:

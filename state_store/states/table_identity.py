@@ -6,12 +6,12 @@ Its rows do not show that. But it has another number in Postgres than the one th
 database.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 from tidegate.state_store.declarations.pipeline_spec import spec_of
@@ -30,7 +30,7 @@ FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 's
 JOIN pg_trigger ON tgrelid = pg_class.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'O'
 WHERE pipeline = :pipeline
 """)
-_STRANGE = sa.text("""
+_STRANGE = """
 SELECT s.pipeline, s.state, k.txid, is_missing, is_another, is_unguarded, differences
 FROM tidegate.state_table AS s JOIN tidegate.cursor AS k USING (pipeline)
 LEFT JOIN pg_class AS c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
@@ -45,7 +45,20 @@ CROSS JOIN LATERAL (
 WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at IS NULL
     AND (is_missing OR is_another OR is_unguarded OR differences IS NOT NULL)
 ORDER BY s.pipeline, s.state
-""").bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
+"""
+_STRANGE_TABLES = sa.text(_STRANGE).bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
+
+
+class StrangeTable(NamedTuple):
+    """A table of a state that is not as its pipeline's commits have left it, or may be written by others; what is so."""
+
+    pipeline: str
+    state: str
+    txid: int
+    is_missing: bool
+    is_another: bool
+    is_unguarded: bool
+    differences: Any
 
 
 def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
@@ -58,21 +71,31 @@ def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
         connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
 
 
-def check(connection: Connection, pipeline: str) -> None:
+def strange_table() -> sa.ScalarSelect[Any]:
+    """Return the first `StrangeTable` of the pipelines in the parameter `pipelines`, as JSON in a column; NULL without one."""
+    found = sa.text(_STRANGE).columns(*(sa.column(name) for name in StrangeTable._fields)).subquery("strange")
+    return sa.select(sa.func.to_jsonb(sa.literal_column("strange"), type_=JSONB)).select_from(found).limit(1).scalar_subquery()
+
+
+def check(strange: StrangeTable | None) -> None:
     """Refuse tables that are not those of the pipeline's committed batches, are not as declared, or that others may write.
 
     Raises: HoleDetected, GuardMismatch.
     """
-    for row in connection.execute(_STRANGE, {"pipelines": [pipeline]}):
-        kind = HoleDetected if row.is_missing or row.is_another else GuardMismatch
-        raise kind(_describe(row), pipeline=pipeline, txid=row.txid)
+    if strange is not None:
+        kind = HoleDetected if strange.is_missing or strange.is_another else GuardMismatch
+        raise kind(_describe(strange), pipeline=strange.pipeline, txid=strange.txid)
+
+
+def _strange(connection: Connection, pipelines: Collection[str]) -> Iterator[StrangeTable]:
+    return map(StrangeTable._make, connection.execute(_STRANGE_TABLES, {"pipelines": list(pipelines)}))
 
 
 def replaced(connection: Connection, pipelines: Collection[str]) -> dict[str, list[str]]:
     """Return, by pipeline, those tables of these that are there, and are others than those that batches have committed into."""
     found: dict[str, list[str]] = {}
     if schema_revision.has_ledger(connection):
-        for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
+        for row in _strange(connection, pipelines):
             if row.is_another:
                 found.setdefault(row.pipeline, []).append(f"{state_tables.STATE}.{row.state}")
     return found
@@ -87,7 +110,7 @@ def losses(connection: Connection, pipelines: Collection[str]) -> dict[str, str]
     if not schema_revision.has_ledger(connection):
         return {}
     lost: dict[str, str] = {}
-    for row in connection.execute(_STRANGE, {"pipelines": list(pipelines)}):
+    for row in _strange(connection, pipelines):
         if row.is_missing:
             lost.setdefault(row.pipeline, _describe(row))
     if not schema_revision.is_migrated(connection):
@@ -130,7 +153,7 @@ def registered_columns(connection: Connection) -> dict[str, set[str]]:
     return {table.name: set(table.columns.keys()) for table in made}
 
 
-def _describe(row: sa.Row[Any]) -> str:
+def _describe(row: StrangeTable) -> str:
     """Return what is strange about a table, and what to do, in sentences."""
     name = f"{state_tables.STATE}.{row.state}"
     otherwise = "restore a backup of the database; or compute the batches again, as a higher version (docs/rebuilding.md)."

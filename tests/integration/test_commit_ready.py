@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
-from tests.store import Tracked, combine_batches
+from tests.store import Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
@@ -757,3 +757,31 @@ def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
         as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
         assert store.turn("tally", 2).opens is not waits
+
+
+def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
+    store: StateStore, register: Callable[..., None]
+) -> None:
+    """Of one merged state over files: limits, two locks, facts, files, recount, merge, record, mark."""
+    pipeline = replace(TALLY, states={"per_shop": TALLY.states["per_shop"]})
+    register(pipeline)
+    tally, spec = Tally(store, pipeline.spec), pipeline.spec
+    files = [{"name": f"{n}.csv", "sha256": f"{n:064x}", "size": 1, "mtime_ns": 1, "inode": n} for n in range(15)]
+    assert store.open_batches(spec, "run", [], None, [encode_metadata({"files": [file]}) for file in files]) is not None
+    for txid in range(1, 16):
+        attempt = tally.start(txid)
+        store.seal(attempt, [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
+    statements: list[str] = []
+    sa.event.listen(store.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
+
+    store.commit_batch(spec, 1, "test")
+    alone = len(statements)
+    numbers = []
+    for together in (2, 12):
+        statements.clear()
+        assert len(store.commit_ready(spec, "test", max_batches=together)) == together
+        numbers.append(len(statements))
+
+    assert alone <= 9
+    assert numbers[0] == numbers[1] <= 12
+    assert tally.state() == [("a", 15, 15, 1, 1, 15)]

@@ -51,7 +51,7 @@ MUTANTS = (
         "I16",
         FILE,
         "start_attempt",
-        "ordered_commit.check_declaration(connection, spec)",
+        "verdicts.check_declaration(spec, commit_facts.read_registered(connection, spec.name))",
         "pass",
         (f"{ATTEMPTS}::test_old_code_can_neither_process_nor_commit_after_a_deploy",),
     ),

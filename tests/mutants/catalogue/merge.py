@@ -144,7 +144,7 @@ MUTANTS = (
         "rows-that-no-seal-names-are-merged",
         "I7",
         MERGE,
-        "_staged",
+        "_rows_of",
         "sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         "sa.select(*columns)",
         (f"{ORDERED}::test_rows_that_no_seal_names_do_not_count",),

@@ -116,8 +116,8 @@ MUTANTS = (
         "I7",
         STAGING,
         "recount",
-        "if counts.get(p.task_attempt) != (p.rows, p.digest):",
-        "if p.task_attempt not in counts:",
+        "if (rows_found, digest_found) != (rows_sealed, digest):",
+        "if rows_found is None:",
         (DAMAGED,),
     ),
     Mutant(
@@ -125,8 +125,8 @@ MUTANTS = (
         "I7",
         STAGING,
         "recount",
-        "if counts.get(p.task_attempt) != (p.rows, p.digest):",
-        "if counts.get(p.task_attempt, (0, 0))[0] != p.rows:",
+        "if (rows_found, digest_found) != (rows_sealed, digest):",
+        "if (rows_found or 0) != rows_sealed:",
         (DAMAGED,),
     ),
     Mutant(
