@@ -141,23 +141,31 @@ def _record(
         }
         for batch, merged in committed
     ]
-    c, k = tables.cursor.c, tables.commit.c
-    recorded = insert(tables.commit).values(rows).returning(k.txid, k.committed_at).cte("recorded")
+    c = tables.cursor.c
+    recorded = insert(tables.commit).values(rows).returning(tables.commit.c.committed_at).cte("recorded")
     position = {"txid": last.locked.txid, "attempt": last.locked.attempt, "source_digest": last.input.digest}
     is_there = c.pipeline == first.pipeline, c.txid == first.txid - 1
     advanced = sa.update(tables.cursor).where(*is_there).values(position).returning(c.txid).cte("advanced")
-    times = connection.execute(
-        sa.select(recorded.c.txid, recorded.c.committed_at, sa.exists().select_from(advanced)).order_by(recorded.c.txid)
-    ).all()
-    if not all(has_advanced for *_, has_advanced in times):
+    both = sa.outerjoin(recorded, advanced, sa.true())
+    # One time for all: that at which the transaction began.
+    committed_at, moved = connection.execute(sa.select(recorded.c.committed_at, advanced.c.txid).select_from(both)).all()[0]
+    if moved is None:
         raise GuardMismatch(
             f"{first.pipeline}: the cursor left txid {first.txid - 1} while it was locked.",
             pipeline=first.pipeline,
             txid=first.txid,
         )
     return [
-        Commit(batch.locked.pipeline, txid, batch.locked.attempt, merged.keys, at, skipped_reason, already_committed=False)
-        for (batch, merged), (txid, at, _) in zip(committed, times, strict=True)
+        Commit(
+            first.pipeline,
+            batch.locked.txid,
+            batch.locked.attempt,
+            merged.keys,
+            committed_at,
+            skipped_reason,
+            already_committed=False,
+        )
+        for batch, merged in committed
     ]
 
 

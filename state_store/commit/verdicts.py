@@ -17,7 +17,7 @@ from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts, Re
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger.batches import BatchInput, unknown_batch
 from tidegate.state_store.ledger.cursors import Cursor, check_not_retired
-from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, AttemptRow, LockedBatch
+from tidegate.state_store.seal.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.states import table_identity
 
 MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transaction; a batch alone may have more
@@ -104,10 +104,10 @@ def check_sealed(spec: PipelineSpec, batch: LockedBatch, attempt: AttemptRow | N
     if attempt.failed_at is not None:
         raise StagingLost(f"{name} failed: {attempt.error} It is processed again.", **identity)
     if attempt.sealed_at is None:
-        if (silence := attempt.silent_seconds) >= LONGEST_SILENCE_SECONDS:
+        if attempt.is_silent:
             raise StagingLost(
-                f"{name} has not been heard of for {silence:.0f} s: its process ({attempt.owner}) died or is suspended. It is "
-                "processed again.",
+                f"{name} has not been heard of for {attempt.silent_seconds:.0f} s: its process ({attempt.owner}) died or is "
+                "suspended. It is processed again.",
                 **identity,
             )
         if attempt.age_seconds >= attempt_timeout_seconds:

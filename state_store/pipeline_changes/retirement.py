@@ -7,7 +7,7 @@ its states, unless they are dropped. A txid is a batch's number; the cursor is t
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -203,11 +203,9 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
     b, a = tables.batch.c, tables.attempt.c
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
-    silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
     alive = connection.execute(
         sa.select(a.txid, a.attempt, a.owner)
-        .where(a.pipeline == pipeline, a.txid >= committed, a.sealed_at.is_(None), a.failed_at.is_(None))
-        .where(a.seen_at > sa.func.clock_timestamp() - silence)
+        .where(a.pipeline == pipeline, a.txid >= committed, attempts.is_at_work(tables.attempt))
         .order_by(a.txid)
         .limit(1)
     ).one_or_none()

@@ -7,7 +7,7 @@ attempts at both; counts stop at a limit.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -47,6 +47,7 @@ class Try(NamedTuple):
     seen_at: datetime
     sealed_at: datetime | None
     failed_at: datetime | None
+    is_silent: bool
     error: str | None
 
 
@@ -97,7 +98,6 @@ class RegisteredPipeline(NamedTuple):
     plans_failing_since: datetime | None
     failed_run: str | None
     plan_error: str | None
-    now: datetime
     queries: Sequence[Mapping[str, str]]
     new_columns: Sequence[Mapping[str, Any]]
 
@@ -213,11 +213,9 @@ def _pipelines() -> sa.Select[Any]:
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
     quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantined_records.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
-    silence = timedelta(seconds=attempts.LONGEST_SILENCE_SECONDS)
-    alive = a.seen_at > sa.func.now() - silence
     in_work = (
         sa.select(sa.func.min(a.txid))
-        .where(a.pipeline == c.pipeline, a.txid > c.txid, a.sealed_at.is_(None), a.failed_at.is_(None), alive)
+        .where(a.pipeline == c.pipeline, a.txid > c.txid, attempts.is_at_work(tables.attempt))
         .scalar_subquery()
     )
     plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
@@ -232,7 +230,6 @@ def _pipelines() -> sa.Select[Any]:
             counted(acks),
             in_work,
             *of_plans,
-            sa.func.now(),
             p.declaration["queries"],
             undeclared_columns.new_columns(p.pipeline),
             *CURSOR,
@@ -278,7 +275,8 @@ def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[t
     """Return the newest attempts at these batches, the newest first."""
     b, a = tables.batch.c, tables.attempt.c
     newest = (
-        sa.select(*(a[name] for name in Try._fields[:-1]), sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
+        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.is_silent(tables.attempt).label("is_silent"))
+        .add_columns(sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
         .where(tables.same_batch(tables.attempt, tables.batch))
         .order_by(a.attempt.desc())
         .limit(ATTEMPTS_LOOKED_AT)

@@ -95,7 +95,10 @@ class LockedBatch(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock."""
+    """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock.
+
+    An attempt `is_silent` if no heartbeat has come for LONGEST_SILENCE_SECONDS.
+    """
 
     owner: str
     fingerprint: str
@@ -106,6 +109,7 @@ class AttemptRow(NamedTuple):
     quarantined_rows: int | None
     age_seconds: Decimal
     silent_seconds: Decimal
+    is_silent: bool
 
 
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
@@ -154,8 +158,22 @@ def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) ->
 def attempt_columns() -> list[sa.ColumnElement[Any]]:
     """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
     a = tables.attempt.c
-    since = (sa.func.extract("epoch", sa.func.now() - moment) for moment in (a.started_at, a.seen_at))
-    return [*(a[name] for name in AttemptRow._fields[:-2]), *since]
+    since = (sa.func.extract("epoch", sa.func.clock_timestamp() - moment) for moment in (a.started_at, a.seen_at))
+    return [*(a[name] for name in AttemptRow._fields[:-3]), *since, is_silent(tables.attempt)]
+
+
+def is_silent(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether no heartbeat of an attempt has come for long: its process is taken for dead or suspended.
+
+    A clock that was set back makes the silence negative: then nothing is known of it, so the attempt is not silent.
+    """
+    return sa.func.clock_timestamp() - attempt.c.seen_at >= timedelta(seconds=LONGEST_SILENCE_SECONDS)
+
+
+def is_at_work(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether an attempt has not ended, and sends heartbeats."""
+    a = attempt.c
+    return sa.and_(a.sealed_at.is_(None), a.failed_at.is_(None), sa.not_(is_silent(attempt)))
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
@@ -189,15 +207,13 @@ def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
 def newest_is_alive(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether the newest attempt at a batch of this table or alias is at work.
 
-    It has not ended, sends heartbeats, and its process has a session at this server: that ends with the process, before the
+    It sends heartbeats, and its process has a session at this server: that ends with the process, before the
     attempt falls silent. (Behind a connection pooler, an idle process may have none, and be taken for dead.)
     """
     newest, exists = _newest_of(batch)
-    a = newest.c
-    is_fresh = a.seen_at >= sa.func.now() - timedelta(seconds=LONGEST_SILENCE_SECONDS)
     session = _SESSIONS.c
-    has_session = sa.exists().where(session.datname == sa.func.current_database(), session.application_name == a.session)
-    return exists.where(a.sealed_at.is_(None), a.failed_at.is_(None), is_fresh, has_session)
+    own = session.datname == sa.func.current_database(), session.application_name == newest.c.session
+    return exists.where(is_at_work(newest), sa.exists().where(*own))
 
 
 def is_of_another_process(batch: sa.FromClause) -> sa.ColumnElement[bool]:

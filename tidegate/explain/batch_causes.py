@@ -194,8 +194,7 @@ class BatchCauses:
         if newest.airflow_run_id is not None:
             by = f"Airflow's run {newest.airflow_run_id}, task {newest.airflow_task_id}, its try {newest.airflow_try}"
         story = f"Txid {batch.txid} is in work: attempt {newest.attempt}{self._number(batch, newest)}, by {by}"
-        # A clock that was set back makes the silence negative: then nothing is known of it.
-        if (self._wait.row.now - newest.seen_at).total_seconds() <= LONGEST_SILENCE_SECONDS:
+        if not newest.is_silent:
             return self._of(batch, "IN_WORK", f"{story}.", since=newest.started_at)
         story += f". It has not been heard of for more than {LONGEST_SILENCE_SECONDS} s: its process died or is suspended."
         advice = "Nothing while its run lasts: another attempt takes over. If the run has ended, start another."

@@ -123,8 +123,8 @@ MUTANTS = (
         "limit:LONGEST_SILENCE_SECONDS",
         "state_store/seal/attempts.py",
         "newest_is_alive",
-        "a.failed_at.is_(None), is_fresh, has_session)",
-        "a.failed_at.is_(None), is_fresh)",
+        "exists.where(is_at_work(newest), sa.exists().where(*own))",
+        "exists.where(is_at_work(newest))",
         (f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up",),
     ),
     Mutant(

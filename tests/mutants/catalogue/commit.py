@@ -221,10 +221,10 @@ MUTANTS = (
     Mutant(
         "a-silent-attempt-is-waited-for",
         "I20",
-        VERDICTS,
-        "check_sealed",
-        ">= LONGEST_SILENCE_SECONDS",
-        ">= 60 * LONGEST_SILENCE_SECONDS",
+        "state_store/seal/attempts.py",
+        "is_silent",
+        "timedelta(seconds=LONGEST_SILENCE_SECONDS)",
+        "timedelta(hours=LONGEST_SILENCE_SECONDS)",
         (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
     ),
     Mutant(
