@@ -29,13 +29,8 @@ from tidegate.state_store.base.errors import (
     UsageError,
 )
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.connections.database import (
-    CONNECTION_CHECK_INTERVAL,
-    DDL_LOCK_TIMEOUT_SECONDS,
-    Database,
-    set_local,
-    wait_at_most,
-)
+from tidegate.state_store.connections.database import CONNECTION_CHECK_INTERVAL, DDL_LOCK_TIMEOUT_SECONDS, Database
+from tidegate.state_store.connections.local_settings import set_local, wait_at_most
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Witness

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 
 from tidegate.state_store.base.errors import AccessRefused, PermanentError
 from tidegate.state_store.connections import role_settings
-from tidegate.state_store.connections.copy_into_staging import STAGING
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
 from tidegate.state_store.states import state_tables

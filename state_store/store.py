@@ -33,7 +33,8 @@ from tidegate.state_store.commit.event_windows import EventTimeProgress
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.connections import role_settings
 from tidegate.state_store.connections.copy_into_staging import CsvReader
-from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, hold_open, left_for_later
+from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, left_for_later
+from tidegate.state_store.connections.local_settings import hold_open
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, Staged, StateSpec
 from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision
@@ -52,8 +53,7 @@ from tidegate.state_store.read_ledger.wait_facts import Wait
 from tidegate.state_store.read_states import transform_reads
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import StagedPartition
+from tidegate.state_store.seal.attempts import AirflowTry, Attempt, StagedPartition, Tracked
 from tidegate.state_store.states import range_partitions
 
 logger = logging.getLogger(__name__)

@@ -73,8 +73,8 @@ from tidegate.state_store.read_states.named_query_answers import Answer, ask
 from tidegate.state_store.read_states.state_rows import StateReader, rows_after, version_of
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts
-from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, AirflowTry, Attempt, Tracked
-from tidegate.state_store.seal.staging_tables import NO_TASK, StagedPartition, digest_statement
+from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
+from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states import history_state_view, key_lookup, partitions, range_partitions, state_tables
 from tidegate.state_store.states.key_lookup import get
 from tidegate.state_store.states.state_tables import changes_table_of, state_table_of

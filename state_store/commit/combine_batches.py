@@ -18,8 +18,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 from sqlalchemy.schema import DropTable
 
 from tidegate.state_store.commit import merge_expressions
-from tidegate.state_store.connections.copy_into_staging import STAGING
-from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.local_settings import set_local
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, staged_in_order_of
 from tidegate.state_store.states import state_tables
 

@@ -27,7 +27,7 @@ from tidegate.state_store.base.errors import GuardMismatch, Overflow
 from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions, quarantined_records
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
-from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec

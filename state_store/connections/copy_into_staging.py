@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from psycopg2 import sql
 
 from tidegate.state_store.connections.executor_connections import connect
+from tidegate.state_store.connections.table_locks import STAGING
 
-STAGING = "staging"
 COPY_BLOCK_BYTES = 1 << 20
 
 

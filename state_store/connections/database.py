@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Self
@@ -20,6 +20,7 @@ from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.answer_deadlines import MARGIN_SECONDS, open_connection
+from tidegate.state_store.connections.local_settings import local, set_local, without_time_limit
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.connections.utc_times import prepare_times
@@ -149,7 +150,7 @@ def set_limits(
         "synchronous_commit": sa.case((current == "remote_apply", current), else_="on"),  # a stricter setting is kept
         **({"tidegate.writer": writer} if writer is not None else {}),
     }
-    connection.execute(sa.select(*_local(limits), _without_time_limit()))
+    connection.execute(sa.select(*local(limits), without_time_limit()))
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def left_for_later(connection: Connection, doing: str) -> Iterator[None]:
 
     Raises: the block's other errors.
     """
-    patience = sa.func.current_setting("lock_timeout"), *_local({"lock_timeout": f"{PATIENCE_OF_WHAT_CAN_WAIT_SECONDS}s"})
+    patience = sa.func.current_setting("lock_timeout"), *local({"lock_timeout": f"{PATIENCE_OF_WHAT_CAN_WAIT_SECONDS}s"})
     try:
         with connection.begin_nested():
             usual, _ = connection.execute(sa.select(*patience)).one()
@@ -170,34 +171,6 @@ def left_for_later(connection: Connection, doing: str) -> Iterator[None]:
         if not lock_holders.is_lock_timeout(error.orig):
             raise
         logger.warning("Left for later: %s. %s", doing, lock_holders.of(error.orig, connection.connection.driver_connection))
-
-
-def hold_open(connection: Connection) -> None:
-    """Let this transaction stay open and idle for any time."""
-    connection.execute(sa.select(*_local({"idle_in_transaction_session_timeout": "0"}), _without_time_limit()))
-
-
-def wait_at_most(connection: Connection, seconds: float) -> None:
-    """Wait so long for the answer to each further statement of this transaction, longer than the server takes at most."""
-    connection.connection.driver_connection.answer_seconds = seconds + MARGIN_SECONDS  # type: ignore[union-attr]
-
-
-def set_local(connection: Connection, settings: Mapping[str, str]) -> None:
-    """Change settings of Postgres for this transaction, which works through a connection pooler, too."""
-    connection.execute(sa.select(*_local(settings)))
-
-
-def _local(settings: Mapping[str, Any]) -> list[sa.ColumnElement[str]]:
-    return [sa.func.set_config(name, value, True) for name, value in settings.items()]
-
-
-def _without_time_limit() -> sa.ColumnElement[Any]:
-    """Return the call that lifts a limit on the whole transaction, under which a large merge would never end.
-
-    From Postgres 17 on, a role or a database may set one.
-    """
-    name = "transaction_timeout"
-    return sa.case((sa.func.current_setting(name, True).is_not(None), sa.func.set_config(name, "0", True)))
 
 
 def _name_session(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from psycopg2 import errors as driver
 from psycopg2 import sql
 
-STATE = "state"
+STATE, STAGING = "state", "staging"  # the schemas of states, and of what attempts have staged
 
 
 def lock_of(table: str) -> sql.Composable:

@@ -15,7 +15,7 @@ from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, Stagi
 from tidegate.state_store.commit import commit_facts, merge_into_states, ordered_commit, quarantined_records, verdicts
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.commit.ordered_commit import Commit
-from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, followed_as, parts_of, references_of
 from tidegate.state_store.ledger import batches, counted_files, cursors, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
 from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, set_local
+from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
+from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, rebuilt_by, spec_of
 from tidegate.state_store.ledger import cursors, schema_revision, tables

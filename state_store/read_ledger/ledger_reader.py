@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.connections.database import Database, set_local, wait_at_most
+from tidegate.state_store.connections.database import Database
+from tidegate.state_store.connections.local_settings import set_local, wait_at_most
 from tidegate.state_store.declarations.column_spec import NAME
 from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.ledger.commit_witness import Witness

@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import HoleDetected
 from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.connections.copy_into_staging import STAGING
-from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.local_settings import set_local
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.ledger import cursors, tables, undeclared_columns
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import CURSOR, Cursor

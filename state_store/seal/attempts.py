@@ -20,12 +20,12 @@ from tidegate.state_store.base.errors import AttemptFenced, SourceChanged
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger import tables, undeclared_columns
 from tidegate.state_store.ledger.batches import unknown_batch
-from tidegate.state_store.seal.staging_tables import StagedPartition
 
 FENCED = AttemptFenced("").code
 # An attempt sends heartbeats every few seconds. After a silence this long its process is taken for dead or suspended, and other
 # processes stop waiting for it. If it is alive after all, the fence keeps it from committing.
 LONGEST_SILENCE_SECONDS = 60
+NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,17 @@ class Tracked:
     transformed_hash_sum: int | None = None
     staged_bytes: int | None = None
     staged_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class StagedPartition:
+    """The rows that one Spark task, or NO_TASK, staged for a state: their number and digest."""
+
+    state: str
+    partition: int
+    task_attempt: int
+    rows: int
+    digest: int
 
 
 class LockedBatch(NamedTuple):

@@ -7,7 +7,6 @@ task attempt that wrote it: if a task ran twice, the attempt's seal, its list of
 import logging
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from typing import Any
@@ -20,15 +19,16 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.state_store.base.errors import StagingLost
-from tidegate.state_store.connections.copy_into_staging import STAGING, CsvReader, copy_rows
+from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
 from tidegate.state_store.ledger import tables
+from tidegate.state_store.seal.attempts import NO_TASK, StagedPartition
 from tidegate.state_store.states import state_tables
 
 logger = logging.getLogger(__name__)
 
-NO_TASK = -1  # the task attempt of rows that no Spark task wrote: those of Spark begin at 0
 # Executors write the tables; the owner of the state tables reads them for a redo.
 STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
     "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
@@ -42,17 +42,6 @@ _HASHES: list[tuple[type[Any], str]] = [
 ]
 _ZERO = "0::bigint"
 _PREPARER = psycopg2.dialect().identifier_preparer  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class StagedPartition:
-    """The rows that one Spark task, or NO_TASK, staged for a state: their number and digest."""
-
-    state: str
-    partition: int
-    task_attempt: int
-    rows: int
-    digest: int
 
 
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 from tidegate.state_store.connections import lock_holders
-from tidegate.state_store.connections.database import set_local
+from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.column_spec import TXID
 from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
 from tidegate.state_store.ledger import tables

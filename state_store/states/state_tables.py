@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from tidegate.state_store.connections.copy_into_staging import STAGING
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.column_spec import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Staged, StateSpec
 from tidegate.state_store.declarations.window_spec import WINDOW_END

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.schema import CreateTable
 
 from tidegate.state_store.base.errors import UsageError
-from tidegate.state_store.connections.copy_into_staging import STAGING
+from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.states import state_tables

@@ -12,8 +12,8 @@ from tidegate.state_store import StateStore
 from tidegate.state_store.base import errors
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import Staged, StateSpec
-from tidegate.state_store.seal.attempts import Attempt
-from tidegate.state_store.seal.staging_tables import NO_TASK, StagedPartition, digest_statement
+from tidegate.state_store.seal.attempts import NO_TASK, Attempt, StagedPartition
+from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states.state_tables import staging_table_of
 
 # At most this number of partials of a state is fetched and staged in process: a bound in rows, and so in memory.
