@@ -44,6 +44,7 @@ from tidegate.state_store.ledger.counted_files import TakenFile
 from tidegate.state_store.operate import mended_records, pruning, recorded_actions
 from tidegate.state_store.operate.mended_records import Mend, Original
 from tidegate.state_store.operate.recorded_actions import Redo
+from tidegate.state_store.operate.redo_refusals import check_not_followed
 from tidegate.state_store.pipeline_changes import rebuilds, retirement
 from tidegate.state_store.read_ledger import batch_search, batch_status, pipeline_overview, wait_facts
 from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchResult
@@ -448,7 +449,7 @@ class StateStore(Database):
         Raises: RangeRefused; UsageError if one of `without` follows no state.
         """
         with self._transaction("reading who follows states") as connection:
-            recorded_actions.check_not_followed(connection, spec, txid, without)
+            check_not_followed(connection, spec, txid, without)
 
     def redo_batch(self, spec: PipelineSpec, txid: int, request: Redo) -> Commit:
         """Replace the effect of the last committed txid by that of its newest attempt. As the owner of the tables only.

@@ -22,7 +22,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Source
 from tidegate.state_store.ledger import batches, cursors, tables
 from tidegate.state_store.ledger.batches import BatchInput, decode_metadata, encode_metadata
 from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.operate import recorded_actions
+from tidegate.state_store.operate.redo_refusals import check_not_read, check_redoable
 from tidegate.state_store.seal import attempts, staging_tables
 from tidegate.state_store.seal.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
 
@@ -109,8 +109,8 @@ def start_attempt(
     txid = request.txid
     batch = attempts.lock_batch(connection, spec.name, txid)
     if request.mode == "redo":
-        recorded_actions.check_redoable(spec, txid, cursors.committed(connection, spec.name))
-        recorded_actions.check_not_read(connection, spec, txid)
+        check_redoable(spec, txid, cursors.committed(connection, spec.name))
+        check_not_read(connection, spec, txid)
     elif done := ordered_commit.find(connection, spec.name, txid):
         return done
     cursors.check_history(connection, spec.name, witness)

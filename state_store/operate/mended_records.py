@@ -12,7 +12,7 @@ from tidegate.state_store.base.errors import RangeRefused, UnknownBatch, UsageEr
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import existing_input
 from tidegate.state_store.ledger.cursors import check_in_service
-from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.operate.action_record import write_action
 
 # As long as the longest bad record that the quarantine keeps whole.
 MAX_BYTES = 8 * 1024 * 1024

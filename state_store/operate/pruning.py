@@ -11,7 +11,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateS
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.states import partitions, range_partitions, state_tables
 
 # A transaction removes no more rows one by one: commits wait for it.

@@ -9,17 +9,18 @@ from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, StagingLost, UsageError
+from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, StagingLost
 from tidegate.state_store.commit import commit_facts, merge_into_states, ordered_commit, quarantined_records, verdicts
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.connections.local_settings import set_local
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, followed_as, parts_of, references_of
-from tidegate.state_store.ledger import batches, counted_files, cursors, schema_revision, tables
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
+from tidegate.state_store.ledger import batches, counted_files, cursors, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, encode_metadata, position_of
 from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.operate.action_record import write_action
+from tidegate.state_store.operate.redo_refusals import check_not_followed, check_not_read, check_not_rebuilt, check_redoable
 from tidegate.state_store.seal import attempts
 from tidegate.state_store.seal.attempts import LockedBatch
 from tidegate.state_store.states import state_tables, table_identity, table_shape
@@ -111,7 +112,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     verdicts.check_in_order(facts)
     check_redoable(spec, txid, facts.cursor.txid)
     check_not_followed(connection, spec, txid, request.without)
-    _check_not_rebuilt(connection, spec, txid)
+    check_not_rebuilt(connection, spec, txid)
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
     if batch.attempt == facts.cursor.attempt:
@@ -149,91 +150,6 @@ def _replace_commit(connection: Connection, batch: LockedBatch, owner: str, merg
     of_batch = (k.pipeline == batch.pipeline, k.txid == batch.txid)
     connection.execute(sa.update(tables.commit).where(*of_batch).values(**counts, **wrote, owner=owner))
     connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))
-
-
-def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
-    """Refuse to redo any but the last committed txid, or states that keep no previous values.
-
-    Raises: RangeRefused.
-    """
-    if txid != committed_txid:
-        raise RangeRefused(
-            f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-    if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-
-
-def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str]) -> None:
-    """Refuse to redo a txid if a pipeline that follows a state, and is not in `without`, may have counted its changes.
-
-    Those in `without` are refused if they are run again after they have counted them (`tidegate.jobs.sources.changes`).
-
-    Raises: RangeRefused; UsageError if one of `without` follows no state.
-    """
-    p = tables.pipeline.c
-    streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
-    source = p.declaration["source_identity"].astext
-    in_service = connection.execute(sa.select(p.pipeline, source).where(p.retired_at.is_(None)).order_by(p.pipeline)).all()
-    followers = [(name, part) for name, identity in in_service for part in parts_of(identity).values() if part in streams]
-    if unknown := sorted(set(without) - {name for name, _ in followers}):
-        raise UsageError(f"Pipeline {unknown[0]} follows no state of {spec.name}.")
-    for name, followed in ((name, followed) for name, followed in followers if name not in without):
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {streams[followed]}, and may have "
-            "counted what would be taken back. Correct it by a later batch; or, if that pipeline is not run any more, add "
-            f"--without {name}.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-
-
-def _check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Refuse to redo a batch that a rebuild has, under the cursor's lock, for which the rebuild waits when it opens the batch.
-
-    Raises: RangeRefused.
-    """
-    b = tables.batch.c
-    names = [name for name, rebuild in schema_revision.rebuilds_in_service(connection).items() if rebuild.pipeline == spec.name]
-    rebuild = connection.scalar(sa.select(b.pipeline).where(b.pipeline.in_(names), b.txid == txid).limit(1))
-    if rebuild is not None:
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "
-            f"First let it take its pipeline's place (tidegate migrate), or retire it (tidegate retire {rebuild}).",
-            pipeline=spec.name,
-            txid=txid,
-        )
-
-
-def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> None:
-    """Refuse to redo a locked batch if the next one may have read the states as this one left them.
-
-    Such a batch locks the one before it when it begins, so none begins during a redo.
-
-    Raises: RangeRefused.
-    """
-    b, a = tables.batch.c, tables.attempt.c
-    following = sa.and_(b.pipeline == spec.name, b.txid == txid + 1)
-    has_begun = sa.exists().where(following, tables.same_attempt(tables.attempt, tables.batch), a.failed_at.is_(None))
-    if spec.awaits_previous and connection.scalar(sa.select(has_begun)):
-        raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: txid {txid + 1} has begun, and reads states that would be taken back. "
-            "Correct it by a later batch.",
-            pipeline=spec.name,
-            txid=txid,
-        )
-
-
-def write_action(connection: Connection, pipeline: str, txid: int | None, action: str, owner: str, reason: str) -> None:
-    """Record an operator's action, in the transaction that carries it out."""
-    row = {"pipeline": pipeline, "txid": txid, "action": action, "owner": owner, "reason": reason}
-    connection.execute(insert(tables.operator_action).values(row))
 
 
 def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:

@@ -28,7 +28,7 @@ from tidegate.state_store.declarations.pipeline_spec import (
 )
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
-from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import rebuild_swap, registration
 from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.states import range_partitions, state_tables

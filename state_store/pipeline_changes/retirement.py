@@ -23,7 +23,7 @@ from tidegate.state_store.connections.postgres_errors import dependents
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, rebuilt_by, spec_of
 from tidegate.state_store.ledger import cursors, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
-from tidegate.state_store.operate.recorded_actions import write_action
+from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
 from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.seal import attempts, staging_tables

@@ -2,7 +2,7 @@
 
 from tests.mutants.planted_fault import Mutant
 
-ACTIONS = "state_store/operate/recorded_actions.py"
+ACTIONS, REFUSALS = "state_store/operate/recorded_actions.py", "state_store/operate/redo_refusals.py"
 PRUNING = "state_store/operate/pruning.py"
 MENDED = "state_store/operate/mended_records.py"
 STATES = "tests/conformance/test_states.py"
@@ -62,7 +62,7 @@ MUTANTS = (
         "I24",
         ACTIONS,
         "redo",
-        "_check_not_rebuilt(connection, spec, txid)",
+        "check_not_rebuilt(connection, spec, txid)",
         "pass",
         ("tests/jobs/test_rebuilds.py::test_a_redo_of_what_is_being_rebuilt_is_refused",),
     ),
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "a-redo-of-an-earlier-txid",
         "I13",
-        ACTIONS,
+        REFUSALS,
         "check_redoable",
         "if txid != committed_txid:",
         "if txid > committed_txid:",
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "a-redo-of-a-state-that-does-not-know-what-it-was",
         "I13",
-        ACTIONS,
+        REFUSALS,
         "check_redoable",
         'if state.kind != "opaque"]',
         'if state.kind == "non-transactional"]',
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "a-redo-of-what-the-next-batch-has-read",
         "I21",
-        ACTIONS,
+        REFUSALS,
         "check_not_read",
         "b.txid == txid + 1)",
         "b.txid == txid + 2)",

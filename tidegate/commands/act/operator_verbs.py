@@ -101,7 +101,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, and replace what it did; for opaque states only."""
     from tidegate.state_store import StateStore  # noqa: PLC0415
-    from tidegate.state_store.operate.recorded_actions import check_redoable  # noqa: PLC0415
+    from tidegate.state_store.operate.redo_refusals import check_redoable  # noqa: PLC0415
 
     output.show_log(logging.INFO if verbose else logging.ERROR)
     declared, settings = find_pipeline(pipeline), Settings.load()

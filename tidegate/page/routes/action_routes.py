@@ -17,7 +17,7 @@ from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, U
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, references_of
 from tidegate.state_store.ledger import batches
-from tidegate.state_store.operate.recorded_actions import check_redoable
+from tidegate.state_store.operate.redo_refusals import check_redoable
 from tidegate.state_store.read_ledger import batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_status import BatchStatus
 from tidegate.state_store.read_ledger.pipeline_overview import Progress
