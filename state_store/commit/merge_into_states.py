@@ -32,8 +32,7 @@ from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.seal import staging_tables
-from tidegate.state_store.seal.attempts import LockedBatch
-from tidegate.state_store.seal.staging_tables import StagedPartition
+from tidegate.state_store.seal.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.states import partitions, range_partitions, state_tables
 
 # Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
