@@ -294,9 +294,10 @@ class Update(_PerRow):
 
     ``before(batch)``, if given, runs in the same commit before the other states are merged, and so sees them without the batch.
 
-    It writes tables of the author's, which the author makes, and on which the role of setting `pg_user` needs privileges. It
-    can neither end the transaction nor open a connection: both are refused. What it does should be quick, as all other commits
-    of the pipeline wait. Like a transform, it is code: raise the pipeline's version if its meaning changes.
+    It writes tables of the author's, which the author makes, and on which the role of setting `pg_user` needs privileges. An
+    update that ends the transaction, or changes its role or a setting, is refused. What it does should be quick, as all other
+    commits of the pipeline wait; what it does elsewhere, such as over a connection of its own, is no part of the commit. Like a
+    transform, it is code: raise the pipeline's version if its meaning changes.
 
     `columns` maps columns of the rows to Postgres types; any may be NULL. The last batch cannot be redone, so the source has to
     be transactional.

@@ -142,8 +142,8 @@ def test_no_imports_go_in_a_circle() -> None:
 
 
 def test_the_store_needs_nothing_but_the_driver() -> None:
-    """state_store needs only SQLAlchemy, psycopg2 and the standard library, and sqlparse to look into authors' updates."""
-    allowed = {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "sqlparse", "state_store"}
+    """state_store needs only SQLAlchemy, psycopg2 and the standard library."""
+    allowed = {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "state_store"}
     found = [(path, line, name) for path in FILES if path.startswith("state_store/") for line, name in imports(path)]
     assert [f"{path}:{line} imports {name}" for path, line, name in found if package_of(name) not in allowed] == []
 
