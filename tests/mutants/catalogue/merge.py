@@ -1,6 +1,6 @@
 """Faults of the merge: guards, what is read of staging, how values are combined, the author's code in the commit."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import MODULE, Mutant
 
 MERGE = "state_store/commit/merge_into_states.py"
 EXPRESSIONS = "state_store/commit/merge_expressions.py"
@@ -312,12 +312,12 @@ MUTANTS = (
         (f"{READY}::test_every_key_is_in_one_part",),
     ),
     Mutant(
-        "an-update-that-has-ended-the-transaction-is-not-noticed",
+        "an-update-goes-on-as-another-writer",
         "fault:update-ends-transaction:commit",
         "state_store/commit/author_updates.py",
-        "end",
-        "if deleted != 1:",
-        "if deleted > 1:",
+        MODULE,
+        "current_setting('tidegate.writer', true),",
+        "",
         (f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",),
     ),
     Mutant(
