@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +22,28 @@ from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger
 from tidegate.state_store import Settings, StateStore
 
 PATIENCE_SECONDS = 60
+Polls = Callable[[int], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
+    """A function that waits until pollers, which look often here, have looked that many more times."""
+    for name, seconds in (("POLL_SECONDS", 0.05), ("SECONDS_BETWEEN_LOOKS", 0.05), ("FAILED_TASKS_EVERY_SECONDS", 0.1)):
+        monkeypatch.setattr(batch_trigger, name, seconds)
+    answers, seen = TurnPoller._answers, 0
+
+    def counted(poller: TurnPoller, *arguments: Any) -> Any:
+        nonlocal seen
+        seen += 1  # at its beginning: all looks before have been answered
+        return answers(poller, *arguments)
+
+    async def more(count: int) -> None:
+        until = seen + 1 + count
+        while seen < until:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(TurnPoller, "_answers", counted)
+    return more
 
 
 @pytest.fixture
@@ -70,7 +92,7 @@ def _run(body: Callable[[], Any]) -> Any:
     return asyncio.run(bounded())
 
 
-def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
+def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
     """A batch that was processed early waits until all earlier ones have committed."""
     batches.plan("run", 3)
 
@@ -78,7 +100,7 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
         waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2, 3])]
         await asyncio.to_thread(batches.seal, 2)
         await asyncio.to_thread(batches.seal, 3)
-        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
+        await polls(3)
         assert not any(wait.done() for wait in waits)
 
         for txid, wait in enumerate(waits, start=1):
@@ -91,7 +113,7 @@ def test_turns_open_in_txid_order(batches: Batches, poller: TurnPoller) -> None:
     _run(body)
 
 
-def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller: TurnPoller) -> None:
+def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
     """That is long before the batch's turn to commit."""
     batches.plan("run", WINDOW + 2)
 
@@ -100,7 +122,7 @@ def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, poller:
             asyncio.create_task(_turn(poller, Place(CLICKS.name, "run", txid - 1, "begin")))
             for txid in (WINDOW + 1, WINDOW + 2)
         )
-        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
+        await polls(3)
         assert not last.done()
 
         await asyncio.to_thread(batches.seal, 1)
@@ -127,7 +149,7 @@ def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, p
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
-def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, settings: Settings) -> None:
+def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, polls: Polls, settings: Settings) -> None:
     """With it, commit tasks after it were cleared, and start before its attempt lifts the halt."""
     batches.plan("run", 2)
     batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
@@ -137,7 +159,7 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, se
 
     async def body() -> tuple[Turn, Turn]:
         waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
-        await asyncio.sleep(6 * batch_trigger.POLL_SECONDS)
+        await polls(6)
         assert not any(wait.done() for wait in waits)
         await asyncio.to_thread(batches.seal, 1)
         states[0] = "success"
@@ -148,7 +170,7 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, se
     assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
 
 
-def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, settings: Settings) -> None:
+def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, polls: Polls, settings: Settings) -> None:
     """That task has sealed the batch, and is about to commit it, or commits it at this moment."""
     batches.plan("run", 2)
     batches.seal(1)
@@ -157,7 +179,7 @@ def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, se
 
     async def body() -> Turn:
         wait = asyncio.create_task(_turn(poller, *_places([1])))
-        await asyncio.sleep(6 * batch_trigger.POLL_SECONDS)
+        await polls(6)
         assert not wait.done()
         states[0] = "success"
         return await wait
@@ -180,9 +202,14 @@ def test_many_waiting_triggers_share_one_connection(batches: Batches, poller: Tu
 
 
 def test_waits_outlive_an_unreachable_postgres(
-    batches: Batches, settings: Settings, connects: list[StateStore], caplog: pytest.LogCaptureFixture
+    batches: Batches,
+    settings: Settings,
+    connects: list[StateStore],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error is logged and the query repeated; a wait never fails because of it."""
+    monkeypatch.setattr(batch_trigger, "POLL_SECONDS", 0.5)
     batches.plan("run", 1)
     batches.seal(1)
     refused = iter([replace(settings, pg_port=1)])
@@ -203,11 +230,8 @@ def test_waits_outlive_an_unreachable_postgres(
     assert "asking again in 1 s" in caplog.text
 
 
-def test_a_task_that_failed_silently_ends_the_later_waits(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_failed_silently_ends_the_later_waits(batches: Batches, settings: Settings) -> None:
     """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.4)
     batches.plan("run", 3)
     poller = _poller(settings, [], lambda _pipeline, _run_id: [1])
 
@@ -222,10 +246,9 @@ def test_a_task_that_failed_silently_ends_the_later_waits(
 
 @pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
 def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, situation: str
+    batches: Batches, settings: Settings, situation: str
 ) -> None:
     """Another task processes the batch, or an earlier batch's commit takes it along: the ledger shows it."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     (batches.begin if situation == "an attempt at work" else batches.seal)(2)
     looks: list[str] = []
@@ -251,16 +274,13 @@ def _end_attempts(batches: Batches, situation: str) -> None:
         batches.commit(1)
 
 
-def test_a_run_that_another_database_does_not_know_ends_its_waits(
-    batches: Batches, poller: TurnPoller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_database_does_not_know_ends_its_waits(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
     """After `tidegate restore` no batch of the run is left; without an answer, its waits would keep the next run waiting."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 1)
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([1])))
-        await asyncio.sleep(3 * batch_trigger.POLL_SECONDS)
+        await polls(3)
         assert not wait.done()
         await asyncio.to_thread(_forget_batches, batches.store.settings)
         return await wait
@@ -283,11 +303,10 @@ def _silence(settings: Settings) -> None:
 @pytest.mark.promise("limit:SECONDS_UNTIL_ABANDONED")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+    batches: Batches, polls: Polls, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
 ) -> None:
     """Its process task was marked as done by hand, before it began or in its work: no task would ever seal it."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
-    monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 1.0)
+    monkeypatch.setattr(batch_trigger, "SECONDS_UNTIL_ABANDONED", 0.3)
     states = {0: "up_for_retry"}
     poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
     batches.plan("run", 2)
@@ -296,11 +315,11 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
 
     async def body() -> Any:
         first, second = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 2]))
-        await asyncio.sleep(2.5)
+        await polls(20)  # which takes a second
         assert not first.done()  # its own task will try it again
         states[0] = "success"
         if has_begun:
-            await asyncio.sleep(2.5)
+            await polls(20)  # which takes a second
             assert not first.done()  # a task is at work
             await asyncio.to_thread(_silence, settings)
         turn = await first
@@ -398,10 +417,9 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
 
 @pytest.mark.parametrize("is_next", [False, True])
 def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, is_next: bool
+    batches: Batches, settings: Settings, *, is_next: bool
 ) -> None:
     """The predecessor's commit skips it; but if that is over, and the batch is not skipped, the later waits end."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     batches.give_up(2)
     if is_next:
@@ -433,11 +451,8 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     assert (turn.opens, turn.halted) == ((False, "no task of this run tries txid 2 any more") if is_next else (True, None))
 
 
-def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Batches, settings: Settings) -> None:
     """Airflow knows of a failure before our callback has run: here, the batch is given up between two queries."""
-    monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
     batches.plan("run", 3)
     looks = 0
 
