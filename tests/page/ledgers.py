@@ -73,7 +73,7 @@ SELECT 'large_' || n, source_kind, fingerprint,
 FROM tidegate.pipeline, generate_series(1, %(pipelines)s) n WHERE pipeline = 'clicks';
 
 INSERT INTO tidegate.cursor (pipeline, txid, attempt, source_digest, epoch)
-SELECT 'large_' || n, CASE n WHEN 1 THEN %(txids)s ELSE 1000 END - 20, 1, '\\x00', c.epoch
+SELECT 'large_' || n, CASE n WHEN 1 THEN %(txids)s ELSE %(others)s END - 20, 1, '\\x00', c.epoch
 FROM tidegate.cursor c, generate_series(1, %(pipelines)s) n WHERE c.pipeline = 'clicks';
 
 INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by, opened_at, attempt, awaits_ack)
@@ -99,7 +99,7 @@ FROM tidegate.batch b JOIN tidegate.cursor c USING (pipeline) WHERE b.pipeline L
 """
 
 
-def write_large_ledger(settings: Settings, pipelines: int = PIPELINES, txids: int = TXIDS) -> None:
-    """Write pipelines, the first with so many txids; pipeline clicks is their model, and has a batch."""
-    as_owner(settings, LARGE_LEDGER, {"pipelines": pipelines, "txids": txids})
+def write_large_ledger(settings: Settings, pipelines: int = PIPELINES, txids: int = TXIDS, others: int = 1000) -> None:
+    """Write pipelines, the first with so many txids, others with fewer; pipeline clicks is their model, and has a batch."""
+    as_owner(settings, LARGE_LEDGER, {"pipelines": pipelines, "txids": txids, "others": others})
     as_owner(settings, "ANALYZE tidegate.batch, tidegate.attempt, tidegate.commit, tidegate.cursor, tidegate.pipeline")

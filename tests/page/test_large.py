@@ -40,7 +40,7 @@ def large(server: Server) -> Server:
         batches.plan("a run", 1)
         batches.seal(1)
         batches.commit(1)
-    write_large_ledger(server.settings)
+    write_large_ledger(server.settings, others=500)
     return server
 
 
