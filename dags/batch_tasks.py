@@ -262,12 +262,13 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
         from tidegate.jobs.engine.retries import with_servers  # noqa: PLC0415 - brings pyspark
 
         here, settings = _try(context["ti"]), Settings.load()
-        if with_servers(settings, lambda: self._process(settings, here, mode)):
+        must_wait = with_servers(settings, lambda: self._process(settings, here, mode))
+        if must_wait:
             trigger = TurnTrigger(self.pipeline_name, "begin")
             self.defer(trigger=trigger, timeout=self.turn_timeout, method_name=self.execute_begin.__name__)
 
     def _process(self, settings: Settings, here: AirflowTry, mode: Mode) -> bool:
-        """Do all work that is possible now; return whether the batch is ahead of the window. Work that is done is kept."""
+        """Do all work that is possible now; return whether the batch must wait for its turn. Work that is done is kept."""
         from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
         name, txid = self.pipeline_name, self.txid
@@ -279,7 +280,7 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
             if self.execution_timeout is None:
                 helper = replace(here, task_id=f"{here.task_id} of txid {txid}")
                 replace(worker, owner=str(helper), airflow=helper).help_run(here.run_id)
-            return processed.is_ahead
+            return processed.must_wait
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
         """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""

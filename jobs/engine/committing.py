@@ -1,11 +1,11 @@
 """Committing: which task commits, and with which batches.
 
     committer  the task that seals the batch after the cursor; if it died, any task that waits for its own batch's commit
-    together   all sealed batches after the cursor in one transaction, up to limits of number and size
-    (`tidegate.state_store.commit.ordered_commit`) alone      a batch of an opaque state, one that was given up, and every batch
-    after a joint commit has failed timing     at once; but a sealed batch waits a little for others that could be merged with
-    it (`tidegate.state_store.attempt.turns`) busy       while another task holds the cursor's lock, a task that processed
-               leaves the commit to it; a batch's own commit task waits for the lock
+    together   all sealed batches after the cursor in one transaction, up to limits of number and size (`ordered_commit`)
+    alone      a batch of an opaque state, one that was given up, and every batch after a joint commit has failed
+    timing     at once; but a sealed batch waits a little for others that could be merged with it (`turns`)
+    busy       while another task holds the cursor's lock, a task that processed leaves the commit to it; a batch's own commit
+               task waits for the lock
     errors     a failed joint commit changes nothing and blames no batch; each batch's own commit finds and reports its error
 
 The cursor is the row with the last committed txid. A batch's turn opens when its predecessor has committed and its own
@@ -49,8 +49,8 @@ class Committer:
         store, pipeline = self._store, self._pipeline
         with halting(store, pipeline.name, txid):
             own, together = self._commit_own(txid, restage)
-            has_ack = txid in together or (own.already_committed and store.turn(pipeline.name, txid).done)
-            if not has_ack:
+            ack_was_tried = txid in together or (own.already_committed and store.turn(pipeline.name, txid).done)
+            if not ack_was_tried:
                 ack(store, pipeline, own)
             if not own.already_committed:
                 self._commit_following(max(together, default=txid) + 1)

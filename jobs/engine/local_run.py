@@ -77,7 +77,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
 
     def process(txid: int) -> None:
         try:
-            while with_retries(settings, pipeline, lambda: process_once(txid)).is_ahead:
+            while with_retries(settings, pipeline, lambda: process_once(txid)).must_wait:
                 while not with_servers(settings, lambda: store.turn(pipeline.name, txid).begins):
                     with_servers(settings, lambda: store.check_not_paused(pipeline.name))
                     if stopped.wait(WINDOW_POLL_SECONDS):

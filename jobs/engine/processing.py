@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 
 from tidegate.jobs.compute.batch_attempt import stage_batch
 from tidegate.jobs.compute.sessions.executor_artifacts import modules_of
@@ -27,21 +28,31 @@ logger = logging.getLogger(__name__)
 POLICY = "the pipeline's policy"  # the ledger's entry for "given up by"
 
 
+class Done(Enum):
+    """What a call that has processed a batch, or has found it committed, made of it."""
+
+    SEALED = "processed"
+    COMMITTED = "committed already"
+    GIVEN_UP = NotStarted.GIVEN_UP.value
+
+
 @dataclass(frozen=True)
 class Processed:
-    """The result of processing a batch: sealed by a new attempt, sealed or committed before, given up, or not begun."""
+    """The result of processing a batch: what was done, or why no attempt began."""
 
     pipeline: str
     txid: int
     attempt: int | None
-    outcome: str
-    is_new: bool = False  # sealed by the attempt of this call
-    is_in_work: bool = False  # not begun, because another process is at work on it
-    is_ahead: bool = False  # not begun, because the pipeline's window is full, or the pipeline is paused
+    outcome: Done | NotStarted
 
     def __str__(self) -> str:
         number = f":{self.attempt}" if self.attempt else ""
-        return f"{self.pipeline} {self.txid}{number} {self.outcome}"
+        return f"{self.pipeline} {self.txid}{number} {self.outcome.value}"
+
+    @property
+    def must_wait(self) -> bool:
+        """Return whether the batch begins later: the pipeline's window is full, or the pipeline is paused."""
+        return self.outcome in (NotStarted.AHEAD, NotStarted.PAUSED)
 
 
 class Processor:
@@ -76,11 +87,9 @@ class Processor:
         with halting(store, pipeline.name, txid):
             attempt = self._begin(txid, mode)
             if isinstance(attempt, NotStarted):
-                waits = attempt in (NotStarted.AHEAD, NotStarted.PAUSED)
-                in_work = attempt is NotStarted.IN_WORK
-                return Processed(pipeline.name, txid, None, attempt.value, is_in_work=in_work, is_ahead=waits)
+                return Processed(pipeline.name, txid, None, attempt)
             if isinstance(attempt, Commit):
-                return Processed(pipeline.name, txid, attempt.attempt, "committed already")
+                return Processed(pipeline.name, txid, attempt.attempt, Done.COMMITTED)
             with self._observed(attempt):
                 try:
                     self._stage(attempt)
@@ -89,8 +98,8 @@ class Processor:
                 except Exception as error:
                     if not self._give_up(attempt, error):
                         raise
-                    return Processed(pipeline.name, txid, attempt.number, NotStarted.GIVEN_UP.value)
-                return Processed(pipeline.name, txid, attempt.number, "processed", is_new=True)
+                    return Processed(pipeline.name, txid, attempt.number, Done.GIVEN_UP)
+                return Processed(pipeline.name, txid, attempt.number, Done.SEALED)
 
     def stage_for_redo(self, txid: int) -> None:
         """Process the last committed batch again, up to the seal; the states stay as they are.
@@ -109,16 +118,16 @@ class Processor:
     @contextmanager
     def _observed(self, attempt: Attempt) -> Iterator[None]:
         """Name the attempt in log lines of the block; notify listeners of attempts that it has fenced, and of its own end."""
-        ended = {attempt.number}
+        is_fenced = False
         self._notify(attempt, attempt.fenced)
         try:
             with about(attempt.pipeline, attempt.txid, attempt.number):
                 yield
         except AttemptFenced:
-            ended.clear()  # reported by the task of the newer attempt
+            is_fenced = True  # the task of the newer attempt reports it
             raise
         finally:
-            self._notify(attempt, ended)
+            self._notify(attempt, () if is_fenced else [attempt.number])
 
     def _notify(self, attempt: Attempt, ended: Collection[int]) -> None:
         for listener in self._listeners if ended else ():

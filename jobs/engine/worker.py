@@ -23,12 +23,12 @@ from tidegate.jobs.engine.committing import Committer
 from tidegate.jobs.engine.listeners import Listener
 from tidegate.jobs.engine.log_fields import about
 from tidegate.jobs.engine.planning import plan_batches
-from tidegate.jobs.engine.processing import POLICY, Processed, Processor
+from tidegate.jobs.engine.processing import POLICY, Done, Processed, Processor
 from tidegate.jobs.engine.spans import Spans
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.attempt.begin_attempt import Mode
+from tidegate.state_store.attempt.begin_attempt import Mode, NotStarted
 from tidegate.state_store.base.errors import AttemptFenced, describe
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit.ordered_commit import Commit
@@ -120,7 +120,7 @@ class Worker:
         processed = self.process(txid, mode=mode)
         with about(self.name, txid, processed.attempt):
             logger.info("%s", processed)
-        if processed.is_new:
+        if processed.outcome is Done.SEALED:
             self._committer.commit_ready()
         return processed
 
@@ -151,7 +151,7 @@ class Worker:
         """
         stopped = stopped or threading.Event()
         ends_at = time.monotonic() + (self.pipeline.message_timeout_seconds or self.store.settings.attempt_timeout_seconds)
-        while (processed := process(mode)).is_in_work:
+        while (processed := process(mode)).outcome is NotStarted.IN_WORK:
             while self.store.is_in_work(self.name, txid) and time.monotonic() < ends_at:
                 if stopped.wait(POLL_SECONDS):
                     return processed

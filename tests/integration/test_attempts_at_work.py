@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from tests.integration.conftest import TALLY, Tally, until
 from tests.store import Attempt, Mode, NotStarted, Tracked, tables
 from tidegate.jobs.engine import worker
-from tidegate.jobs.engine.processing import Processed
+from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -145,7 +145,7 @@ def test_whoever_would_process_a_batch_waits_for_the_process_at_work(
         def step(mode: Mode) -> Processed:
             begun = tally.store.start_attempt(tally.spec, txid, "test", mode=mode)
             got.append(begun.name if isinstance(begun, NotStarted) else "attempt")
-            return Processed("tally", txid, None, "", is_in_work=begun is NotStarted.IN_WORK)
+            return Processed("tally", txid, None, begun if isinstance(begun, NotStarted) else Done.SEALED)
 
         event = threading.Event()
         if stopped:

@@ -71,10 +71,11 @@ class Tables(Inbox):
     def outcome(self, pipeline: Pipeline, txid: int = 1, routing: Routing | None = None, **more: Any) -> str:
         """Process a planned batch, whatever was tried before; return what became of it, or its error's class and message."""
         try:
-            return steps.process(self.settings, pipeline, txid, owner="test", routing=routing or self.routing, **more).outcome
+            done = steps.process(self.settings, pipeline, txid, owner="test", routing=routing or self.routing, **more)
         except TidegateError as error:
             assert "\n" not in str(error)
             return f"{type(error).__name__}: {error}"
+        return done.outcome.value
 
 
 class Staged(Tally):

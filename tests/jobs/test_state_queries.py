@@ -222,7 +222,7 @@ def test_queries_may_come_later(tables: Tables) -> None:
     for txid in tables.plan(plain, "run"):
         steps.process(tables.settings, plain, txid, owner="before")
     later = declare(tables, version=2)
-    assert steps.process(tables.settings, later, 2, owner="after").is_ahead
+    assert steps.process(tables.settings, later, 2, owner="after").must_wait
     tables.run(later, "after")
     assert log_of(tables, later) == expected(FEW)
     declare(tables, version=3, queries=(), transform=without_before)

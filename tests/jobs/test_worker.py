@@ -13,7 +13,7 @@ from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, run_once, stored_state, write_sales
 from tests.store import Commit, state_tables, tables
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.engine.processing import Processed
+from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
@@ -233,7 +233,7 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
     assert steps.plan(settings, SALES, run_id="first") == [1, 2, 3]
     with StateStore.connect(settings) as other, other.engine.begin() as connection:
         connection.execute(sa.select(tables.cursor).with_for_update())
-        assert process(settings, 1, commit_ready=True).outcome == "processed"
+        assert process(settings, 1, commit_ready=True).outcome is Done.SEALED
     process(settings, 3, commit_ready=True)
     assert [phase_of(settings, txid) for txid in (1, 2, 3)] == ["committed", "planned", "processed"]
 
