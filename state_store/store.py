@@ -413,7 +413,7 @@ class StateStore(Database):
         transaction to end (I10). An attempt that has not ended within the timeout (None:
         that of the settings) is taken for dead.
 
-        Raises: CommitOutOfOrder, AttemptNotSealed, StagingLost (process it again), StoreUnavailable; permanent errors, such as
+        Raises: CommitOutOfOrder, AttemptNotSealed, Unprocessed (process it again), StoreUnavailable; permanent errors, such as
         HoleDetected.
         """
         try:
@@ -531,7 +531,7 @@ class StateStore(Database):
         Returns the commit, also if the txid has committed or was skipped before; None if earlier txids have to commit first:
         it is skipped when its turn comes.
 
-        Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again first; SourceChanged,
+        Raises: RangeRefused if the batch has not failed; Unprocessed if its source has to plan it again first; SourceChanged,
         HoleDetected, MetadataCorrupt, UnknownBatch, SchemaOutOfDate.
         """
         with self._commit_transaction(spec.name, f"skipping {spec.name} {txid}") as connection:

@@ -21,7 +21,7 @@ from tidegate.jobs.engine.log_fields import about
 from tidegate.jobs.engine.processing import halting
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import StagingLost, TidegateError
+from tidegate.state_store.base.errors import TidegateError, Unprocessed
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.operate.recorded_actions import Redo
 
@@ -59,17 +59,17 @@ class Committer:
     def _commit_own(self, txid: int, restage: Callable[[int], object]) -> tuple[Commit, Collection[int]]:
         """Commit a batch; return the commit, and the txids that were committed together, if any.
 
-        Raises: StagingLost if the staging is still lost after RESTAGE_TRIES; the errors of `commit`.
+        Raises: Unprocessed if that does not help in RESTAGE_TRIES; the errors of `commit`.
         """
         for tries_left in reversed(range(RESTAGE_TRIES)):
             try:
                 together = {commit.txid: commit for commit in self._try_together()}
                 return together.get(txid) or self._commit_alone(txid), together.keys()
-            except StagingLost as lost:
+            except Unprocessed as why:
                 if not tries_left:
                     raise
-                with about(self._pipeline.name, txid, lost.attempt):
-                    logger.warning("%s", lost)
+                with about(self._pipeline.name, txid, why.attempt):
+                    logger.warning("%s", why)
                 restage(txid)
         raise AssertionError("the last try returns or raises")
 
@@ -88,7 +88,7 @@ class Committer:
 
         The store must be connected as the owner of the tables. If the process dies before the ack, the next plan gives it.
 
-        Raises: RangeRefused, UsageError, StagingLost, and the errors of `commit`.
+        Raises: RangeRefused, UsageError, Unprocessed, and the errors of `commit`.
         """
         pipeline = self._pipeline
         request = Redo(self._owner, reason, pipeline.wants_acks, without)

@@ -199,7 +199,7 @@ class Worker:
         An opaque source plans the batch again, and later batches that were already planned too. If the process dies before the
         commit, the states are unchanged. Pipelines that follow a state are named in `without` if they are not run any more.
 
-        Raises: RangeRefused; UsageError for a name in `without` that follows no state; StagingLost; the errors of `process`;
+        Raises: RangeRefused; UsageError for a name in `without` that follows no state; Unprocessed; the errors of `process`;
         AccessRefused without the password of the tables' owner.
         """
         settings = self.store.settings

@@ -4,7 +4,7 @@
       RetryableError              trying again is right; at worst the retry finds the work already done
         CommitOutOfOrder          an earlier txid has not committed yet
         AttemptNotSealed          the newest attempt at the batch is still processing, somewhere else
-        StagingLost               no staging that may be committed: process the batch again
+        Unprocessed               no result that may be committed: process the batch, or process it again
         StoreUnavailable          no connection, a statement timeout, a deadlock
           LockHeld                another session keeps a lock that the step needs
         SparkUnavailable          the Spark server is away
@@ -151,8 +151,8 @@ class AttemptNotSealed(RetryableError, fault=Fault.ORDER):
     """The newest attempt has not sealed its staging."""
 
 
-class StagingLost(RetryableError, fault=Fault.ORDER):
-    """The batch has no staging that may be committed, so it has to be processed again.
+class Unprocessed(RetryableError, fault=Fault.ORDER):
+    """The batch has no result that may be committed, so it has to be processed, or processed again.
 
     Its newest attempt is missing, failed, silent or too old, or was computed by another declaration; its staging is gone or
     damaged; it continues another batch than the last committed, or reads a committed file; a redo has no newer attempt.

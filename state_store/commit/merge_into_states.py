@@ -59,7 +59,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     Every sealed row that is not set aside must be written (I14): if the condition on the txid rejects one, another writer
     changed it.
 
-    Raises: GuardMismatch, StagingLost, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
+    Raises: GuardMismatch, Unprocessed, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
     bad_records = [quarantined_records.move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]

@@ -69,7 +69,7 @@ def commit_batch(
     Runs in the caller's transaction, which must roll back after any error: then nothing of the batch is visible. The numbers
     are those of the rules in docs/protocol.md.
 
-    Raises: CommitOutOfOrder before its turn; AttemptNotSealed, StagingLost if it must be processed first, or again;
+    Raises: CommitOutOfOrder before its turn; AttemptNotSealed, Unprocessed if it must be processed first, or again;
     SourceChanged, MetadataCorrupt, UnknownBatch by its metadata; DeclarationChanged, DeclarationInvalid by its code;
     CheckFailed by an author's check; GuardMismatch if a row was not merged; what `lock_cursor` raises; the driver's errors.
     """

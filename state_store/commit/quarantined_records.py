@@ -40,7 +40,7 @@ class QuarantineTotals(NamedTuple):
 def move_bad_records(connection: Connection, batch: LockedBatch) -> int:
     """Move the bad records that a batch's newest attempt has sealed into quarantine, all or none; return their number.
 
-    Raises: StagingLost.
+    Raises: Unprocessed.
     """
     staged = QuarantineSpec(batch.pipeline)
     (sealed,) = staging_tables.recount(connection, batch.pipeline, staged, [(batch.txid, batch.attempt)])

@@ -11,7 +11,7 @@ from tidegate.state_store.base.errors import (
     DeclarationChanged,
     HoleDetected,
     MetadataCorrupt,
-    StagingLost,
+    Unprocessed,
 )
 from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts, Registered
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
@@ -26,7 +26,7 @@ MAX_ROWS_TOGETHER = 10_000_000  # staged rows of several batches in one transact
 def may_commit(facts: CommitFacts, spec: PipelineSpec, txid: int, attempt_timeout_seconds: int) -> BatchFacts:
     """Return the batch of a txid that comes next, if it may commit: merged, or without rows if it was given up.
 
-    Raises: CommitOutOfOrder before its turn; AttemptNotSealed, StagingLost if it must be processed first, or again;
+    Raises: CommitOutOfOrder before its turn; AttemptNotSealed, Unprocessed if it must be processed first, or again;
     PipelineRetired, HoleDetected, GuardMismatch, UnknownBatch, MetadataCorrupt, DeclarationChanged.
     """
     check_in_order(facts)
@@ -61,7 +61,7 @@ def ready(facts: CommitFacts, spec: PipelineSpec) -> list[BatchFacts]:
         batch_input = batch.input
         try:
             check_sealed(spec, batch.locked, batch.newest, attempt_timeout_seconds=0)
-        except StagingLost:
+        except Unprocessed:
             return together
         rows += batch.sealed_rows
         if (
@@ -95,30 +95,30 @@ def check_in_order(facts: CommitFacts) -> None:
 def check_sealed(spec: PipelineSpec, batch: LockedBatch, attempt: AttemptRow | None, attempt_timeout_seconds: int) -> None:
     """Refuse a locked batch whose newest attempt is not sealed by this declaration of the pipeline.
 
-    Raises: AttemptNotSealed while it is processed; StagingLost if it has to be processed again.
+    Raises: AttemptNotSealed while it is processed; Unprocessed if it has to be processed again.
     """
     name = str(batch)
     identity: dict[str, Any] = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
     if attempt is None:
-        raise StagingLost(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
+        raise Unprocessed(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
     if attempt.failed_at is not None:
-        raise StagingLost(f"{name} failed: {attempt.error} It is processed again.", **identity)
+        raise Unprocessed(f"{name} failed: {attempt.error} It is processed again.", **identity)
     if attempt.sealed_at is None:
         if attempt.is_silent:
-            raise StagingLost(
+            raise Unprocessed(
                 f"{name} has not been heard of for {attempt.silent_seconds:.0f} s: its process ({attempt.owner}) died or is "
                 "suspended. It is processed again.",
                 **identity,
             )
         if attempt.age_seconds >= attempt_timeout_seconds:
-            raise StagingLost(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
+            raise Unprocessed(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
         raise AttemptNotSealed(
             f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.", **identity
         )
     if attempt.fingerprint != spec.fingerprint:
-        raise StagingLost(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
+        raise Unprocessed(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
     if attempt.quarantined_rows and not spec.quarantines:
-        raise StagingLost(f"{name} set bad records aside; the pipeline no longer does so. It is processed again.", **identity)
+        raise Unprocessed(f"{name} set bad records aside; the pipeline no longer does so. It is processed again.", **identity)
 
 
 def check_declaration(spec: PipelineSpec, registered: Registered) -> None:
@@ -138,14 +138,14 @@ def check_declaration(spec: PipelineSpec, registered: Registered) -> None:
 def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor) -> None:
     """Refuse a batch whose metadata does not continue the last commit's: rows would be lost or repeated (I12).
 
-    Raises: StagingLost if the source can plan it again, else MetadataCorrupt.
+    Raises: Unprocessed if the source can plan it again, else MetadataCorrupt.
     """
     if batch_input.continues == _digest(cursor):
         return
     where = f"{spec.name} {batch_input.txid} continues another batch than the one that committed as {cursor.txid}."
     if spec.source_kind == "transactional":
         raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=batch_input.txid)
-    raise StagingLost(f"{where} It is planned and processed again.", pipeline=spec.name, txid=batch_input.txid)
+    raise Unprocessed(f"{where} It is planned and processed again.", pipeline=spec.name, txid=batch_input.txid)
 
 
 def _digest(cursor: Cursor) -> bytes | None:

@@ -150,7 +150,7 @@ def _of_the_server(error: BaseException | None, state: str | None, message: str,
 def _of_a_table(error: BaseException | None, state: str | None, message: str, doing: str) -> errors.TidegateError | None:
     """Return the error if a table is missing, or the partition that a row belongs to, or if one is in the way."""
     if state in _MISSING_STATES and _STAGING.search(message):
-        return errors.StagingLost(
+        return errors.Unprocessed(
             f"Staging is gone while {doing}: {message}. The batch has committed by another attempt, or is processed again."
         )
     if state == _DUPLICATE_STATE:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from tidegate.state_store.base.errors import SourceChanged, StagingLost
+from tidegate.state_store.base.errors import SourceChanged, Unprocessed
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput
@@ -85,7 +85,7 @@ def name_in(input_name: str, file_name: str) -> str:
 def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInput]) -> None:
     """Record the files, if any, of batches that are being committed. The caller has locked the cursor.
 
-    Raises: StagingLost if a file has counted before and the source can plan the batch again; SourceChanged if it cannot.
+    Raises: Unprocessed if a file has counted before and the source can plan the batch again; SourceChanged if it cannot.
     """
     if not spec.keeps_files:
         return
@@ -103,7 +103,7 @@ def write(connection: Connection, spec: PipelineSpec, inputs: Sequence[BatchInpu
 
 def _counted_before(
     connection: Connection, spec: PipelineSpec, rows: sa.TableValuedAlias, first_txid: int
-) -> SourceChanged | StagingLost:
+) -> SourceChanged | Unprocessed:
     """Return the error for the first of these files that has counted before."""
     f = tables.source_file.c
     same = (f.name == rows.c.name, f.sha256 == sa.func.decode(rows.c.sha256, "hex"), f.txid != rows.c.txid)
@@ -117,7 +117,7 @@ def _counted_before(
             pipeline=spec.name,
             txid=txid,
         )
-    return StagingLost(f"{spec.name} {txid}: {what} The batch is planned and processed again.", pipeline=spec.name, txid=txid)
+    return Unprocessed(f"{spec.name} {txid}: {what} The batch is planned and processed again.", pipeline=spec.name, txid=txid)
 
 
 def take_back(connection: Connection, pipeline: str, txid: int) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, StagingLost
+from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, Unprocessed
 from tidegate.state_store.commit import commit_facts, merge_into_states, ordered_commit, quarantined_records, verdicts
 from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.commit.ordered_commit import Commit
@@ -104,7 +104,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     Keys that the new attempt lacks go back to their previous values, or disappear. Only the tables' owner may do so.
 
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
-    has taken up its bad records; StagingLost without a newer attempt than the committed one; what a commit raises.
+    has taken up its bad records; Unprocessed without a newer attempt than the committed one; what a commit raises.
     """
     facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
     # So that a policy that hides rows even from the owner is an error: what the txid did to these rows would stay.
@@ -116,7 +116,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
     if batch.attempt == facts.cursor.attempt:
-        raise StagingLost(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
+        raise Unprocessed(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
     verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)
     verdicts.check_declaration(spec, facts.registered)
     _take_back(connection, spec, txid)
@@ -157,7 +157,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
 
     Returns that commit, or None if it follows when the batch's turn comes.
 
-    Raises: RangeRefused if the batch has not failed; StagingLost if its source has to plan it again, so that it is not known
+    Raises: RangeRefused if the batch has not failed; Unprocessed if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
     """
     facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)

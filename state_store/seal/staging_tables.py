@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import psycopg2
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
-from tidegate.state_store.base.errors import StagingLost
+from tidegate.state_store.base.errors import Unprocessed
 from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
 from tidegate.state_store.connections.table_locks import STAGING
@@ -103,7 +103,7 @@ def recount(
     It checks that staging holds exactly their rows (I7 in docs/protocol.md). Task attempts that no seal names, because Spark
     repeated the task, are only logged.
 
-    Raises: StagingLost if a table is gone, a row is missing or one byte differs.
+    Raises: Unprocessed if a table is gone, a row is missing or one byte differs.
     """
     counts = [_counts(pipeline, staged, place, *attempt) for place, attempt in enumerate(attempts)]
     try:
@@ -149,8 +149,8 @@ def _quoted(staging: Table) -> str:
     return f'{STAGING}."{staging.name}"'
 
 
-def _lost(staged: Staged, txid: int, attempt: int, what: str) -> StagingLost:
-    return StagingLost(
+def _lost(staged: Staged, txid: int, attempt: int, what: str) -> Unprocessed:
+    return Unprocessed(
         f"The staging of state {staged.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again.",
         txid=txid,
         attempt=attempt,

@@ -52,7 +52,7 @@ from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, 
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import AttemptNotSealed, StagingLost
+from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
 EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("transactional", "transactional"),
@@ -308,7 +308,7 @@ class Flow:
         """Commit a batch, processing it again where necessary: a failure in either phase repeats both."""
         try:
             return self.commit(txid)
-        except (StagingLost, AttemptNotSealed):  # the latter: the process that began it is dead
+        except (Unprocessed, AttemptNotSealed):  # the latter: the process that began it is dead
             self.process(txid, size, mode="restage")
             return self.commit(txid)
 

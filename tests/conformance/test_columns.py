@@ -22,7 +22,7 @@ from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, StagingLost
+from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, Unprocessed
 
 pytestmark = BOTH_POSTGRES
 
@@ -206,7 +206,7 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
     team.check()
     with pytest.raises(DeclarationChanged, match="this code's declaration is not the registered one"):
         old.commit(sealed)
-    with pytest.raises(StagingLost, match="computed by another declaration"):
+    with pytest.raises(Unprocessed, match="computed by another declaration"):
         team.flow.commit(sealed)
     assert team.flow.store.commit_ready(team.flow.spec, "test") == []
     team.prepare(LINES[3:5], txid=sealed)

@@ -12,7 +12,7 @@ from tests.integration.conftest import contents
 from tests.store import Attempt, NewInput, NotStarted, ReplanNeeded, SourceKind, StateKind, encode_metadata, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, StagingLost
+from tidegate.state_store.base.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, Unprocessed
 
 pytestmark = [BOTH_POSTGRES, pytest.mark.usefixtures("server")]
 Begin = Callable[..., Flow]
@@ -115,7 +115,7 @@ def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: i
     f.start(3)  # processing; 4 is planned
     f.process(1, size)
     f.commit(1)
-    with pytest.raises(StagingLost, match="flow 2 continues another batch than the one that committed as 1"):
+    with pytest.raises(Unprocessed, match="flow 2 continues another batch than the one that committed as 1"):
         f.commit(2)
     assert f.store.commit_ready(f.spec, "test") == []
     f.check()
@@ -189,7 +189,7 @@ def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) 
     f.fail(1)
     f.process(1, 3)
     f.commit(1)
-    with pytest.raises(StagingLost, match=r"flow 2 continues another batch .* It is planned and processed again"):
+    with pytest.raises(Unprocessed, match=r"flow 2 continues another batch .* It is planned and processed again"):
         f.store.skip_batch(f.spec, 2, "an operator", "it is poison")
     assert f.fail(2) == 2
     assert f.metadata(2) == {"start": 3, "end": 10}

@@ -18,7 +18,7 @@ from tidegate.state_store.base.errors import (
     PipelinePaused,
     RangeRefused,
     SourceChanged,
-    StagingLost,
+    Unprocessed,
 )
 
 pytestmark = BOTH_POSTGRES
@@ -88,7 +88,7 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
     with mixed.store.engine.begin() as connection:
         connection.execute(damage.values(payload="b:-1") if isinstance(damage, sa.Update) else damage)
     before = contents(settings)
-    with pytest.raises(StagingLost, match="_q_flow, batch 1, attempt 1 cannot be used"):
+    with pytest.raises(Unprocessed, match="_q_flow, batch 1, attempt 1 cannot be used"):
         mixed.commit(1)
     assert contents(settings) == before
     mixed.settle(1)
@@ -178,7 +178,7 @@ def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Fl
     """Processed under quarantine, committed by code that does not quarantine: they would neither count nor wait."""
     mixed.process(1)
     strict = Flow(mixed.settings, replace(mixed.spec, quarantines=False), MIXED)
-    with pytest.raises(StagingLost, match="set bad records aside; the pipeline no longer does so"):
+    with pytest.raises(Unprocessed, match="set bad records aside; the pipeline no longer does so"):
         strict.commit(1)
     strict.close()
     mixed.commit(1)

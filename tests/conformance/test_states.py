@@ -43,7 +43,7 @@ from tests.store import (
 from tidegate import migrations
 from tidegate.jobs import Count, History, Pipeline, Query, State, StateQuery
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import AccessRefused, CommitOutOfOrder, RangeRefused, StagingLost, StoreUnavailable
+from tidegate.state_store.base.errors import AccessRefused, CommitOutOfOrder, RangeRefused, StoreUnavailable, Unprocessed
 
 pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
@@ -366,11 +366,11 @@ def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Be
         refused(RangeRefused, "only that one can be redone", txid)
         with pytest.raises(RangeRefused, match="2 is the last committed txid, and only that one can be redone"):
             f.start(txid, mode="redo")
-    refused(StagingLost, "no newer attempt than the committed one")
+    refused(Unprocessed, "no newer attempt than the committed one")
     attempt = f.start(2, 1, mode="redo")
-    refused(StagingLost, "has not ended")
+    refused(Unprocessed, "has not ended")
     f.store.fail_attempt(attempt, "BROKEN: it broke.")
-    refused(StagingLost, "failed: BROKEN")
+    refused(Unprocessed, "failed: BROKEN")
     assert f.commit(2).attempt == 1
     done = f.redo(2, 1)
     assert (done.attempt, done.key_count, done.already_committed) == (3, 3, False)
@@ -454,7 +454,7 @@ def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, s
         action = chance.choices(list(steps), weights)[0] if opened else "plan"
         story.append(f"{step}: {action} {txid} {size} after {committed}")
         try:
-            with suppress(*{"commit": [CommitOutOfOrder, StagingLost], "skip": [RangeRefused, StagingLost]}.get(action, [])):
+            with suppress(*{"commit": [CommitOutOfOrder, Unprocessed], "skip": [RangeRefused, Unprocessed]}.get(action, [])):
                 steps[action]()
             f.check()
         except BaseException as error:

@@ -23,9 +23,9 @@ from tidegate.state_store.base.errors import (
     MetadataCorrupt,
     RangeRefused,
     SchemaOutOfDate,
-    StagingLost,
     StoreUnavailable,
     UnknownBatch,
+    Unprocessed,
 )
 
 # plan
@@ -420,7 +420,7 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
     _register(settings, newer)
     deployed = Tally(tally.store, newer)
 
-    with pytest.raises(StagingLost, match="tally 1:1 was computed by another declaration of the pipeline"):
+    with pytest.raises(Unprocessed, match="tally 1:1 was computed by another declaration of the pipeline"):
         deployed.commit(1)
     assert tally.store.commit_ready(newer, "test") == []
     attempt = deployed.start(1)  # although the newest is sealed
@@ -527,7 +527,7 @@ def test_a_late_attempt_learns_that_its_staging_is_gone(tally: Tally, as_role: E
     tally.plan(1)
     attempt = tally.start(1)
     as_role("tidegate", "DROP TABLE staging.per_shop_1_1")
-    with pytest.raises(StagingLost, match=r'Staging is gone while staging per_shop: relation "staging.per_shop_1_1" does not'):
+    with pytest.raises(Unprocessed, match=r'Staging is gone while staging per_shop: relation "staging.per_shop_1_1" does not'):
         tally.store.stage(attempt, tally.spec.states[0], io.BytesIO(b""))
 
 

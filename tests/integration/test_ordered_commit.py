@@ -28,9 +28,9 @@ from tidegate.state_store.base.errors import (
     PermanentError,
     RangeRefused,
     SchemaOutOfDate,
-    StagingLost,
     StoreUnavailable,
     UnknownBatch,
+    Unprocessed,
 )
 
 
@@ -166,19 +166,19 @@ def test_only_a_sealed_attempt_commits(tally: Tally, settings: Settings, as_role
     with pytest.raises(SchemaOutOfDate, match=r"Pipeline other is not registered in this database\. Run: tidegate migrate"):
         tally.store.commit_batch(replace(tally.spec, name="other"), 1, "test")
     tally.plan(1)
-    refused(StagingLost, "tally 1 has not been processed yet")
+    refused(Unprocessed, "tally 1 has not been processed yet")
     tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: a.csv, line 7.")
-    refused(StagingLost, r"tally 1:1 failed: MALFORMED_RECORD: a\.csv, line 7\.")
+    refused(Unprocessed, r"tally 1:1 failed: MALFORMED_RECORD: a\.csv, line 7\.")
 
     attempt = tally.start(1)
     tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
     refused(AttemptNotSealed, r"tally 1:2 is still processing \(test, for \d+ s\)")
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
-    refused(StagingLost, r"tally 1:2 has not been heard of for 61 s: its process \(test\) died")
+    refused(Unprocessed, r"tally 1:2 has not been heard of for 61 s: its process \(test\) died")
     assert tally.store.keep_alive(attempt)
     refused(AttemptNotSealed, "tally 1:2 is still processing")
     as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '3601 s'")
-    refused(StagingLost, "tally 1:2 has not ended within 3600 s")
+    refused(Unprocessed, "tally 1:2 has not ended within 3600 s")
     tally.start(1)
     assert not tally.store.keep_alive(attempt)
 
@@ -253,7 +253,7 @@ DAMAGE = {
 @pytest.mark.promise(
     "I7",
     "fault:staging-is-lost-or-damaged:processing",
-    "error:STAGING_LOST",
+    "error:UNPROCESSED",
     "performance:digests-of-staging-are-chained-hashes-of",
 )
 def test_staging_that_differs_from_its_seal_never_counts(tally: Tally, settings: Settings, as_role: Execute) -> None:
@@ -266,7 +266,7 @@ def test_staging_that_differs_from_its_seal_never_counts(tally: Tally, settings:
         before = contents(settings)
         lost = rf"staging of state per_(shop|day), batch 1, attempt {number} cannot be used: .* again\."
         for commit in (tally.commit, lambda _: tally.store.commit_ready(tally.spec, "test")):
-            with pytest.raises(StagingLost, match=lost):
+            with pytest.raises(Unprocessed, match=lost):
                 commit(1)
         assert contents(settings) == before
 

@@ -10,7 +10,7 @@ import pytest
 from tests.postgres_versions import AnyPostgres, running
 from tests.store import translate
 from tidegate.stack.components.server_process import reserve_port
-from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StagingLost, StoreUnavailable, TidegateError
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError, Unprocessed
 
 GERMAN = Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo")  # of Debian's package; the wheels have English alone
 
@@ -40,7 +40,7 @@ def test_errors_of_statements_mean_what_they_mean_in_english(german: AnyPostgres
     german.execute("CREATE TABLE counts (n int) PARTITION BY HASH (n)")
     german.execute("CREATE TABLE checked (n int CHECK (n > 0))")
     for statement, kind in {
-        "SELECT FROM staging.per_shop_1_1": StagingLost,
+        "SELECT FROM staging.per_shop_1_1": Unprocessed,
         "SELECT FROM state.per_shop": SchemaOutOfDate,
         "INSERT INTO counts VALUES (1)": SchemaOutOfDate,
     }.items():

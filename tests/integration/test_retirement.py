@@ -54,9 +54,9 @@ from tidegate.state_store.base.errors import (
     HoleDetected,
     PipelineRetired,
     RangeRefused,
-    StagingLost,
     StoreUnavailable,
     UnknownPipeline,
+    Unprocessed,
     UsageError,
 )
 
@@ -442,7 +442,7 @@ def test_a_reinstated_pipeline_goes_on_where_it_stood(busy: Tally, owner: StateS
     assert staging_tables(as_role) == []
     assert owner.reinstate("tally", "anna", "still in use")
     assert drop_all_staging(busy.store) == 0
-    with pytest.raises(StagingLost, match="its table is gone"):
+    with pytest.raises(Unprocessed, match="its table is gone"):
         busy.commit(2)
     busy.process(2, ROW, DAY, mode="restage")
     busy.commit(2)

@@ -32,8 +32,8 @@ from tidegate.state_store.base.errors import (
     DeclarationChanged,
     HoleDetected,
     SchemaOutOfDate,
-    StagingLost,
     StoreUnavailable,
+    Unprocessed,
 )
 
 Register = Callable[[PipelineSpec], bool]
@@ -203,7 +203,7 @@ def test_the_source_may_change_if_the_version_is_raised(tally: Tally, settings: 
     raised = replace(ANOTHER_SOURCE, version=2)
     assert register_spec(raised) is True
     later = Tally(tally.store, raised)
-    with pytest.raises(StagingLost, match="another declaration"):
+    with pytest.raises(Unprocessed, match="another declaration"):
         later.commit(2)
     later.process(2)
     later.commit(2)
@@ -265,7 +265,7 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
     assert [row[1] for row in new.state("per_day")] == [5]
 
     old = Tally(tally.store, keeping)
-    with pytest.raises(StagingLost, match="another declaration"):
+    with pytest.raises(Unprocessed, match="another declaration"):
         old.commit(txid)
     attempt = old.start(txid)
     tally.store.seal(attempt, [old.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))

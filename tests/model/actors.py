@@ -386,7 +386,7 @@ class Actors:
             with self._stager, self._stager.cursor() as cursor:
                 partitions = [_copy(cursor, staged, attempt, rows[staged.name], task_attempt) for staged in self.spec.staged]
         except UndefinedTable:
-            return "STAGING_LOST"
+            return "UNPROCESSED"
         known = self._staged.get((txid, number, history))
         if known is None or not known.are_sealed:
             tracked = Tracked(len(good) + len(bad), sum(1 << p for p in (*good, *bad)), len(bad))

@@ -217,7 +217,7 @@ def stage(world: World, txid: int, number: int) -> Step:
     """Write an attempt's rows into staging of its own, which fences do not keep it from (I5); again, if a task runs twice."""
     own = attempt(world, txid, number)
     if own.damage == "table":
-        return world, "STAGING_LOST"
+        return world, "UNPROCESSED"
     if own.phase == "open":
         good, bad = records(world, txid, own.input)
         own = own._replace(is_staged=True, good=good, bad=bad, damage="")
@@ -277,10 +277,10 @@ def why_not_sealed(world: World, txid: int, *, waits: bool = True) -> str | None
     """Return why the newest attempt cannot be merged, if so. Unless one `waits`, an open attempt is as good as dead."""
     newest = world.batches[txid - 1].newest
     if newest is None or newest.phase == "failed":
-        return "STAGING_LOST"
+        return "UNPROCESSED"
     if newest.phase == "open":
-        return "STAGING_LOST" if newest.is_silent or not waits else "ATTEMPT_NOT_SEALED"
-    return "STAGING_LOST" if newest.version != world.code else None
+        return "UNPROCESSED" if newest.is_silent or not waits else "ATTEMPT_NOT_SEALED"
+    return "UNPROCESSED" if newest.version != world.code else None
 
 
 def why_not_merged(world: World, txid: int) -> str | None:
@@ -288,10 +288,10 @@ def why_not_merged(world: World, txid: int) -> str | None:
     newest = world.batches[txid - 1].newest
     assert newest, "it is sealed"
     if newest.continues != input_before(world, txid):
-        return "STAGING_LOST"
+        return "UNPROCESSED"
     if world.code != world.version:
         return "DECLARATION_CHANGED"
-    return "STAGING_LOST" if newest.damage else None
+    return "UNPROCESSED" if newest.damage else None
 
 
 def merged(world: World, txid: int) -> World:
@@ -328,7 +328,7 @@ def commit_ready(world: World) -> Step:
     next_world = world
     for txid in ready:
         if world.batches[txid - 1].newest.damage:  # type: ignore[union-attr] - it is sealed
-            return world, "STAGING_LOST"
+            return world, "UNPROCESSED"
         next_world = recorded(merged(next_world, txid), txid, is_skipped=False)
     return next_world, f"committed {[f'{txid}:{next_world.commits[txid - 1].attempt}' for txid in ready]}"
 
@@ -361,7 +361,7 @@ def skip(world: World, txid: int) -> Step:
 def skipped(world: World, txid: int) -> Step:
     """Commit a batch that was given up, without rows, but not out of its chain (I12). The records it took up wait again."""
     if current(world, txid).continues != input_before(world, txid):
-        return world, "STAGING_LOST"
+        return world, "UNPROCESSED"
     back = tuple(record._replace(replayed_by=None) if record.replayed_by == txid else record for record in world.aside)
     world = recorded(world._replace(aside=back), txid, is_skipped=True)
     return world, f"skipped {txid}:{world.commits[-1].attempt}"
@@ -378,7 +378,7 @@ def redo(world: World, txid: int) -> Step:
         return world, "RANGE_REFUSED"
     batch = world.batches[txid - 1]
     if len(batch.attempts) == world.commits[-1].attempt:
-        return world, "STAGING_LOST"
+        return world, "UNPROCESSED"
     if why := why_not_sealed(world, txid, waits=False):
         return world, why
     if world.code != world.version:
@@ -386,7 +386,7 @@ def redo(world: World, txid: int) -> Step:
     if any(record.txid == txid and record.replayed_by for record in world.aside):
         return world, "RANGE_REFUSED"  # a later batch has taken up its bad records
     if attempt(world, txid, len(batch.attempts)).damage:
-        return world, "STAGING_LOST"
+        return world, "UNPROCESSED"
     world = merged(taken_back(world, txid), txid)
     again = Commit(len(batch.attempts), is_skipped=False)
     return world._replace(commits=(*world.commits[:-1], again)), f"redone {txid}:{again.attempt}"
