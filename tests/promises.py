@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REGISTER = "docs/promises.md"
 NO_TEST = "no test yet"
 SOAK, SLOW = "pytest.mark.soak", " (soak)"
-# A record of a decision that does not bind any more.
-NOT_BINDING = re.compile(r"^\*Status:\* (superseded|withdrawn)", re.MULTILINE)
+# The numbers of decisions that do not bind any more.
+NOT_BINDING = re.compile(r"^\*Not binding any more:\* ([^\n]+(?:\n[^\n]+)*)", re.MULTILINE)
 LINE = re.compile(r"^\| `(?P<id>[\w:.-]+)` \| .* \| (?P<held>[^|]+) \|$", re.MULTILINE)
 Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
 
@@ -133,10 +133,7 @@ def _shortcuts(file: Path) -> Found:
 
 
 def _decisions(file: Path) -> Found:
-    """Those that bind."""
-    for number, name, decision in re.findall(r"^- \[(\d{4})\]\(([\w.-]+)\) (.*)$", file.read_text(), re.MULTILINE):
-        if not NOT_BINDING.search((file.parent / name).read_text()):
-            yield number, decision
+    yield from re.findall(r"^## (\d{4}) (.+)$", file.read_text(), re.MULTILINE)
 
 
 KINDS = {
@@ -205,11 +202,11 @@ def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[st
 
 
 def gone(root: Path) -> set[str]:
-    """Return the promises that are said to be gone: in CHANGELOG.md, below ### Removed, or by a decision's record itself."""
+    """Return the promises that are said to be gone: in CHANGELOG.md, below ### Removed, or by the list of decisions."""
     parts = re.split(r"^(?=##+ )", (root / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     removed = {quoted for part in parts if part.startswith("### Removed") for quoted in re.findall(r"`([^`\n]+)`", part)}
-    records = (root / KINDS["decision"].source).parent.glob("[0-9]*.md")
-    return removed | {f"decision:{record.name[:4]}" for record in records if NOT_BINDING.search(record.read_text())}
+    not_binding = NOT_BINDING.search((root / KINDS["decision"].source).read_text())
+    return removed | {f"decision:{number}" for number in re.findall(r"\b(\d{4}) \(", not_binding[1] if not_binding else "")}
 
 
 def compare(found: dict[str, Promise], registered: dict[str, bool], removed: set[str]) -> list[str]:

@@ -48,13 +48,12 @@ def test_references_resolve() -> None:
 
 
 def test_documents_keep_their_limits() -> None:
-    """CONTRIBUTING and each record of a decision are short, and the list names all records."""
-    folder = PROJECT / "docs/decisions"
-    records = sorted(folder.glob("[0-9]*.md"))
+    """CONTRIBUTING and each record of a decision are short, and records come in the order of their numbers."""
+    _, *records = re.split(r"^## ", (PROJECT / "docs/decisions/README.md").read_text(), flags=re.MULTILINE)
     assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
-    assert [file.name for file in records if len(file.read_text().split()) > 200] == []
-    assert re.findall(r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text()) == [file.name for file in records]
-    assert [int(file.name[:4]) for file in records] == list(range(1, len(records) + 1))
+    assert [record.partition("\n")[0] for record in records if len(record.split()) > 110] == []
+    numbers = [int(record[:4]) for record in records]
+    assert numbers == sorted(set(numbers))
 
 
 def test_the_store_names_all_its_rooms() -> None:
