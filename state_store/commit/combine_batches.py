@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, distinct_on
 from sqlalchemy.schema import DropTable
 
@@ -22,6 +22,7 @@ from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, staged_in_order_of
 from tidegate.state_store.states import state_tables
+from tidegate.state_store.states.state_tables import StagedBatch
 
 # From this many rows of several batches on, more than one process adds them up.
 SHARED_ROWS = 1_000_000
@@ -36,14 +37,6 @@ Columns = sa.ColumnCollection[str, Any]
 Part = Callable[[Columns], sa.ColumnElement[bool]]  # the condition for a process' share of the keys
 _WORKERS = "max_parallel_workers_per_gather"
 _ANALYZE = sa.DDL("ANALYZE %(fullname)s")  # type: ignore[no-untyped-call]
-
-
-class StagedBatch(NamedTuple):
-    """The partials of one batch for a state: its staging table, the number of sealed rows, and their query."""
-
-    stage: Table
-    rows: int
-    partials: sa.Select[Any]
 
 
 class Combined(NamedTuple):

@@ -23,12 +23,12 @@ from sqlalchemy.dialects.postgresql import INTERVAL, insert
 
 from tidegate.state_store.base.errors import GuardMismatch
 from tidegate.state_store.commit import merge_expressions, session_windows
-from tidegate.state_store.commit.combine_batches import StagedBatch
 from tidegate.state_store.commit.quarantined_records import in_json, set_aside
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.declarations.window_spec import CORRECTIONS, LAST_EVENT, WINDOW_END, WINDOW_START, WindowSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.states import range_partitions, state_tables
+from tidegate.state_store.states.state_tables import StagedBatch
 
 _MICROSECONDS = 1_000_000  # in a second
 # A commit removes this many windows at least, if there are so many to remove; or twice as many as its batch has partials.

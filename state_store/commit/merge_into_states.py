@@ -24,16 +24,18 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
-from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions, quarantined_records
-from tidegate.state_store.commit.combine_batches import MEMORY_MIB, StagedBatch, combined, keeps_whole_rows
+from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions
+from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, StateSpec
+from tidegate.state_store.ledger import tables
 from tidegate.state_store.seal import staging_tables
 from tidegate.state_store.seal.attempts import LockedBatch, StagedPartition
 from tidegate.state_store.states import partitions, range_partitions, state_tables
+from tidegate.state_store.states.state_tables import StagedBatch
 
 # Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
 MANY_COLUMNS = 30
@@ -62,7 +64,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     Raises: GuardMismatch, Unprocessed, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
-    bad_records = [quarantined_records.move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]
+    bad_records = [_move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]
     checked = {batch.txid: commit_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
     keys = [0] * len(batches)
     partials: list[dict[str, sa.Select[Any]]] = [{} for _ in batches]
@@ -76,6 +78,29 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
         if batch.txid in checked:
             commit_checks.evaluate(connection, replace(checked[batch.txid], staged=of_states))
     return [Merged(*counts) for counts in zip(keys, bad_records, strict=True)]
+
+
+def _move_bad_records(connection: Connection, batch: LockedBatch) -> int:
+    """Move the bad records that a batch's newest attempt has sealed into quarantine, all or none; return their number.
+
+    Raises: Unprocessed.
+    """
+    staged = QuarantineSpec(batch.pipeline)
+    (sealed,) = staging_tables.recount(connection, batch.pipeline, staged, [(batch.txid, batch.attempt)])
+    if not sealed:
+        return 0
+    stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
+    names = [column.name for column in staged.columns]
+    records = sa.select(
+        sa.literal(batch.pipeline),
+        sa.literal(batch.txid, sa.BigInteger),
+        sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
+        *(stage.c[name] for name in names),
+    ).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
+    moved: int = connection.execute(
+        insert(tables.quarantine).from_select(["pipeline", "txid", "number", *names], records)
+    ).rowcount
+    return moved
 
 
 def _merge_state(

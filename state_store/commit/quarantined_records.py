@@ -14,12 +14,9 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.base.errors import RangeRefused
-from tidegate.state_store.declarations.pipeline_spec import INPUT_END, PipelineSpec, QuarantineSpec, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import INPUT_END, PipelineSpec, StateSpec
 from tidegate.state_store.declarations.window_spec import CORRECTIONS
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal import staging_tables
-from tidegate.state_store.seal.attempts import LockedBatch
-from tidegate.state_store.states import state_tables
 
 # No declared column has this name: Postgres would take that column for the whole record.
 _RECORD = "_record"
@@ -35,29 +32,6 @@ class QuarantineTotals(NamedTuple):
 
 
 # What commits move there
-
-
-def move_bad_records(connection: Connection, batch: LockedBatch) -> int:
-    """Move the bad records that a batch's newest attempt has sealed into quarantine, all or none; return their number.
-
-    Raises: Unprocessed.
-    """
-    staged = QuarantineSpec(batch.pipeline)
-    (sealed,) = staging_tables.recount(connection, batch.pipeline, staged, [(batch.txid, batch.attempt)])
-    if not sealed:
-        return 0
-    stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
-    names = [column.name for column in staged.columns]
-    records = sa.select(
-        sa.literal(batch.pipeline),
-        sa.literal(batch.txid, sa.BigInteger),
-        sa.func.row_number().over(order_by=(stage.c.origin, stage.c.payload)),
-        *(stage.c[name] for name in names),
-    ).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))
-    moved: int = connection.execute(
-        insert(tables.quarantine).from_select(["pipeline", "txid", "number", *names], records)
-    ).rowcount
-    return moved
 
 
 def set_aside(

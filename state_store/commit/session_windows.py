@@ -16,10 +16,10 @@ from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.base.errors import GuardMismatch
 from tidegate.state_store.commit import merge_expressions
-from tidegate.state_store.commit.combine_batches import StagedBatch
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.declarations.window_spec import CORRECTIONS, WINDOW_END, WINDOW_START
 from tidegate.state_store.states import state_tables
+from tidegate.state_store.states.state_tables import StagedBatch
 
 Column = sa.ColumnElement[Any]
 # Whether a row of a union is a kept session; whether a session begins with it, the number of that per key, and its end; the

@@ -7,12 +7,13 @@ per state and attempt (a try at a batch), which is dropped some time after its b
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
+from tidegate.state_store.connections import table_locks
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.column_spec import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Staged, StateSpec
@@ -20,7 +21,7 @@ from tidegate.state_store.declarations.window_spec import WINDOW_END
 from tidegate.state_store.ledger.tables import NAMING
 from tidegate.state_store.states import history_state_view, range_partitions
 
-STATE = "state"  # the schema of staging: `tidegate.state_store.connections.copy_into_staging`, which executors import
+STATE = table_locks.STATE
 # Free space on each page lets Postgres keep a new row version beside the old one, without new index entries (a HOT update).
 # Frequently updated rows need vacuum long before the default fifth of the table is dead.
 STATE_STORAGE = {"fillfactor": 75, "autovacuum_vacuum_scale_factor": 0.02, "autovacuum_vacuum_cost_limit": 2000}
@@ -52,6 +53,14 @@ _TYPES: dict[str, Any] = {
     "bytea": BYTEA(),
 }
 DERIVED_PRECISION = 76
+
+
+class StagedBatch(NamedTuple):
+    """The partials of one batch for a state: its staging table, the number of sealed rows, and their query."""
+
+    stage: Table
+    rows: int
+    partials: sa.Select[Any]
 
 
 def metadata_of(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:

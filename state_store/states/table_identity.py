@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 from tidegate.state_store.declarations.pipeline_spec import spec_of
 from tidegate.state_store.ledger import schema_revision, tables
-from tidegate.state_store.states import state_tables, table_shape
+from tidegate.state_store.states import state_tables
 
 _NOTE = sa.text("""
 UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
@@ -47,6 +47,19 @@ WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at
 ORDER BY s.pipeline, s.state
 """
 _STRANGE_TABLES = sa.text(_STRANGE).bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
+
+
+class Difference(NamedTuple):
+    """A part of a table, such as ``column amount``, with what is expected and what was found; None: nothing."""
+
+    part: str
+    expected: str | None
+    found: str | None
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return f"{self.part} ({self.expected}) is gone"
+        return f"{self.part} is {self.found}, not {self.expected}" if self.expected else f"it has {self.part} ({self.found})"
 
 
 class StrangeTable(NamedTuple):
@@ -153,6 +166,11 @@ def registered_columns(connection: Connection) -> dict[str, set[str]]:
     return {table.name: set(table.columns.keys()) for table in made}
 
 
+def differences_in(found: Any) -> Iterator[Difference]:
+    """Yield what ``tidegate.shape_differences`` has found."""
+    yield from (Difference(*each) for each in found or ())
+
+
 def _describe(row: StrangeTable) -> str:
     """Return what is strange about a table, and what to do, in sentences."""
     name = f"{state_tables.STATE}.{row.state}"
@@ -174,7 +192,7 @@ def _describe(row: StrangeTable) -> str:
             "session, so other programs may have changed its rows, and may do so again. See that they are right; then, as the "
             f"table's owner: ALTER TABLE {name} ENABLE ALWAYS TRIGGER single_writer"
         )
-    differences = [str(each) for each in table_shape.differences_in(row.differences)]
+    differences = [str(each) for each in differences_in(row.differences)]
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
     return (
         f"{row.pipeline}: table {name} is not as it is declared: {differences[0]}{more}. It could change the values of a batch "

@@ -5,8 +5,7 @@ what a person has accepted beyond that. `table_identity` compares both with the 
 own columns, keys, indexes, grants and comments are no difference.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
@@ -18,6 +17,7 @@ from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.states import state_tables
+from tidegate.state_store.states.table_identity import Difference, differences_in
 
 # What was accepted stays so, but for columns and keys that are declared otherwise now.
 _NOTE = sa.text("""
@@ -43,19 +43,6 @@ _ACCEPTED_COLUMNS = sa.text("""
 SELECT state, attname FROM tidegate.state_table JOIN pg_class ON relname = state AND relnamespace = 'state'::regnamespace
 JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND accepted_shape ? ('column ' || quote_ident(attname))
 """)
-
-
-class Difference(NamedTuple):
-    """A part of a table, such as ``column amount``, with what is expected and what was found; None: nothing."""
-
-    part: str
-    expected: str | None
-    found: str | None
-
-    def __str__(self) -> str:
-        if self.found is None:
-            return f"{self.part} ({self.expected}) is gone"
-        return f"{self.part} is {self.found}, not {self.expected}" if self.expected else f"it has {self.part} ({self.found})"
 
 
 def note(connection: Connection, spec: PipelineSpec, *, is_changed: bool) -> None:
@@ -91,11 +78,6 @@ def accepted_columns(connection: Connection) -> set[tuple[str, str]]:
     if not schema_revision.has_ledger(connection):
         return set()
     return {(state, column) for state, column in connection.execute(_ACCEPTED_COLUMNS)}
-
-
-def differences_in(found: Any) -> Iterator[Difference]:
-    """Yield what ``tidegate.shape_differences`` has found."""
-    yield from (Difference(*each) for each in found or ())
 
 
 def _declared_shape(connection: Connection, table: Table) -> Any:
