@@ -44,7 +44,7 @@ check: setup check-page ## Lint, types, formatting, and whether each promise has
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.promises --check
 
-promises: setup ## Write docs/promises.md, the register of promises and their tests, and list those without a test
+promises: setup ## Print what Tidegate promises, line by line, and the tests that hold it
 	@$(BIN)/python -m tests.promises
 
 down: ## Stop the demo's stack; its data stays in examples/.tidegate

@@ -1,13 +1,13 @@
 """The register of promises: what Tidegate says that it keeps, each line with the tests that hold it.
 
-    python -m tests.promises                    writes docs/promises.md again; names what is wrong instead, if anything is
-    python -m tests.promises --check            writes nothing: as part of `make check`
-    python -m tests.promises --rename OLD NEW   after a promise was worded anew: in the register and in all tests
+    python -m tests.promises                    prints the register and what is wrong
+    python -m tests.promises --check            prints only what is wrong: as part of `make check`
+    python -m tests.promises --rename OLD NEW   after a promise was worded anew: in all files of tests
 
 Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
 with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a
-kind. The register shows both, and remembers: a promise that is gone is said to be so in CHANGELOG.md, one that had a test
-keeps one, and a new one begins with one. Only lines that never had a test may be without. No invariant is left to `make soak`.
+kind. A mark without a promise is an error, and so is a promise without a mark, except those of `UNTESTED`, a list that only
+shrinks. No invariant is left to `make soak`.
 """
 
 import ast
@@ -20,12 +20,41 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-REGISTER = "docs/promises.md"
 NO_TEST = "no test yet"
 SOAK, SLOW = "pytest.mark.soak", " (soak)"
-# The numbers of decisions that do not bind any more.
-NOT_BINDING = re.compile(r"^\*Not binding any more:\* ([^\n]+(?:\n[^\n]+)*)", re.MULTILINE)
-LINE = re.compile(r"^\| `(?P<id>[\w:.-]+)` \| .* \| (?P<held>[^|]+) \|$", re.MULTILINE)
+# Promises that never had a test. One that gets a test is taken out; none is added.
+UNTESTED = (
+    "fault:connection-breaks-before-answer-arrives:processing",
+    "fault:deadlock-statement-timeout:processing",
+    "fault:disk-is-full:processing",
+    "fault:disk-is-full:commit",
+    "fault:clocks-step-by-any-amount:processing",
+    "limit:MAX_VALUE_BYTES",
+    "limit:MAX_MANIFEST_BYTES",
+    "limit:MAX_BATCHES_TOGETHER",
+    "limit:MAX_ROWS_TOGETHER",
+    "limit:STAGING_DROPS_PER_PLAN",
+    "limit:TASK_BYTES",
+    "limit:RECORDS_PER_TASK",
+    "limit:HEARTBEAT_SECONDS",
+    "limit:SERVER_PATIENCE_SECONDS",
+    "limit:MOST_KEYS",
+    "limit:MAX_SHARED_BUFFERS",
+    "error:STACK_UNAVAILABLE",
+    "error:RETRYABLE_ERROR",
+    "error:TIDEGATE_ERROR",
+    "json:backup",
+    "json:down",
+    "json:init",
+    "json:restore",
+    "json:trigger",
+    "json:up",
+    "performance:groups-are-kept-in-one-hash-table",
+    "performance:no-garbage-is-looked-for-while-command",
+    "performance:bytecode-is-compiled-at-set-up",
+    "performance:up-asks-all-components-at-once-without",
+    "decision:0006",
+)
 Found = Iterator[tuple[str, str]]  # the part of an id after its kind, and what the promise says
 
 
@@ -201,88 +230,51 @@ def hold(found: dict[str, Promise], marks: Sequence[tuple[str, str]]) -> list[st
     return wrong
 
 
-def gone(root: Path) -> set[str]:
-    """Return the promises that are said to be gone: in CHANGELOG.md, below ### Removed, or by the list of decisions."""
-    parts = re.split(r"^(?=##+ )", (root / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    removed = {quoted for part in parts if part.startswith("### Removed") for quoted in re.findall(r"`([^`\n]+)`", part)}
-    not_binding = NOT_BINDING.search((root / KINDS["decision"].source).read_text())
-    return removed | {f"decision:{number}" for number in re.findall(r"\b(\d{4}) \(", not_binding[1] if not_binding else "")}
-
-
-def compare(found: dict[str, Promise], registered: dict[str, bool], removed: set[str]) -> list[str]:
-    """Return what is wrong with promises, compared with what the register says was held, and what the changelog says."""
+def compare(found: dict[str, Promise], untested: Sequence[str]) -> list[str]:
+    """Return which promises lack a test, and which of those that may lack one do not, or are no promises."""
     wrong = [
-        f"{each} is in the register and not in its source. If it went, CHANGELOG.md says so, with `{each}` below ### Removed; "
-        f"if it is worded otherwise: python -m tests.promises --rename {each} NEW"
-        for each in registered
-        if each not in found and each not in removed
+        f'{each} has no test: mark one that holds it, @pytest.mark.promise("{each}").'
+        for each, promise in found.items()
+        if not promise.held and each not in untested
     ]
+    for each in untested:
+        if each not in found or found[each].held:
+            why = "has a test" if each in found else "is no promise"
+            wrong.append(f"{each} {why}: take it out of UNTESTED in tests/promises.py.")
     for each, promise in found.items():
-        if not promise.held and registered.get(each, True):
-            why = "has lost its last test" if each in registered else "is new"
-            wrong.append(f'{each} {why}: mark a test that holds it, @pytest.mark.promise("{each}").')
         if kind_of(each) == "invariant" and promise.tests and all(test.endswith(SLOW) for test in promise.tests):
-            wrong.append(f"{each} is an invariant, and only make soak tests it: {_quoted(promise.tests)}.")
+            wrong.append(f"{each} is an invariant, and only make soak tests it: {', '.join(promise.tests)}.")
     return wrong
 
 
-def written(found: dict[str, Promise]) -> str:
-    """Return the register."""
-    parts = [
-        "# Promises",
-        "What Tidegate promises, line by line, and the tests that hold it. `make promises` writes this page, from where the\n"
-        "promises stand and from the marks of tests (`@pytest.mark.promise`); `make check` compares.\n"
-        "[CONTRIBUTING.md](../CONTRIBUTING.md#how-to-add) says how lines come and go.",
-    ]
-    counts = ["| kind | lines | with a test of their own | by a test of all lines | no test yet |", "|---|---|---|---|---|"]
-    sections = []
+def register(found: dict[str, Promise]) -> Iterator[str]:
+    """Yield the lines of the register: each promise with what it says and its tests."""
     for name, kind in KINDS.items():
-        lines = {each: promise for each, promise in found.items() if kind_of(each) == name}
-        own, held = sum(bool(each.tests) for each in lines.values()), sum(each.held for each in lines.values())
-        counts.append(f"| {name} | {len(lines)} | {own} | {held - own} | {len(lines) - held} |")
-        of_all = sorted({test for each in lines.values() for test in each.of_all})
-        sections.append(f"## {kind.title}\n\nFrom `{kind.source}`." + (f" All lines: {_quoted(of_all)}" if of_all else ""))
-        table = ["| promise | what | held by |", "|---|---|---|"]
-        for each, promise in lines.items():
-            says = promise.says.replace("](", "] (").replace("|", "/")
-            table.append(f"| `{each}` | {says} | {_quoted(promise.tests) or ('all lines' if promise.held else NO_TEST)} |")
-        sections.append("\n".join(table))
-    return "\n\n".join([*parts, "\n".join(counts), *sections]) + "\n"
-
-
-def _quoted(tests: Sequence[str]) -> str:
-    return ", ".join(f"`{test}`" for test in sorted(set(tests)))
+        yield f"\n{kind.title} ({kind.source})"
+        for each, promise in found.items():
+            if kind_of(each) == name:
+                tests = sorted({*promise.tests, *promise.of_all})
+                yield f"{each}: {promise.says}\n    {', '.join(tests) if promise.held else NO_TEST}"
 
 
 def rename(root: Path, old: str, new: str) -> None:
-    """Give a promise another id, in the register and in the marks of tests."""
-    for file in [root / REGISTER, *sorted((root / "tests").rglob("test_*.py"))]:
+    """Give a promise another id wherever tests name it."""
+    for file in sorted((root / "tests").rglob("*.py")):
         before = file.read_text()
-        after = before.replace(f"`{old}`", f"`{new}`") if file.suffix == ".md" else before.replace(f'"{old}"', f'"{new}"')
+        after = before.replace(f'"{old}"', f'"{new}"')
         if after != before:
             file.write_text(after)
 
 
-def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Check or write the register, print its counts; return the exit code."""
+def main(arguments: Sequence[str], root: Path = ROOT, untested: Sequence[str] = UNTESTED) -> int:
+    """Check the register, and print it if asked to; return the exit code."""
     if arguments[:1] == ["--rename"]:
         rename(root, *arguments[1:])
-    before = (root / REGISTER).read_text()
-    registered: dict[str, bool] = {}
-    for line in LINE.finditer(before):  # twice in a merge's conflict: what was held on either side stays so
-        registered[line["id"]] = registered.get(line["id"], False) or line["held"] != NO_TEST
     found = promises(root)
-    wrong = [*hold(found, list(marks(root))), *compare(found, registered, gone(root))]
-    after = written(found)
-    if not wrong and after != before:
-        if "--check" in arguments:
-            wrong.append(f"{REGISTER} is out of date: make promises")
-        else:
-            (root / REGISTER).write_text(after)
-    without = [each for each, promise in found.items() if not promise.held]
-    shown = [f"no test yet: {each}" for each in without if "--check" not in arguments]
-    counted = f"{len(found)} promises, {len(without)} of them without a test yet ({REGISTER})."
-    sys.stdout.write("\n".join([*shown, *wrong, counted]) + "\n")
+    wrong = [*hold(found, list(marks(root))), *compare(found, untested)]
+    shown = [] if arguments else register(found)
+    without = sum(not promise.held for promise in found.values())
+    sys.stdout.write("\n".join([*shown, *wrong, f"{len(found)} promises, {without} of them without a test yet."]) + "\n")
     return 1 if wrong else 0
 
 

@@ -28,7 +28,7 @@ class DoesNotApply(Exception):
 class Mutant:
     """One fault.
 
-    `breaks` is the id of a promise (docs/promises.md). `function` is a function, `Class.method` or MODULE; in SQL, the
+    `breaks` is the id of a promise (tests/promises.py). `function` is a function, `Class.method` or MODULE; in SQL, the
     beginning of a statement. `old`, which stands in it exactly once, becomes `new`. `noticed_by` are tests, the cheapest first.
     """
 

@@ -34,7 +34,7 @@ def test_each_applies() -> None:
 
 
 def test_each_breaks_a_promise() -> None:
-    """Its id is one of docs/promises.md."""
+    """Its id is in the register."""
     known = promises.promises(ROOT)
     assert {mutant.name: mutant.breaks for mutant in ALL if mutant.breaks not in known} == {}
 

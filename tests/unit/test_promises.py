@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,11 @@ import pytest
 from tests import promises
 
 MADE_UP = "tests/unit/test_made_up.py"
-A_TEST = '@pytest.mark.promise("I4", "limit:WINDOW", "error:*")\ndef test_one() -> None: ...\n'
-SOURCES = [
-    "docs",
-    "SECURITY.md",
-    "CHANGELOG.md",
-    "tidegate/__init__.py",
-    "tidegate/cli.py",
-    "tidegate/commands",
-    "jobs/testing.py",
-]
-Run = Callable[[], str]
+SOURCES = ["docs", "SECURITY.md", "tidegate/__init__.py", "tidegate/cli.py", "tidegate/commands", "jobs/testing.py"]
 
 
 class Project:
-    """A copy of the places where promises stand, with a test of its own and the register of both."""
+    """A copy of the places where promises stand, with a test of its own; all other promises may lack a test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,34 +24,26 @@ class Project:
                 shutil.copytree(promises.ROOT / source, root / source, ignore=shutil.ignore_patterns("*.png", "__pycache__"))
             else:
                 shutil.copyfile(promises.ROOT / source, root / source)
-        self.write(MADE_UP, A_TEST)
-        self.write("CHANGELOG.md", "# Changelog\n\n## Unreleased\n")
+        self.mark("I4", "limit:WINDOW", "error:*")
         found = promises.promises(root)
         assert promises.hold(found, list(promises.marks(root))) == []
-        self.write(promises.REGISTER, promises.written(found))
+        self.untested = [each for each, promise in found.items() if not promise.held]
 
-    def write(self, name: str, text: str) -> None:
-        """Write a file."""
-        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / name).write_text(text)
-
-    def read(self, name: str = promises.REGISTER) -> str:
-        """Return a file's text; that of the register by default."""
-        return (self.root / name).read_text()
+    def mark(self, *ids: str) -> None:
+        """Write the test, with a mark of these promises."""
+        (self.root / MADE_UP).parent.mkdir(parents=True, exist_ok=True)
+        named = ", ".join(f'"{each}"' for each in ids)
+        (self.root / MADE_UP).write_text(f"@pytest.mark.promise({named})\nasync def test_one() -> None: ...\n")
 
     def change(self, name: str, before: str, after: str) -> None:
         """Replace all that matches in a file, which has to have it."""
-        text, count = re.subn(before, after, self.read(name), flags=re.MULTILINE)
+        text, count = re.subn(before, after, (self.root / name).read_text(), flags=re.MULTILINE)
         assert count
-        self.write(name, text)
+        (self.root / name).write_text(text)
 
-    def line(self, promise: str) -> str | None:
-        """Return who holds a promise, by the register."""
-        return {line["id"]: line["held"] for line in promises.LINE.finditer(self.read())}.get(promise)
-
-    def is_accepted(self) -> bool:
-        """Write the register; return whether all is well then."""
-        return promises.main([], self.root) == 0 == promises.main(["--check"], self.root)
+    def check(self) -> int:
+        """Check the register; return the exit code."""
+        return promises.main(["--check"], self.root, self.untested)
 
 
 @pytest.fixture
@@ -71,63 +52,42 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-@pytest.fixture
-def refused(project: Project, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return what the check says, which has to fail; and writing, too, unless the register is only out of date."""
-
-    def run() -> str:
-        before = project.read()
-        assert promises.main(["--check"], project.root) == 1
-        said = capsys.readouterr().out
-        assert "is out of date" in said or promises.main([], project.root) == 1
-        assert project.read() == before
-        return said
-
-    return run
+def test_the_register_is_printed_with_its_tests(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines without a test are called so, and counted."""
+    assert promises.main([], project.root, project.untested) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"^limit:WINDOW: .*\n    {MADE_UP}::test_one$", said, re.MULTILINE)
+    assert re.search(rf"^limit:MAX_VALUE_BYTES: .*\n    {promises.NO_TEST}$", said, re.MULTILINE)
+    assert said.endswith(f" promises, {len(project.untested)} of them without a test yet.\n")
 
 
-def test_a_register_that_is_right_passes_and_counts(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines without a test are listed, and counted."""
-    before = project.read()
-    assert project.is_accepted()
-    assert "\nno test yet: limit:MAX_VALUE_BYTES\n" in capsys.readouterr().out
-    assert (project.line("limit:MAX_VALUE_BYTES"), project.read()) == (promises.NO_TEST, before)
-
-
-def test_no_line_leaves_the_register_unseen(project: Project, refused: Run) -> None:
-    """Neither the line of a promise that still stands in its source, nor its last test; another test will do."""
-    right = project.read()
-    project.change(promises.REGISTER, r"^\| `error:OVERFLOW` .*\n", "")
-    assert "error:OVERFLOW is new" in refused()
-    project.write(promises.REGISTER, right)
-    project.change(MADE_UP, '"I4", ', "")
-    assert "I4 has lost its last test" in refused()
-    project.write("CHANGELOG.md", "### Removed: fences\n\n- `I4`\n")
-    assert "I4 has lost its last test" in refused()
-    project.write("tests/test_second.py", '@pytest.mark.promise("I4")\nasync def test_two() -> None: ...\n')
-    assert project.is_accepted()
-
-
-def test_a_promise_that_is_gone_needs_a_line_in_the_changelog(project: Project, refused: Run) -> None:
-    """Below a heading that says so. The test that held it goes, too, or its mark."""
-    project.change("docs/limits.md", r"^.*`WINDOW`.*\n", "")
-    project.change(MADE_UP, '"limit:WINDOW", ', "")
-    for changelog in ("", "### Added: nothing\n\n- `limit:WINDOW`\n"):
-        project.write("CHANGELOG.md", changelog)
-        assert "limit:WINDOW is in the register and not in its source" in refused()
-    project.write("CHANGELOG.md", "### Removed: a limit\n\n- Whatever was longer is taken (`limit:WINDOW`).\n")
-    assert "is out of date" in refused()
-    assert project.is_accepted()
-    assert project.line("limit:WINDOW") is None
-
-
-def test_a_new_promise_needs_a_test(project: Project, refused: Run) -> None:
-    """It never comes into the register without one; a test of all lines of its kind is not enough."""
+def test_no_promise_is_without_a_test(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither one that has lost its last test, nor a new one; a test of all lines of its kind is not enough."""
     project.change("docs/errors/README.md", r"^\| \[OVERFLOW\]", "| [TOO_MUCH](OVERFLOW.md) | It is too much. |\n\\g<0>")
-    assert "error:TOO_MUCH is new" in refused()
-    project.change(MADE_UP, '"I4"', '"I4", "error:TOO_MUCH"')
-    assert project.is_accepted()
-    assert project.line("error:TOO_MUCH") == f"`{MADE_UP}::test_one`"
+    project.mark("limit:WINDOW", "error:*")
+    assert project.check() == 1
+    said = capsys.readouterr().out
+    assert "I4 has no test" in said
+    assert "error:TOO_MUCH has no test" in said
+    project.mark("I4", "limit:WINDOW", "error:TOO_MUCH")
+    assert project.check() == 0
+
+
+def test_no_mark_is_left_of_a_promise_that_is_gone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """The test that held it goes, too, or its mark is given the new id."""
+    project.change("docs/limits.md", "`WINDOW`", "`WIDTH`")
+    assert project.check() == 1
+    assert "is marked with limit:WINDOW, which is no promise" in capsys.readouterr().out
+    assert promises.main(["--rename", "limit:WINDOW", "limit:WIDTH"], project.root, project.untested) == 0
+
+
+def test_the_list_of_promises_without_a_test_only_shrinks(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has a test leaves the list, and so does what is no promise."""
+    project.untested += ["I4", "limit:NONE"]
+    assert project.check() == 1
+    said = capsys.readouterr().out
+    assert "I4 has a test: take it out" in said
+    assert "limit:NONE is no promise: take it out" in said
 
 
 def test_no_line_of_a_source_is_left_out() -> None:
