@@ -117,11 +117,10 @@ def missing(component: str, settings: Settings, environ: Mapping[str, str] = os.
 
 def table() -> str:
     """Return the table of needs in Markdown."""
-    lines = [["what", "settings", "for", *COMPONENTS], ["---"] * 3 + [":-:"] * len(COMPONENTS)]
+    lines = [["what", "settings", "for", "needed by"], ["---"] * 4]
     for need in NEEDS:
         settings = ", ".join(f"`{name}`" for name in need.settings)
-        marks = ["●" if component in need.components else "" for component in COMPONENTS]
-        lines.append([need.name, settings, need.purpose, *marks])
+        lines.append([need.name, settings, need.purpose, ", ".join(need.components)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
