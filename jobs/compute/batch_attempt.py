@@ -22,7 +22,17 @@ from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_o
 from tidegate.jobs.compute.sessions.session import application_of, expect_brief, interruptible
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
 from tidegate.jobs.compute.stage import bad_records, stage_partials
-from tidegate.jobs.compute.stage.row_tracking import ID, RowSums, Tracker, check_complete, total, used_columns, with_id
+from tidegate.jobs.compute.stage.row_tracking import (
+    ID,
+    RowSums,
+    Tracker,
+    check_complete,
+    is_followed,
+    is_tracked,
+    total,
+    used_columns,
+    with_id,
+)
 from tidegate.jobs.compute.stage.stage_partials import NeedsExecutors, StagedRows
 from tidegate.jobs.compute.transform.run_transform import Frames, apply_transform, check_united, check_used
 from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
@@ -118,6 +128,7 @@ class _Computation:
         self._emitter = emitter
         self._spark = spark
         self._is_replay = QUARANTINED in attempt.source_metadata
+        self._route = SAFE  # of the present pass
 
     def run(self, routing: Routing) -> _Computed:
         """Compute and stage by the chosen route; if this process cannot stage the partials, repeat all on executors.
@@ -127,16 +138,17 @@ class _Computation:
         attempt, parts = self._attempt, self._read()
         # A replay reads records from quarantine, of which the source knows no facts.
         facts = InputFacts() if self._is_replay else self._emitter.facts(attempt, attempt.source_metadata)
-        route = routing(self._pipeline, attempt, facts)
+        self._route = route = routing(self._pipeline, attempt, facts)
         if route.is_brief:
             expect_brief(self._spark)
         if route.one_task and (len(parts) == 1 or self._pipeline.transform is None):
             parts = {name: replace(part, rows=part.rows.coalesce(1)) for name, part in parts.items()}
         try:
-            return self._pass(parts, route)
+            return self._pass(parts)
         except NeedsExecutors as reason:
             logger.info("%s is staged on executors: %s", attempt, reason)
-            return self._pass(parts, replace(route, in_process=frozenset()))
+            self._route = replace(route, in_process=frozenset())
+            return self._pass(parts)
 
     def _read(self) -> Mapping[str, BatchPart]:
         """Return the batch's rows by input; if some may be bad, with columns for origin, refusal and payload."""
@@ -166,37 +178,38 @@ class _Computation:
         reader = bad_records.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)
         return bad_records.waiting_records(self._spark, emitter, reader)
 
-    def _pass(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
-        if route.follows_partials is not None:
-            return self._follow_partials(parts, route, route.follows_partials)
-        return self._follow_rows(parts, route)
+    def _pass(self, parts: Mapping[str, BatchPart]) -> _Computed:
+        if self._route.follows_partials is not None:
+            return self._follow_partials(parts, self._route.follows_partials)
+        return self._follow_rows(parts)
 
-    def _name_of(self, route: Route) -> str:
-        """Return a pass's name, for its trackers: those of a failed first pass may have counted only some rows."""
-        return f"{self._attempt}, {'in process' if route.in_process else 'on executors'}"
+    @property
+    def _pass_name(self) -> str:
+        """The pass, for the names of its trackers: those of a failed first pass may have counted only some rows."""
+        return f"{self._attempt}, {'in process' if self._route.in_process else 'on executors'}"
 
-    def _follow_rows(self, parts: Mapping[str, BatchPart], route: Route) -> _Computed:
+    def _follow_rows(self, parts: Mapping[str, BatchPart]) -> _Computed:
         """Compute and stage; compare the sums of the transformed rows with those in the staged partials.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
         pipeline = self._pipeline
-        used, untouched = used_columns(pipeline), is_untouched(pipeline, self._attempt)
-        tracked = {name: self._track(name, part, route) for name, part in parts.items()}
-        transformed = Tracker(f"transform of {self._name_of(route)}")
+        used, untouched = used_columns(pipeline) if is_tracked(pipeline) else None, is_untouched(pipeline, self._attempt)
+        tracked = {name: self._track(name, part) for name, part in parts.items()}
+        transformed = Tracker(f"transform of {self._pass_name}")
         if untouched:
-            rows, schema = _merge_inputs(tracked, route)
+            rows, schema = _merge_inputs(tracked, self._route)
         else:
             rows = self._transform(tracked)
             schema = rows.schema
             rows = transformed.attach(rows, schema, used)
-        states = list(pipeline.states.items())
-        staged = self._stage_states(states[:1], rows, schema, route)
-        if states[1:] and not untouched:
+        first, *others = pipeline.states.items()
+        staged = [self._aggregate_and_stage(*first, rows, schema)]
+        if others and not untouched:
             # The other states compute the rows again. Their sums must equal those of the rows of the first state.
             rows = self._transform({name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()})
             rows = rows if used is None else with_id(rows, schema, used)
-        staged += self._stage_states(states[1:], rows, schema, route)
+        staged += [self._aggregate_and_stage(*each, rows, schema) for each in others]
         emitted = self._input_sums(tracked)
         # Without transform and flags, the source's rows are the transformed rows, and are counted only once.
         returned = RowSums(emitted.rows, emitted.hash if used is not None else None) if untouched else transformed.sums()
@@ -215,34 +228,28 @@ class _Computation:
             good = emitted.rows - emitted.flagged
             check_complete(attempt, "the rows without a transform", RowSums(good), RowSums(returned.rows))
         for (name, state), rows in zip(pipeline.states.items(), staged, strict=True):
-            if used_columns(pipeline) is not None and not state.unanchored:
+            if is_followed(pipeline, state):
                 check_complete(attempt, f"state {name}", returned, rows.reconciled)
 
-    def _stage_states(
-        self, states: Sequence[tuple[str, AnyState]], rows: DataFrame, schema: T.StructType, route: Route
-    ) -> list[StagedRows]:
-        is_tracked = used_columns(self._pipeline) is not None
-        staged: list[StagedRows] = []
-        for name, state in states:
-            spec = state.spec(name)
-            partials = aggregate(rows, schema, state, spec, follow="rows" if is_tracked and not state.unanchored else None)
-            staged.append(self._stage(state, spec, partials, route))
-        return staged
+    def _aggregate_and_stage(self, name: str, state: AnyState, rows: DataFrame, schema: T.StructType) -> StagedRows:
+        spec = state.spec(name)
+        partials = aggregate(rows, schema, state, spec, follow="rows" if is_followed(self._pipeline, state) else None)
+        return self._stage(state, spec, partials)
 
-    def _follow_partials(self, parts: Mapping[str, BatchPart], route: Route, expected_rows: int) -> _Computed:
+    def _follow_partials(self, parts: Mapping[str, BatchPart], expected_rows: int) -> _Computed:
         """Compute and stage; follow only partials, as the source vouches for the rows and their number.
 
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; errors of `Emitter.verify_batch`.
         """
         records, schema = _merge_inputs(
-            {name: _TrackedPart(part, part.rows, part.rows.schema) for name, part in parts.items()}, route
+            {name: _TrackedPart(part, part.rows, part.rows.schema) for name, part in parts.items()}, self._route
         )
         staged: list[StagedRows] = []
         for name, state in self._pipeline.states.items():
-            spec, followed = state.spec(name), Tracker(f"state {name} of {self._name_of(route)}")
+            spec, followed = state.spec(name), Tracker(f"state {name} of {self._pass_name}")
             partials = aggregate(records, schema, state, spec, follow="partials")
             partials = followed.attach_partials(partials, counter_of(state))
-            staged.append(self._stage(state, spec, partials, route))
+            staged.append(self._stage(state, spec, partials))
             sums = followed.sums()
             if sums.rows != expected_rows:  # if the source has changed, its error is raised rather than RowsLost
                 self._emitter.verify_batch(self._attempt, self._attempt.source_metadata)
@@ -250,17 +257,17 @@ class _Computation:
             check_complete(self._attempt, f"state {name}", sums, staged[-1].reconciled)
         return _Computed(RowSums(expected_rows), RowSums(expected_rows), staged, datetime.now(UTC))
 
-    def _track(self, name: str, part: BatchPart, route: Route) -> "_TrackedPart":
+    def _track(self, name: str, part: BatchPart) -> "_TrackedPart":
         """Return a part's rows, counted unless it is idle; an input's rows are also hashed, as the route says."""
         schema = part.rows.schema  # asking a DataFrame for it costs a round trip each time
         if part.role == "idle":
             return _TrackedPart(part, part.rows, schema)
         what = f"{part.role} {name}" if name else "source"
-        tracker = Tracker(f"{what} of {self._name_of(route)}", of=name)
+        tracker = Tracker(f"{what} of {self._pass_name}", name)
         columns: list[str] | None = None
-        if part.role == "input" and route.hashed == "used":
+        if part.role == "input" and self._route.hashed == "used":
             columns = used_columns(self._pipeline)
-        elif part.role == "input" and route.hashed == "all" and self._pipeline.tracking != "off":
+        elif part.role == "input" and self._route.hashed == "all" and self._pipeline.tracking != "off":
             columns = [column for column in schema.names if column not in (ORIGIN, REFUSAL)]
             if part.replayed is not None:
                 columns = [column for column in columns if column in (*part.replayed, PAYLOAD)]
@@ -303,10 +310,10 @@ class _Computation:
             check_united(returned, frames, [name for name, each in inputs.items() if each.part.role != "reference"], observed)
         return returned
 
-    def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame, route: Route) -> StagedRows:
+    def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame) -> StagedRows:
         counter = counter_of(state)
-        if spec.name in route.in_process:
-            most = route.most_in_process
+        if spec.name in self._route.in_process:
+            most = self._route.most_in_process
             return stage_partials.stage_in_process(self._store, self._attempt, spec, partials, counter, most=most)
         return stage_partials.stage_on_executors(self._store.settings, self._attempt, spec, partials, counter)
 

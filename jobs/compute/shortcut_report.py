@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.jobs.compute.shortcuts import choose, is_flagged
-from tidegate.jobs.compute.stage.row_tracking import used_columns
+from tidegate.jobs.compute.stage.row_tracking import is_tracked
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store.seal.attempts import Attempt
@@ -53,7 +53,7 @@ def _path(pipeline: Pipeline, attempt: Attempt, batch: str, facts: InputFacts) -
     follows: Literal["rows", "partials", "nothing"] = "rows"
     if route.follows_partials is not None:
         follows = "partials"
-    elif used_columns(pipeline) is None:
+    elif not is_tracked(pipeline):
         follows = "nothing"
     return Path(
         batch=batch,

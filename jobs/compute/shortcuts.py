@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from tidegate.jobs.compute.stage.row_tracking import used_columns
+from tidegate.jobs.compute.stage.row_tracking import is_tracked
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import InputFacts
@@ -66,7 +66,7 @@ def _hashed_columns(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> 
         return "all"
     if pipeline.transform is not None:
         return "none"
-    return "used" if used_columns(pipeline) is not None else "all"
+    return "used" if is_tracked(pipeline) else "all"
 
 
 def is_flagged(pipeline: Pipeline, attempt: Attempt) -> bool:

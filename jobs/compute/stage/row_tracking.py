@@ -36,6 +36,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.sources import PAYLOAD
 from tidegate.jobs.sources.column_types import quoted
 from tidegate.jobs.spark.library_internals import note_not_streaming
+from tidegate.jobs.states import AnyState
 from tidegate.state_store.base.errors import DeclarationInvalid, RowsLost
 
 if TYPE_CHECKING:  # executors import this module, and have no SQLAlchemy
@@ -60,12 +61,12 @@ class RowSums:
 class Tracker:
     """The sums at one place of a query, available after its first action."""
 
-    def __init__(self, name: str, of: str = "") -> None:
+    def __init__(self, name: str, input_name: str = "") -> None:
         # The name must be unique in the session, which batches share: an observation may otherwise return another's sums.
         self.name = name
         self._observation = Observation(name)
-        self._is_tracked = False
-        self._input = of  # the name of one of several inputs; part of the hash, so that equal rows of two inputs differ
+        self._is_hashed = False
+        self._input = input_name  # of one of several inputs; part of the hash, so that equal rows of two inputs differ
 
     def attach(
         self, rows: DataFrame, schema: T.StructType, columns: Iterable[str] | None, flag: Column | None = None
@@ -76,7 +77,7 @@ class Tracker:
         """
         sums = [F.count(F.lit(1)).alias("rows")]
         if columns is not None:
-            self._is_tracked = True
+            self._is_hashed = True
             rows = with_id(rows, schema, columns, self._input)
             sums += _low_and_high(halves(ID))
         if flag is not None:
@@ -85,7 +86,7 @@ class Tracker:
 
     def attach_partials(self, partials: DataFrame, counter: str) -> DataFrame:
         """Return the partials, observed: the number of their rows, from column `counter`, and the sum of HASH."""
-        self._is_tracked = True
+        self._is_hashed = True
         return self._observe(partials, [F.sum(counter).alias("rows"), *_low_and_high(halves(HASH))])
 
     def _observe(self, rows: DataFrame, sums: list[Column]) -> DataFrame:
@@ -104,13 +105,13 @@ class Tracker:
                 f"The transform returns rows that it has not made from {of}. Batches share a Spark session, so it must not "
                 "go through views or spark.sql(): write it with selectExpr, where, join, groupBy and the like."
             )
-        hashes = signed(((observed["high"] or 0) << HALF_BITS) + (observed["low"] or 0)) if self._is_tracked else None
+        hashes = signed(((observed["high"] or 0) << HALF_BITS) + (observed["low"] or 0)) if self._is_hashed else None
         return RowSums(observed["rows"] or 0, hashes, observed.get("flagged", 0))
 
 
-def with_id(rows: DataFrame, schema: T.StructType, columns: Iterable[str], of: str = "") -> DataFrame:
+def with_id(rows: DataFrame, schema: T.StructType, columns: Iterable[str], input_name: str = "") -> DataFrame:
     """Return the rows with the hash of these columns, and of their input's name, as column ID."""
-    return rows.select("*", row_id(schema, columns, of).alias(ID))
+    return rows.select("*", row_id(schema, columns, input_name).alias(ID))
 
 
 def halves(column: str) -> tuple[Column, Column]:
@@ -140,13 +141,13 @@ def total(sums: Sequence[RowSums]) -> RowSums:
     return RowSums(sum(each.rows for each in sums), added, sum(each.flagged for each in sums))
 
 
-def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column:
+def row_id(schema: T.StructType, columns: Iterable[str], input_name: str = "") -> Column:
     """Return the 64-bit hash of those columns that the schema has, and of the input's name, if given.
 
     PAYLOAD, the raw text of a bad record, is NULL in good rows and leaves their hash unchanged.
     """
     fields = {field.name: field for field in schema}
-    parts: list[Column] = [F.lit(of)] if of else []
+    parts: list[Column] = [F.lit(input_name)] if input_name else []
     for name in columns:
         if field := fields.get(name):
             column = F.col(quoted(name))
@@ -156,10 +157,18 @@ def row_id(schema: T.StructType, columns: Iterable[str], of: str = "") -> Column
     return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
 
 
-def used_columns(pipeline: Pipeline) -> list[str] | None:
-    """Return the columns that the pipeline's states use; None if its rows are not tracked."""
-    if pipeline.tracking == "off" or all(state.unanchored for state in pipeline.states.values()):
-        return None
+def is_followed(pipeline: Pipeline, state: AnyState) -> bool:
+    """Return whether rows are followed from the transform into a state's staging."""
+    return pipeline.tracking != "off" and not state.unanchored
+
+
+def is_tracked(pipeline: Pipeline) -> bool:
+    """Return whether rows are followed into the staging of any state."""
+    return any(is_followed(pipeline, state) for state in pipeline.states.values())
+
+
+def used_columns(pipeline: Pipeline) -> list[str]:
+    """Return the columns that the pipeline's states use."""
     used: dict[str, None] = {}
     for state in pipeline.states.values():
         used |= dict.fromkeys([*state.keyed_by, *(part.column for part in state.parts if part.column is not None)])
@@ -171,11 +180,12 @@ def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSu
 
     Raises: RowsLost.
     """
-    difference = ((before.hash or 0) - (after.hash or 0)) % 2**64
+    difference = 0 if before.hash is None or after.hash is None else (before.hash - after.hash) % 2**64
     if difference or before.rows != after.rows:
+        hashes = f" (the sums of their hashes differ by {difference:#x})" if difference else ""
         raise RowsLost(
-            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place} (the sums of their hashes differ by "
-            f"{difference:#x}). Spark lost or repeated rows, or the transform does not return the same rows each time it runs.",
+            f"{attempt}: of {before.rows} rows {after.rows} arrived in {place}{hashes}. Spark lost or repeated rows, or the "
+            "transform does not return the same rows each time it runs.",
             **attempt.identity,
         )
 
