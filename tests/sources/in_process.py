@@ -11,6 +11,7 @@ import io
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,8 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     each input and reference.
     """
     store, pipeline = processor._store, processor._pipeline
-    emitter = emitter_of(pipeline.source, ThisProcess(), store.settings)  # type: ignore[arg-type]
+    here = replace(store.settings, spark_remote="local")  # where this process' tasks find their password
+    emitter = emitter_of(pipeline.source, ThisProcess(), here)  # type: ignore[arg-type]
     parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=False)
     by_name = {name: part.rows.table.to_pylist() for name, part in parts.items()}  # type: ignore[attr-defined]
     emitter.verify_batch(attempt, attempt.source_metadata)
