@@ -100,7 +100,7 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
     pipeline = declare(folders, check=CHECK)
     for folder in "ab":
         for number in range(2):
-            rows = [(chance.choice("abcdé"), chance.randrange(1000)) for _ in range(150)]
+            rows = [(chance.choice("abcdé"), chance.randrange(1000)) for _ in range(30)]
             lines = []
             for line, (name, amount) in enumerate(rows, start=2):
                 right[f"{folder}: {number}.csv, line {line}"] = name, amount

@@ -44,6 +44,7 @@ def test_another_order_of_texts_is_refused(shop: Shop, source: PostgresTable) ->
 
 
 @pytest.mark.promise("I12")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rounding", ROUNDED)
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str, kind: str) -> None:
