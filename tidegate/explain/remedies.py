@@ -13,21 +13,23 @@ Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
 # Ends the advice about content and sources that need not be put right for the order to go on.
 _OR_SKIP = "; or give the batch up (tidegate skip)"
+# Ends the advice to change code that is compared with what is registered.
+_REGISTERED = ", raise the pipeline's version and register it (tidegate migrate)"
 _FIXES = {
     "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
-    "BAD_KEY": f"Correct the key by the transform, or declare null_keys=True and rebuild{_OR_SKIP}.",
-    "CHECK_FAILED": f"Correct the transform or the check{_OR_SKIP}.",
+    "BAD_KEY": f"Correct the key by the transform{_REGISTERED}; or declare null_keys=True and rebuild{_OR_SKIP}.",
+    "CHECK_FAILED": f"Correct the transform or the check{_REGISTERED}{_OR_SKIP}.",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), after a rebuild if that asks for one, or undo it.",
-    "DECLARATION_INVALID": "Correct the pipeline's transform or its states.",
+    "DECLARATION_INVALID": f"Correct the transform or the states{_REGISTERED}.",
     "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors.",
     "GUARD_MISMATCH": "Find the program that wrote the state table, and put the rows back as they were.",
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
     "LOCK_HELD": "Wait until the session that the error names has ended, or end it (tidegate error LOCK_HELD).",
-    "MALFORMED_RECORD": f"Correct the schema and raise the pipeline's version{_OR_SKIP}.",
+    "MALFORMED_RECORD": f"Correct the schema{_REGISTERED}{_OR_SKIP}.",
     "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
-    "OVERFLOW": f"Correct the value by the transform{_OR_SKIP}.",
+    "OVERFLOW": f"Correct the value by the transform{_REGISTERED}{_OR_SKIP}.",
     "PERMANENT_ERROR": "Do what the error says.",
     "PIPELINE_RETIRED": "Take its file and its Dag away, or let it go on where it stood (tidegate reinstate).",
     "PARTITION_UNAVAILABLE": "Bring the partition back.",
@@ -41,7 +43,7 @@ _FIXES = {
     "SPARK_FAILED": "Read Spark's error and its log (tidegate status names it).",
     "SPARK_UNAVAILABLE": "Start Spark (tidegate up), or wait until it answers.",
     "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
-    "TRANSFORM_FAILED": f"Correct the transform and raise the pipeline's version{_OR_SKIP}.",
+    "TRANSFORM_FAILED": f"Correct the transform{_REGISTERED}{_OR_SKIP}.",
 }
 _UNKNOWN_OF_PLAN = "Read the whole error (tidegate status --json) and fix its cause."
 # Of plans, which have no batch that could be given up.
