@@ -10,6 +10,7 @@ from tidegate.state_store.base.errors import UsageError
 
 FOLDER = Path(__file__).parents[1] / "docs" / "errors"
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+)*")
+_TRIGGER = re.compile(r"tidegate trigger (\w+) --wait")
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -42,10 +43,14 @@ def summary(code: str) -> str:
     return " ".join(markdown(code).split("\n\n")[1].split())
 
 
-def plain(code: str) -> str:
-    """Return a code's page for a terminal: links by their names or paths, commands indented instead of fenced."""
+def plain(code: str, *, has_airflow: bool = True) -> str:
+    """Return a code's page for a terminal: links by their names or paths, commands indented instead of fenced.
+
+    Unless the stack `has_airflow`, runs are started in the process of the command.
+    """
+    page = markdown(code) if has_airflow else _TRIGGER.sub(r"tidegate run \1", markdown(code))
     lines, is_code = [], False
-    for line in _LINK.sub(_named, markdown(code)).splitlines():
+    for line in _LINK.sub(_named, page).splitlines():
         if line.lstrip().startswith("```"):
             is_code = not is_code
         elif is_code:

@@ -11,7 +11,7 @@ from tidegate import completion, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
 from tidegate.explain import airflow_report, error_pages, remedies
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable
+from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -123,10 +123,20 @@ def error(code: str | None, as_json: bool) -> None:
     """Explain an error: how it comes about, what the ledger did, and what to do, step by step."""
     if code is not None:
         page = error_pages.markdown(code)
-        output.print_json({"page": page}) if as_json else output.write(error_pages.plain(code).rstrip("\n"))
+        if as_json:
+            output.print_json({"page": page})
+        else:
+            output.write(error_pages.plain(code, has_airflow=_has_airflow()).rstrip("\n"))
         return
     summaries = {known: error_pages.summary(known) for known in error_pages.codes()}
     if as_json:
         output.print_json(summaries)
     else:
         output.print_table("Errors", ["code", "what it means"], [list(row) for row in summaries.items()])
+
+
+def _has_airflow() -> bool:
+    try:
+        return Settings.load().has_airflow
+    except TidegateError:  # settings that cannot be used have a page too
+        return True
