@@ -1,0 +1,262 @@
+"""Advice as the command line prints it: which there is, and a project in which tests do what it says, typed as printed."""
+
+import ast
+import csv
+import re
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.checkout import REPOSITORY
+from tests.cli.conftest import CommandLine
+from tidegate.explain import error_pages, remedies
+
+DONE = 0
+STEP = re.compile(r"\n(?=\d+\. )")
+COMMAND = re.compile(r"`(tidegate [a-z][^`]*)`|^ +(?:\$ )?(tidegate [a-z].*)$", re.MULTILINE)
+CAUSE = re.compile(r"^  (?:Because: |Besides: )?(?=\S)", re.MULTILINE)
+SAMPLE_TXID = re.compile(r"(?<=flights )7\b|(?<=--txid )7\b")  # the batch of the examples in docs/errors
+EXPLAINS = REPOSITORY / "tidegate/explain"
+# How the sources of `why` make a cause, and what gives it an advice.
+CALLS = ("cause", "_of")
+GIVES = {"advice", "command", "run", "retry", "starts_a_run"}
+# The pipeline of the pages' examples, small.
+DECLARATION = """
+from tidegate import Check, Count, Files, Pipeline, State, Sum
+
+PIPELINE = Pipeline(
+    name="flights",
+    source=Files("data/flights", glob="*.csv", format="csv", schema={schema}, max_files=1),
+    states={{"daily": State(key={{"carrier": "text"}}, aggregates={{"flights": Count(), "cents": {cents}}}{state})}},
+    version={version},
+    tries=1,
+    retry_delay_seconds=0,
+    {more}
+)
+"""
+USUAL = {
+    "schema": '{"carrier": "string", "cents": "int"}',
+    "cents": 'Sum("cents", "integer")',
+    "state": "",
+    "more": "",
+}
+
+
+def steps_of(page: str) -> list[str]:
+    """Return the steps below `What to do` of a page, each in one line but for its commands."""
+    body = page.partition("What to do\n")[2].partition("\nRelated: ")[0]
+    return [step for step in STEP.split(f"\n{body.strip()}") if step.strip()]
+
+
+def advices() -> dict[str, str]:
+    """Return every advice of error pages and of `why`: its name, and what it says."""
+    found = {
+        f"{code}.{number}": step
+        for code in error_pages.codes()
+        for number, step in enumerate(steps_of(error_pages.plain(code)), start=1)
+    }
+    found |= {f"why {code}": "" for code in _causes_with_advice()}
+    found |= {f"fix {code}": sentence for code, sentence in remedies._FIXES.items()}
+    return found | {f"fix of a plan {code}": sentence for code, sentence in remedies._FIXES_OF_PLANS.items()}
+
+
+def _causes_with_advice() -> set[str]:
+    """Return the codes of causes that give an advice or a command, as the sources of `why` name them."""
+    found = set()
+    for file in ("airflow_report.py", "batch_causes.py", "why.py"):
+        for node in ast.walk(ast.parse((EXPLAINS / file).read_text())):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in CALLS:
+                continue
+            gives = {keyword.arg or ast.unparse(keyword.value).partition("(")[0] for keyword in node.keywords} & GIVES
+            codes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and str(arg.value).isupper()]
+            found.update(codes if gives else [])
+    return found
+
+
+@dataclass
+class Followed:
+    """Which advices were followed, of all that there are."""
+
+    times: Counter[str] = field(default_factory=Counter)
+
+    def report(self) -> tuple[float, str]:
+        """Return which part of the advices was followed, and the lines that say so, with the names of the others."""
+        known = advices()
+        others = [name for name in known if name not in self.times]
+        part = 1 - len(others) / len(known)
+        return part, f"{len(known)} advices, {len(known) - len(others)} followed ({part:.0%}). Not: {', '.join(others)}."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One cause as `why` prints it."""
+
+    code: str
+    text: str
+    advice: str
+    commands: tuple[str, ...]
+    error: str | None
+
+
+@dataclass
+class Project:
+    """A project with the pipeline of the pages' examples, whose commands are typed as they were printed."""
+
+    line: CommandLine
+    followed: Followed
+    rows: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    printed: str = ""
+    typed: list[str] = field(default_factory=list)
+    version: int = 0
+
+    @property
+    def home(self) -> Path:
+        """Return its folder."""
+        return self.line.settings.home
+
+    def file(self, name: str) -> Path:
+        """Return the path of an input file."""
+        return self.home / "data/flights" / name
+
+    def declare(self, **parts: str) -> None:
+        """Write the pipeline's file, as its next version."""
+        self.version += 1
+        (self.home / "pipelines").mkdir(exist_ok=True)
+        (self.home / "pipelines/flights.py").write_text(DECLARATION.format(**{**USUAL, "version": str(self.version), **parts}))
+
+    def write(self, name: str, *rows: str, header: str = "carrier,cents", counts: bool = True) -> Path:
+        """Write an input file, which is to count unless it will be given up."""
+        file = self.file(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join([header, *rows, ""]))
+        if counts:
+            self.rows[name] = [tuple(row.split(",")) for row in rows]  # type: ignore[misc]
+        return file
+
+    def give_up(self, name: str) -> None:
+        """Expect that a file does not count."""
+        self.rows.pop(name, None)
+
+    def type(self, command: str, *, exits: int = DONE, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Type a command of `tidegate`."""
+        done = self.line(*shlex.split(command)[1:], **environment)
+        self.printed = done.stdout + done.stderr
+        self.typed.append(command)
+        assert done.returncode == exits, f"{command}: {done.returncode}: {self.printed}"
+        return done
+
+    def fails(self, command: str, code: str, *, exits: int = 1, **environment: str) -> str:
+        """Type a command that fails with this error; return what it says."""
+        self.type(command, exits=exits, **environment)
+        assert f"More: tidegate error {code}" in self.printed, f"{command}: {self.printed}"
+        return self.printed
+
+    def why(self, code: str, *, txid: int | None = None, **environment: str) -> Answer:
+        """Ask `why` of the pipeline; return the cause with this code as it is printed."""
+        words = "tidegate why flights" if txid is None else f"tidegate why flights {txid}"
+        self.type(words, **environment)
+        printed = self.printed
+        codes = [cause["code"] for cause in self._causes(words, environment)]
+        blocks = CAUSE.split(printed.partition("\n")[2])[1:]
+        assert code in codes, f"{codes}: {printed}"
+        assert len(blocks) == len(codes), printed
+        text = blocks[codes.index(code)]
+        lines = [line.strip() for line in text.splitlines()]
+        advice = " ".join(line.removeprefix("What to do: ") for line in lines if line.startswith("What to do: "))
+        commands = tuple(line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+        more = [line.rpartition(" ")[2] for line in lines if line.startswith("More: ")]
+        return Answer(code, text, advice, commands, more[0] if more else None)
+
+    def _causes(self, words: str, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+        import json  # noqa: PLC0415
+
+        return json.loads(self.line(*shlex.split(words)[1:], "--json", **environment).stdout)["causes"]
+
+    def heed(
+        self,
+        cause: Answer,
+        *,
+        act: Callable[[], object] | None = None,
+        also: str = "",
+        exits: int = DONE,
+        **environment: str,
+    ) -> None:
+        """Do what a cause's advice says: an act, and the command that its sentence has, then its command as it was printed."""
+        if act is not None:
+            assert cause.advice
+            act()
+        if also:
+            assert f"({also})" in cause.advice, cause.advice
+            self.type(also, **environment)
+        for command in cause.commands:
+            self.type(command, exits=exits, **environment)
+        self.followed.times[f"why {cause.code}"] += 1
+        for kind, sentences in (("fix", remedies._FIXES), ("fix of a plan", remedies._FIXES_OF_PLANS)):
+            begin = sentences.get(cause.error or "", "nothing").removesuffix(".").partition(remedies._OR_SKIP)[0]
+            if begin in cause.advice:
+                self.followed.times[f"{kind} {cause.error}"] += 1
+
+    def follow(
+        self,
+        code: str,
+        words: str,
+        *,
+        txid: int = 7,
+        act: Callable[[], object] | None = None,
+        only: str = "",
+        fill: str = "",
+        done: bool = False,
+        **environment: str,
+    ) -> str:
+        """Follow the one step of an error's page that has these words: an act, then its commands; return what they print.
+
+        Of several ways in one step, those `only` are typed that have this text; `fill` completes a command of one word. A step
+        whose commands were typed just now, as `why` said the same, is `done`.
+        """
+        page = self.line("error", code).stdout
+        found = {number: step for number, step in enumerate(steps_of(page), start=1) if words in " ".join(step.split())}
+        assert len(found) == 1, f"{code} has {len(found)} steps with {words!r}:\n{page}"
+        ((number, step),) = found.items()
+        if act is not None:
+            act()
+        printed = ""
+        for inline, shown in COMMAND.findall(step):
+            command = SAMPLE_TXID.sub(str(txid), inline or shown)
+            if done:
+                assert command in self.typed[-4:], f"{command} is not among {self.typed[-4:]}"
+            elif only in command:
+                self.type(command + fill, **environment)
+                printed += self.printed
+        self.followed.times[f"{code}.{number}"] += 1
+        return printed
+
+    def state(self) -> dict[str, tuple[int, int]]:
+        """Return the state as `inspect` shows it."""
+        found = self.line.json("inspect", "flights", "--state", "daily")
+        return {row["carrier"]: (row["flights"], row["cents"]) for row in found}
+
+    def clean(self) -> dict[str, tuple[int, int]]:
+        """Return what plain Python makes of the files that count."""
+        made: dict[str, tuple[int, int]] = {}
+        for carrier, cents in (row for rows in self.rows.values() for row in rows):
+            flights, total = made.get(carrier, (0, 0))
+            made[carrier] = (flights + 1, total + int(float(cents)))
+        return made
+
+    def goes_on(self) -> None:
+        """Take up another file, and find the state that plain Python makes of all that count, and nothing that waits."""
+        number = len(list(self.file("").glob("*")))
+        self.write(f"z{number:03d}.csv", "AA,5")
+        self.type("tidegate run flights")
+        assert self.state() == self.clean()
+        assert [cause["code"] for cause in self._causes("tidegate why flights", {})] == ["IDLE"]
+
+
+def rows_of(file: Path) -> list[tuple[str, ...]]:
+    """Return the rows of an input file below its header."""
+    with file.open(newline="") as opened:
+        return [tuple(row) for row in csv.reader(opened)][1:]
