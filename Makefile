@@ -4,7 +4,7 @@ BIN := .venv/bin
 BUDGET ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak mutants prove chaos cluster-test bench bench-smoke check check-page promises down lock page pictures
+.PHONY: help setup demo test soak mutants prove chaos cluster-test bench bench-smoke check check-page promises map down lock page pictures
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ check: setup check-page ## Lint, types, formatting, and whether each promise has
 
 promises: setup ## Print what Tidegate promises, line by line, and the tests that hold it
 	@$(BIN)/python -m tests.promises
+
+map: ## Print each source file with the first line of its docstring, to find the file for a change: make map | grep -i timeout
+	@git ls-files dags jobs state_store migrations tidegate | grep -E '\.(py|tsx?|sql)$$' \
+	    | xargs awk 'FNR == 1 {gsub(/^("""|\/\*\* |-- )|("""| \*\/)$$/, ""); print FILENAME ": " $$0}'
 
 down: ## Stop the demo's stack; its data stays in examples/.tidegate
 	@if [ -x $(BIN)/tidegate ]; then cd examples && ../$(BIN)/python -c 'from tidegate.cli import main; main()' down; else echo "Nothing is installed, so nothing runs."; fi

@@ -1,4 +1,4 @@
-"""One Dag per pipeline, from one factory.
+"""One Dag per pipeline, from one factory: tasks, priorities, retries and their pauses, how long a task waits for its turn.
 
     plan -> batch, once per txid: process, commit; and, if other Dags are to follow, -> announce
 

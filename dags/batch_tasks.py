@@ -1,4 +1,4 @@
-"""The tasks of a pipeline's Dag: plan, and for each txid process and commit.
+"""The tasks of a pipeline's Dag: plan, and for each txid process and commit; what they record of a failure or announce.
 
     plan     freezes the batches of this run and passes on their txids, nothing else
     process  processes its batch, in parallel with others, up to the seal. All but the first of a run wait in the

@@ -1,4 +1,4 @@
-"""What waits in the triggerer, for what, and the answer that ends the wait."""
+"""What waits in the triggerer, for what, and the answer that ends the wait, also after a killed task."""
 
 from typing import Literal, NamedTuple, TypedDict
 

@@ -1,4 +1,4 @@
-"""Pipeline: an author's declaration, checked on construction. Nothing here imports pyspark."""
+"""Pipeline: an author's declaration, checked on construction: source, states, tries, timeout, policy, concurrency, version."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

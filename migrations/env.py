@@ -1,4 +1,4 @@
-"""Alembic's environment: the migrations' target tables and their connection.
+"""Alembic's environment: the migrations' target tables, their connection, and the text that `migrate --new` writes.
 
 The package's functions pass a connection and the pipelines' specs; nothing is configured here.
 """

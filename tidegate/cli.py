@@ -1,4 +1,4 @@
-"""The command line: one verb per user action.
+"""The command line: one verb per user action, the module of each verb, and exit codes.
 
 Exit codes are the error families: 0 done or already done, 1 needs a person, 2 the request is wrong, 75 try again.
 """

@@ -1,4 +1,4 @@
-"""Paths: which way batches of a pipeline take through Spark and into Postgres, for authors to see without running a batch.
+"""What `explain` shows: which way batches of a pipeline take through Spark and into Postgres, without running a batch.
 
 A path is what `tidegate.jobs.compute.shortcuts.choose` decides for a batch of a typical size, when no earlier batch is known.
 """

@@ -1,4 +1,4 @@
-"""Outcomes of a failed batch, decided by the fault of its error and the pipeline's policy.
+"""Outcomes of a failed batch (retry, block, quarantine, skip), by the fault of its error and the pipeline's `on_poison`.
 
 The code follows the table OUTCOMES; ``docs/poison.md`` shows it to people, and a test compares the two. Only content can be
 bad: for no other fault are rows ever left out. A permanent error of unknown fault waits for a person.

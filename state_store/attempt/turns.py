@@ -1,4 +1,4 @@
-"""Turns: which batches may begin or commit, wait to be merged together, or are processed.
+"""Turns: which batches may begin or commit, wait to be merged together, or have another process at work.
 
 Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
 attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.

@@ -1,4 +1,4 @@
-"""Windows of event time in a commit: which pieces are merged into them, which windows are final, how far the watermark is.
+"""Windows of event time in a commit: late rows, which pieces are merged, which windows are final, the watermark.
 
 A piece is what a batch has for a key in a stretch of time that belongs to the same windows. The watermark of a state is the
 greatest event time in its committed batches. It is read and moved under the cursor's lock, in txid order: no clock decides

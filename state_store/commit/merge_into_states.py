@@ -1,4 +1,4 @@
-"""Merge partials, the sealed rows of an attempt, into the state tables, by each state's kind. Called under the cursor's lock.
+"""The upsert: partials, sealed rows of an attempt, go into state tables by each state's kind, under the cursor's lock.
 
 A txid is a batch's number; the cursor is the row with the pipeline's last one. I13 and I14 are rules of docs/protocol.md.
 

@@ -1,4 +1,4 @@
-"""The ordered commit in one transaction: lock the cursor, check, merge, advance.
+"""The ordered commit of one or more batches in one transaction: lock the cursor, check, merge, advance.
 
 A txid is a batch's number; the cursor is a pipeline's row with its last committed txid. An attempt is a try at a batch, sealed
 once its staged rows are complete. Numbers such as I3 are rules of docs/protocol.md.

@@ -1,4 +1,4 @@
-"""Batches: numbered without gaps, each with source metadata that is frozen before anything is read (I6 in docs/protocol.md).
+"""Batches: opened without gaps, assigned to runs, halted, given up; metadata are frozen before a read (I6 in docs/protocol.md).
 
 A txid is a batch's number; the cursor is the pipeline's row with the last committed txid and the digest of its metadata. Each
 batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits only if

@@ -1,4 +1,4 @@
-"""A pipeline's cursor: its last commit, and whether this database is the one in which it was made.
+"""A pipeline's cursor: its last commit, and whether this database is the one of that commit (HOLE_DETECTED).
 
 A txid is a batch's number, and the cursor is the row with the last committed one. Each commit locks it, so order and
 exactly-once are decided under its lock. An epoch names the incarnation of the database that answers; the witness is a file

@@ -1,4 +1,4 @@
-"""Columns of states that batches have committed into: which changes are made in place, and why others are refused.
+"""Columns of states come and go once batches have committed: which changes are made in place, why others are refused.
 
 Appended rows, newest rows and versions are kept as they came. So a value column may be added, which is NULL in the rows of
 earlier batches, or dropped with its values. What is computed of all rows may not: an aggregate that is added would lack the

@@ -1,4 +1,4 @@
-"""The registration of pipelines in the ledger, schema ``tidegate``; states have tables of their own."""
+"""The registration of pipelines, which changes of a declaration it refuses (DECLARATION_CHANGED), and grants on states."""
 
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter

@@ -1,4 +1,4 @@
-"""Read-only queries for people and reports: lag, the ledger by txid, states by key."""
+"""Read-only queries for people and reports: lag, the ledger by txid, a batch as `inspect --json` shows it, states by key."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tables of states and of staging as SQLAlchemy Core metadata, made from the declarations of pipelines.
+"""The tables of states and of staging, with Tidegate's own columns, triggers and grants, made from declarations.
 
 Schema ``state`` has one typed table per declared state, and one more for what a state records. Schema ``staging`` has one table
 per state and attempt (a try at a batch), which is dropped some time after its batch has committed. The ledger's tables are in

@@ -1,4 +1,4 @@
-"""Whether the tables of states are still those that batches have committed into, as they are declared, with one writer.
+"""Whether the tables of states are still those of earlier commits (HOLE_DETECTED), with one writer (GUARD_MISMATCH).
 
 A table that was dropped and made again, or put back by itself from an older dump, lacks rows of batches that have committed.
 Its rows do not show that. But it has another number in Postgres than the one that the ledger has noted

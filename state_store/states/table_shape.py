@@ -1,4 +1,4 @@
-"""Whether the tables of states still keep the values that a merge writes: columns, keys, and what else acts on their rows.
+"""Whether tables of states are as declared: types, collations, keys, foreign triggers; `migrate --accept-table`.
 
 The ledger notes the shape of each table as its declaration makes it (`state_table.shape`, by ``tidegate.table_shape``), and
 what a person has accepted beyond that. `table_identity` compares both with the table at each plan, attempt and commit. A team's

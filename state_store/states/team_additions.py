@@ -1,4 +1,4 @@
-"""What a team has given to a state's table by hand, beyond its declaration, for the table that takes its place.
+"""What a team has given to a state's table by hand (indexes, constraints, comments), for the table that takes its place.
 
 Privileges and triggers are given to the new table while both exist (`partitions.made_like_before`). An index has a name of its
 own in the schema, so it can be made again only when the former table is gone: these statements are read before that.

@@ -1,4 +1,4 @@
-"""What Airflow says of a pipeline whose batches no process works on: an active run, and what keeps its tasks from starting."""
+"""What Airflow says of a pipeline at which no process works: an active run, a slow scheduler, a full triggerer or pool."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing

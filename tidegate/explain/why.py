@@ -1,4 +1,4 @@
-"""Why a pipeline, or one of its batches, waits: the chain of causes, each with what to do about it.
+"""Why a pipeline, or one of its batches, waits (paused, failing plans, another pipeline): causes, each with what to do.
 
 The facts are the ledger's, as of one moment; tries and policy are the declared pipeline's. Airflow is not asked.
 """

@@ -1,4 +1,4 @@
-"""What the page's answers have in common: JSON with an ETag, errors in one shape, headers that browsers enforce."""
+"""What the page's answers have in common: JSON with an ETag, errors in one shape, headers, how long a request may be."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""The folders and ports of an embedded stack, for `up` and the supervisor."""
+"""The components, folders and usual ports of an embedded stack, for `up` and the supervisor."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Spark sessions, over Connect or in this process, with the settings that exactly-once needs."""
+"""Spark sessions, over Connect or in this process: settings that exactly-once needs, heartbeat of attempts, interruption."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Tracking notices rows that Spark loses or repeats between a batch's source and its staging.
+"""Tracking by count and hash: notices rows that Spark loses or repeats between a batch's source and its staging (ROWS_LOST).
 
 Storm's acker XORs the random 64-bit id of each tuple when it is emitted and when it is processed: zero means complete, in
 any order (docs/semantics.md). Here a row's id is its hash. Equal rows have equal ids, which an XOR cannot count, so Spark

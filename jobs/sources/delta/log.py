@@ -1,4 +1,4 @@
-"""Reads the log of a Delta table: which files each version adds, and which a snapshot has.
+"""Reads the log of a Delta table: which files versions add, which a snapshot has, which features of a table are refused.
 
 The log is a folder `_delta_log`. It has a JSON file of actions for each version, which is written once, and now and then a
 checkpoint: Parquet files with the state of the table at a version. Delta may delete both after a time, except for what the

@@ -1,4 +1,4 @@
-"""Reads a file's content: its digest, and its text, decompressed and decoded."""
+"""Reads a file's content: its digest, its text, decompressed and decoded, and whether another file took its name (Stamp)."""
 
 import bz2
 import codecs

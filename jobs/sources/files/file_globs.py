@@ -1,4 +1,4 @@
-"""Globs select files: ``*``, ``?``, ``[a-z]``, ``[!a-z]`` within a name, ``**`` for folders, ``{a,b}`` for alternatives.
+"""Globs select files: ``*``, ``?``, ``[a-z]``, ``**``, ``{a,b}``; hidden names and unfinished uploads are left alone.
 
 Writers reserve names that start with ``.`` or ``_``, and some endings mark unfinished files. A glob takes such names only if
 it says so itself: ``_*.csv``, ``{_,}*.csv``, ``*.part``.

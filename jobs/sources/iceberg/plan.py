@@ -1,4 +1,4 @@
-"""Plans batches of an Iceberg table: first the files that it has, in the order of its manifests, then those of each snapshot.
+"""Plans batches of an Iceberg table: first the files that it has, then those of each snapshot; snapshots may have expired.
 
     metadata = {"table": uuid, "snapshot": "its id", "whole": whether all of its files are read, "taken": n or null,
                 "generation": 1, "root": place of the data files, "data_files": [{...}, ...]}

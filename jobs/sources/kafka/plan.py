@@ -1,4 +1,4 @@
-"""Plans ranges of a topic's offsets: where each partition begins and ends, and its share of a batch."""
+"""Plans ranges of a topic's offsets: begin, end and share of each partition, expired records, a topic that is another."""
 
 import json
 import logging

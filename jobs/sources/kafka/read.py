@@ -1,4 +1,4 @@
-"""Reads the ranges of one batch with Spark's Kafka source, and checks that they were delivered whole.
+"""Reads the ranges of one batch with Spark's Kafka source, and checks that none has expired and all came whole.
 
 Spark has to fail when it misses records (failOnDataLoss); this module counts the records as well, when Spark first computes the
 rows. A pipeline with several states computes them once per state: the later computations rest on Spark's own check, on the

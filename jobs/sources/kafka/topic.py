@@ -1,4 +1,4 @@
-"""Asks the brokers about one topic: its partitions, offsets, and a consumer group's commits.
+"""Asks the brokers about one topic: partitions, offsets, a group's commits, whether it was made again or its log was cut.
 
 It needs librdkafka's client, so code that plans, reads or acknowledges imports it, and declarations never do.
 """

@@ -1,4 +1,4 @@
-"""Finds settled rows: those before which no open transaction can still add a row.
+"""Finds settled rows: those before which no open transaction, for which a plan waits, can still add a row.
 
 A row that is written but not committed is invisible, and may have a lower key than rows that are visible already. If a batch
 read rows beyond its key, the row would never be read. Two arguments rule that out; each needs its steps in this order.

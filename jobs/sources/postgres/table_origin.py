@@ -1,4 +1,4 @@
-"""Checks that a PostgresTable's server, tables and sequences are the same from plan to plan.
+"""Checks that a PostgresTable's server, tables, sequences and order of text keys are the same from plan to plan.
 
 A position is the last key that was read. It means the same rows only while the table, the type of its key and the sequence
 that fills it stay the same; so each batch's metadata records them:

@@ -1,4 +1,4 @@
-"""The verbs for batches and pipelines that need an operator: retry, skip, redo, prune, pause, resume."""
+"""The verbs retry, skip, redo, prune, pause, resume; redo and prune ask first, unless `--yes` is given."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Routes for states: browse the rows, look up a key, download all of them."""
+"""Routes for states: browse rows in pages, look up keys, download all rows."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The options with which text files are read, named as Spark's: what they may be, and what they mean."""
+"""Options of text formats, such as encoding, separator and time zone, named as Spark's: what they may be and mean."""
 
 import re
 from collections.abc import Mapping
