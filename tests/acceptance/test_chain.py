@@ -72,6 +72,7 @@ def stored(settings: Settings) -> tuple[list[tuple[Any, ...]], dict[str, tuple[i
     return [(row["txid_seen"], row["name"], row["amount"], row["before"]) for row in rows], per_name
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_both_pipelines_die_at_any_point(settings: Settings, register: Callable[..., None], seed: int) -> None:
     """In turns, as they come: runs of either die, or not; then each is run once more."""

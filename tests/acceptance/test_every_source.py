@@ -190,6 +190,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
     return fault
 
 
+@pytest.mark.soak
 @pytest.mark.sampled(2)
 @EACH_SOURCE
 def test_failed_attempts_in_any_phase_change_nothing(
@@ -226,6 +227,7 @@ def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, regi
     assert stored(settings, pipeline) == oracle(rows)
 
 
+@pytest.mark.soak
 def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
     settings: Settings, register: Callable[..., None]
 ) -> None:

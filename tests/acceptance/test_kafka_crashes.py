@@ -51,6 +51,7 @@ def test_a_crash_at_any_statement_leaves_the_state_of_a_clean_run(
     die_everywhere(settings, server, pipeline, feed)
 
 
+@pytest.mark.soak
 @pytest.mark.sampled(1)
 @BOTH_KINDS
 def test_planners_at_the_same_moment_plan_each_record_once(settings: Settings, begin: Begin, kind: str) -> None:

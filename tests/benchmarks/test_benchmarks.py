@@ -48,6 +48,7 @@ def test_a_benchmark_runs_and_prints_its_table(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.soak
 def test_an_unknown_benchmark_is_refused_with_those_there_are() -> None:
     """At once, as a usage error."""
     done = subprocess.run(

@@ -25,6 +25,7 @@ def test_a_minute_of_chaos_leaves_the_states_of_a_clean_run(tmp_path: Path) -> N
     assert sum(report.batches.values()) > 0, str(report)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("minutes", "left_out", "violations", "differences", "exit_code"),
     [

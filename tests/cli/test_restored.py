@@ -23,6 +23,7 @@ def restored(tidegate: CommandLine, server: Server) -> Iterator[CommandLine]:
     server.drop_database(name)
 
 
+@pytest.mark.soak
 def test_the_loss_is_named_with_what_to_do_and_no_run_starts(restored: CommandLine) -> None:
     """Until a person has accepted it; then they are silent."""
     status = restored.json("status")
@@ -51,6 +52,7 @@ def test_the_loss_is_named_with_what_to_do_and_no_run_starts(restored: CommandLi
     assert "Ledger:" not in restored("doctor", "--component", "command-line").stdout
 
 
+@pytest.mark.soak
 def test_what_the_next_plan_refuses_is_told_when_the_loss_is_accepted(restored: CommandLine) -> None:
     """The source may have failed over with the ledger: accepting the loss, and a retry, are half of what a person has to do."""
     write_flights(restored.settings.home, 1, *ROWS[:1])

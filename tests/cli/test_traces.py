@@ -26,6 +26,7 @@ def by_name(spans: list[Span], name: str) -> list[Span]:
     return sorted((span for span in spans if span.name == name), key=lambda span: span.attributes.get("tidegate.txid", 0))
 
 
+@pytest.mark.soak
 def test_a_run_is_one_trace_of_nested_spans(tidegate: CommandLine, collecting: Collector) -> None:
     """Each attempt has its spans, within each other as they ran, and the wait ends where the commit begins."""
     for day in range(1, 9):
@@ -61,6 +62,7 @@ def test_a_run_is_one_trace_of_nested_spans(tidegate: CommandLine, collecting: C
         assert run.contains(commit)
 
 
+@pytest.mark.soak
 def test_a_failed_run_says_the_code_and_no_data(tidegate: CommandLine, collecting: Collector) -> None:
     """Messages quote records; a trace goes to another machine."""
     write_file(tidegate.settings.home, "flights/2013-01-01.csv", ",".join(["year"] * 10), SECRET)
@@ -75,6 +77,7 @@ def test_a_failed_run_says_the_code_and_no_data(tidegate: CommandLine, collectin
     assert by_name(collecting.spans(), "commit") == []
 
 
+@pytest.mark.soak
 def test_a_collector_that_does_not_answer_fails_nothing(tidegate: CommandLine, collecting: Collector) -> None:
     """The run commits all the same; what is lost is its trace."""
     write_flights(tidegate.settings.home, 1, ROW)

@@ -52,6 +52,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
     assert sorted(halted) == sorted(["code", "sentence", "txid", "since", "advice", "command", "action", "severity", "error"])
 
 
+@pytest.mark.soak
 def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     """A missing folder is the cause, and not that there is nothing to do; so is nothing at all."""
     home = tidegate.settings.home
@@ -64,6 +65,7 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     assert codes(tidegate, "flights", "1") == ["COMMITTED"]
 
 
+@pytest.mark.soak
 def test_unread_files_are_told_beside_nothing_to_do(tidegate: CommandLine) -> None:
     """By `why` and by `status`, with the command that starts a run: in Airflow only if there is one."""
     home = tidegate.settings.home

@@ -94,6 +94,7 @@ LASTING = re.compile(
 # privileges
 
 
+@pytest.mark.soak
 def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPostgres, database: Settings) -> None:
     """Everything runs, by an administrator and roles without powers, though the server hides its identifier."""
     powers = "SELECT rolname FROM pg_roles WHERE rolname ~ '^tidegate' AND (rolsuper OR rolcreaterole OR rolcreatedb)"
@@ -129,6 +130,7 @@ def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPo
         managed.execute("DROP DATABASE copy WITH (FORCE)")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("taken", "given", "message"),
     [
@@ -195,6 +197,7 @@ def _start_of_database() -> int:
     return migrations.roles(Settings()).index("CREATE DATABASE")
 
 
+@pytest.mark.soak
 def test_all_connections_are_encrypted_and_verified(secured: tuple[Settings, Authority, Authority]) -> None:
     """The store's, and those of Spark's tasks; a role of which the server asks for a certificate presents one."""
     settings, ours, _ = secured

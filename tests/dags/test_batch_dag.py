@@ -271,6 +271,7 @@ def _phases(batches: Batches) -> list[tuple[int, str]]:
     return [(batch.txid, batch.phase) for batch in batches.store.batch_statuses(CLICKS.name)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("committed_before", [True, False])
 def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     clicks: Batches, *, committed_before: bool
@@ -306,6 +307,7 @@ ENDS: dict[str, tuple[BaseException | None, str]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("content_failures", [1, 3])
 def test_the_end_of_a_task_never_gives_a_batch_up(clicks: Batches, content_failures: int) -> None:
     """A batch is given up if its content has failed in all `tries` and in the newest attempt, however its task ended.
@@ -462,6 +464,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
 @pytest.mark.parametrize(("module", "error"), BROKEN.values(), ids=BROKEN)
 def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path, module: str | None, error: str) -> None:

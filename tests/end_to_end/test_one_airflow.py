@@ -350,6 +350,7 @@ def test_two_runs_of_a_pipeline_and_one_of_another_at_the_same_moment_count_noth
     shop.check_orders()
 
 
+@pytest.mark.soak
 def test_a_followed_run_goes_on_after_most_of_airflow_was_killed(shop: Shop) -> None:
     """The scheduler's forked workers end with it, the command asks until the server is back, and other components stay."""
     txids, stack = shop.sell(3), shop.stack

@@ -136,6 +136,7 @@ class Round:
         return 300 if self.partitions > 1 else 1_000_000
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_states_are_what_was_produced(
     kafka_stack: Settings, settings: Settings, register: Callable[..., None], seed: int

@@ -141,6 +141,7 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.soak
 def test_a_page_waits_no_longer_than_its_own_limit(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read says how long it may take; a session that was stopped while nobody used it is replaced."""
     monkeypatch.setattr(f"{STORE}.database.MARGIN_SECONDS", 1)

@@ -60,6 +60,7 @@ def test_rows_and_states_go_and_the_database_stays(pool: Pool, server: Server) -
     server.drop_database(first)
 
 
+@pytest.mark.soak
 def test_a_database_that_differs_from_the_template_is_not_used_again(pool: Pool, server: Server) -> None:
     """Whatever the difference is."""
     kept = []

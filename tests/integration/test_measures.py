@@ -145,6 +145,7 @@ def rows_read(plan: dict[str, Any]) -> float:
 LARGE = ("batch", "attempt", "commit")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("analyzed", [LARGE, ("batch",), ()], ids=["all statistics", "statistics of batches", "no statistics"])
 def test_measuring_reads_few_rows(store: StateStore, as_role: Execute, analyzed: tuple[str, ...]) -> None:
     """Of 100,000 committed batches, those of open and of recent ones, whatever Postgres knows of the tables."""

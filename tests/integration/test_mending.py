@@ -101,6 +101,7 @@ BAD_PAYLOADS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("limit:MAX_BYTES")
 @pytest.mark.parametrize(("key", "payload", "message"), BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
 def test_a_payload_that_cannot_be_right_is_refused(

@@ -177,6 +177,7 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
     assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", story)]
 
 
+@pytest.mark.soak
 def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
     """A backup from after the last commit has lost nothing."""
     machine.stop()

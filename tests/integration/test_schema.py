@@ -345,6 +345,7 @@ def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Embed
         postgres.delete()
 
 
+@pytest.mark.soak
 @pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:commit")
 def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
     tally: Tally, settings: Settings, other_server: EmbeddedPostgres, tmp_path: Path

@@ -174,6 +174,7 @@ def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role:
     assert tally.commit(2).txid == 2
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ["migrate", "migrate --new"])
 def test_a_lost_column_is_not_made_again_without_its_values(counted: Tally, as_role: Execute, way: str) -> None:
     """Least values would begin again with the next batch."""

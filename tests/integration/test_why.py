@@ -430,6 +430,7 @@ def test_the_number_of_statements_does_not_grow(store: StateStore, register: Cal
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.soak
 def test_commits_at_the_same_moment_are_never_taken_for_a_hole(tally: Tally) -> None:
     """The witness is written after each COMMIT, so it may be ahead of what a snapshot shows."""
     tally.plan(25)

@@ -213,6 +213,7 @@ def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables) -> No
     assert kept(tables, pipeline) == expected(rows)
 
 
+@pytest.mark.soak
 def test_a_global_state_of_no_rows_has_each_aggregates_identity(tables: Tables) -> None:
     """An empty first batch gives nothing, 0 or an empty array, and later batches count as if it had not been."""
     pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
@@ -249,6 +250,7 @@ def newest(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0028")
 def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables) -> None:
     """All orders of four batches, each for keys of its own, with equal moments and NULLs: the same row wins."""
@@ -334,6 +336,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("performance:first-column-of-order-is-compared-before")
 def test_first_and_last_take_every_type(tables: Tables) -> None:
     """As the value and as what orders it, in both ways to merge; Spark and Postgres agree on each order."""

@@ -165,6 +165,7 @@ def test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_
 # the source
 
 
+@pytest.mark.soak
 def test_a_folder_that_is_away_leaves_no_rows_out(inbox: Inbox) -> None:
     """An unmounted mount point looks like an empty folder: the batch halts, names the file, and counts when it is back."""
     for number in (1, 2):

@@ -183,6 +183,7 @@ def test_every_reader_sees_until_when_a_version_is_valid(flow: Flow) -> None:
     assert found == [[], ["old", "only"], ["between", "only"], ["new", "only"], ["only"]]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("key", ["b", None])
 def test_a_redo_takes_back_the_versions_of_its_batch(flow: Flow, register: Callable[..., None], key: str | None) -> None:
     """Replaced, new and equal versions: what was valid before is valid again, for as long as before; changes too.
@@ -218,6 +219,7 @@ REFUSED: dict[str, tuple[Row, bool, str]] = {
 }
 
 
+@pytest.mark.soak
 def test_a_version_without_a_key_or_a_time_is_refused(tables: Tables) -> None:
     """Its place in the history is unknown; nothing of its batch counts."""
     tables.put(*(as_table([("b", "x", 1, at(0), None), row]) for row, _, _ in REFUSED.values()))
@@ -277,6 +279,7 @@ def by_duckdb(given: pa.Table, *, collapses: bool) -> set[tuple[Any, ...]]:
         return set(database.execute(ORACLE.format(keys=", ".join(KEYS), collapses=collapses)).fetchall())
 
 
+@pytest.mark.soak
 def test_null_in_a_key_is_a_key_as_any_other(tables: Tables) -> None:
     """In each column alone and in several: versions are found, ended, collapsed and deleted as DuckDB finds them."""
     rng = random.Random("nulls")
@@ -349,6 +352,7 @@ def test_versions_of_one_null_key_are_looked_up_by_the_index(flow: Flow) -> None
     assert read(plan["Plan"]) <= 3000 * 4
 
 
+@pytest.mark.soak
 def test_quarantine_takes_a_version_without_a_time_and_keeps_null_keys(tables: Tables) -> None:
     """Its record waits, is mended and then is a version; NULL in the key is no reason to wait where it is a key."""
     state = replace(STATES["versions"], null_keys=True)

@@ -102,6 +102,7 @@ STILL_BAD = {  # what a record is mended to, and why it waits again
 }
 
 
+@pytest.mark.soak
 def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox) -> None:
     """With its origin, in a form that can be mended again, by the rules of its file; the original stays in the ledger."""
     lines = ["a,1", *(f"b{n},-{n}" for n in range(1, len(STILL_BAD))), "c,two"]
@@ -150,6 +151,7 @@ EXACTLY: dict[str, tuple[str, str]] = {  # a value of each type as a file has it
 }
 
 
+@pytest.mark.soak
 def test_a_record_that_waited_has_lost_nothing(inbox: Inbox) -> None:
     """Six digits of a second, all digits of a number, whether another column was mended or not: as in a clean run."""
     columns = {f"v{number}": kind.partition(" ")[0] for number, kind in enumerate(EXACTLY)}
@@ -174,6 +176,7 @@ def test_a_record_that_waited_has_lost_nothing(inbox: Inbox) -> None:
     assert sorted(found, key=lambda row: row["amount"]) == [{"amount": n, **shown} for n in (-1, 1, 2)]
 
 
+@pytest.mark.soak
 def test_a_decimal_is_not_rounded(inbox: Inbox) -> None:
     """Spark's own reading of JSON would round it."""
     states = {"per_name": State(key={"name": "text"}, aggregates={"amount": Sum("amount", "numeric(20,2)")})}
@@ -190,6 +193,7 @@ def test_a_decimal_is_not_rounded(inbox: Inbox) -> None:
     assert [(row["name"], str(row["amount"])) for row in inbox.rows(pipeline)] == [("a", "10.05")]
 
 
+@pytest.mark.soak
 def test_a_record_of_a_file_with_other_columns_or_of_great_length_is_mended_as_it_stands_there(inbox: Inbox) -> None:
     """The columns of its file are kept with it: the values do not change places. One that is too long keeps its beginning.
 
@@ -228,6 +232,7 @@ def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> N
     assert max(batch.nbytes for batch in batches) < BLOCK_BYTES + 2 * 2**20
 
 
+@pytest.mark.soak
 def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
     """They came from the folder's name, and can be mended like the others; of a raw record the folder's name decides."""
     states = {"per_day": State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
@@ -241,6 +246,7 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
     assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}
 
 
+@pytest.mark.soak
 def test_a_record_of_a_source_without_files_is_mended(settings: Settings, register: Callable[..., None]) -> None:
     """Such records have no origin, and are always columns."""
     source = FixedBatches([[("a", 1), ("b", -2)]], schema=SCHEMA)
@@ -275,6 +281,7 @@ VERSIONS: dict[str, tuple[dict[str, str], str, dict[str, str], str | None]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("before", "kept", "after", "waits"), VERSIONS.values(), ids=VERSIONS.keys())
 def test_a_record_fits_the_schema_of_today_or_waits(
@@ -300,6 +307,7 @@ def test_a_record_fits_the_schema_of_today_or_waits(
     assert counted(inbox, later) == ({} if waits else {"a": (2, -10)})
 
 
+@pytest.mark.soak
 def test_a_record_of_types_that_text_does_not_have_waits(inbox: Inbox) -> None:
     """A map by numbers, of Parquet, with the reason; the other records of the replay count."""
     sold = pa.array([[(1, 2.5)]], pa.map_(pa.int32(), pa.float64()))

@@ -291,6 +291,7 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
     assert attempt["started_at"] <= attempt["staged_at"] <= attempt["sealed_at"]
 
 
+@pytest.mark.soak
 def test_attempts_are_compared_whatever_policy_and_checks_they_had(tables: Tables) -> None:
     """A batch that was sealed before the policy changed is read again: the same rows have the same hashes."""
     source = Files("inbox", format="csv", schema={"name": "string", "note": "string", "amount": "int"}, glob="*.csv")
@@ -381,6 +382,7 @@ def test_an_attempt_that_takes_too_long_gives_its_core_back(inbox: Inbox, code: 
     assert wait_until(lambda: not psutil.pid_exists(worker), 30)
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0014")
 def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings: Settings) -> None:
     """The newer attempt ends it; the older learns that it was fenced, and its work never counts."""

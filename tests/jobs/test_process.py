@@ -205,6 +205,7 @@ def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: 
         steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
+@pytest.mark.soak
 @pytest.mark.promise("limit:FEW_ROWS", "performance:up-to-10-000-partials-are-copied")
 def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
     """Their number is guessed from earlier batches; a wrong guess costs time, but neither rows nor sums."""
@@ -432,6 +433,7 @@ DECLARED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("error:DECLARATION_INVALID")
 def test_a_column_that_is_missing_or_would_lose_something_is_refused(tables: Tables) -> None:
     """Nothing is rounded, cut or guessed: the declaration and the transform's columns must agree; a key, too, is named."""

@@ -282,6 +282,7 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     assert asked(settings, NAMED_AS_REBUILDS) == []
 
 
+@pytest.mark.soak
 @pytest.mark.promise("I24")
 def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: Settings, register: Callable[..., None]) -> None:
     """A record that the changed check lets through counts in its own batch, and is not replayed there; others are."""
@@ -396,6 +397,7 @@ def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, registe
         assert [record["txid"] for record in store.quarantined("inbox")] == [5, 5]
 
 
+@pytest.mark.soak
 def test_files_are_found_where_acks_have_put_them(settings: Settings, register: Callable[..., None]) -> None:
     """In the done folder; one that was deleted there is named, and nothing of the rebuild takes its pipeline's place."""
     source = replace(sales().source, done_folder="done")
@@ -582,6 +584,7 @@ def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: 
         owner.begin_rebuild(replace(changed, version=3).spec)
 
 
+@pytest.mark.soak
 def test_one_that_was_given_up_is_in_nobodys_way(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
     """It is retired with its states; the next has a higher version. What has taken its place can be rebuilt once more."""
     rebuilt(settings, counted)
@@ -686,6 +689,7 @@ IN_THE_WAY = {  # what depends on a state's table, how it is named, and how it g
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0049")
 def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(
     settings: Settings, server: Server, counted: Pipeline
@@ -718,6 +722,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", HIDDEN)
 def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(
     settings: Settings, register: Callable[..., None], how: str
@@ -834,6 +839,7 @@ def test_a_state_of_another_pipeline_is_not_taken(settings: Settings, counted: P
 LOSSES = [("ALTER", "DROP COLUMN sold"), ("ALTER", "SET SCHEMA public"), ("DROP", "")]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("states", [sales().states, CHANGED], ids=["the same", "changed"])
 def test_a_lost_table_is_computed_again(
     settings: Settings, counted: Pipeline, register: Callable[..., None], states: Any
@@ -854,6 +860,7 @@ def test_a_lost_table_is_computed_again(
     assert content(settings, "by_shop") == content(settings, "clean_by_shop")
 
 
+@pytest.mark.soak
 def test_an_index_of_the_team_covers_the_partitions_of_a_rebuilt_table(
     settings: Settings, register: Callable[..., None]
 ) -> None:

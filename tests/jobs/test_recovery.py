@@ -60,6 +60,7 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
     assert "has not answered for 3 s, though it is there" in str(error)
 
 
+@pytest.mark.soak
 @pytest.mark.promise("fault:spark-server-dies-or-hangs:processing")
 def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings) -> None:
     """In mid-batch, under the policy that skips at once: no row is left out, and none counts twice."""

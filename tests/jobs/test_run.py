@@ -49,6 +49,7 @@ def test_a_run_commits_everything_in_order(settings: Settings) -> None:
     assert (again.txids, again.commits) == ([], [])
 
 
+@pytest.mark.soak
 def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings) -> None:
     """Earlier batches have committed, only the bad one is halted; one that blocks the window ends the waits for it."""
     write_sales(settings.home, "05", "06", "07")
@@ -64,6 +65,7 @@ def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings
         assert store.batch_statuses("inbox")[1].phase == "halted"
 
 
+@pytest.mark.soak
 @pytest.mark.promise("I3", "decision:0025")
 def test_batches_outside_the_window_wait_unstaged(settings: Settings) -> None:
     """The window bounds the batches in flight, even if threads are idle; then all commit, one window at a time."""

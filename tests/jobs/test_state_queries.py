@@ -117,6 +117,7 @@ def test_each_batch_reads_what_the_one_before_has_left(tables: Tables) -> None:
     assert log_of(tables, pipeline) == expected(BATCHES)
 
 
+@pytest.mark.soak
 @pytest.mark.promise("I21")
 def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables) -> None:
     """Also after a newer attempt has committed: an opaque state knows what it was before, and the fence ends it."""
@@ -215,6 +216,7 @@ def without_before(rows: Any) -> Any:
     return rows.selectExpr("*", *(f"cast(NULL AS {kind}) {name}" for name, kind in LOG_BEFORE.items()))
 
 
+@pytest.mark.soak
 def test_queries_may_come_later(tables: Tables) -> None:
     """Batches that were sealed ahead, under the declaration without queries, do not count: each is processed in its turn."""
     plain = declare(tables, queries=(), transform=without_before)
@@ -228,6 +230,7 @@ def test_queries_may_come_later(tables: Tables) -> None:
     declare(tables, version=3, queries=(), transform=without_before)
 
 
+@pytest.mark.soak
 def test_what_has_counted_is_left_out(tables: Tables) -> None:
     """Deduplication against all earlier batches."""
     new = Rows({"name": "text", "amount": "bigint"})
@@ -264,6 +267,7 @@ TYPES = {
 }
 
 
+@pytest.mark.soak
 def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> None:
     """NULLs are a key like any other, where the state keeps them; what no state can hold is not found, and no error."""
     names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
@@ -308,6 +312,7 @@ SPARK = {
 }
 
 
+@pytest.mark.soak
 def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
     """Its row is beside each row of a batch; an array is text, as Postgres writes it. A state may be queried twice.
 
@@ -505,6 +510,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_o
     assert "row-level security" in tables.refused(pipeline, AccessRefused)
 
 
+@pytest.mark.soak
 def test_tasks_read_only_what_a_registered_pipeline_queries(
     tables: Tables, upstream: object, register: Callable[..., None], as_owner: Callable[..., Any], store: StateStore
 ) -> None:

@@ -106,6 +106,7 @@ def things(shop: Shop) -> Shop:
     return shop
 
 
+@pytest.mark.soak
 def test_every_value_arrives_in_every_place_and_is_looked_up(
     things: Shop, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_every_value_arrives_in_every_place_and_is_looked_up(
 WEIGHTS = State(aggregates={"total": Sum("v", "numeric(12,4)"), "most": Max("v", "numeric(12,4)"), "lines": Count("v")})
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0008")
 def test_floats_are_kept_as_their_shortest_decimals(tables: Tables) -> None:
     """0.1 is 0.1000, ten times 0.1 is 1.0000 in any order; NULL adds nothing. A uuid in capitals is the same one."""
@@ -205,6 +207,7 @@ NO_DECIMALS = [
 NO_UUIDS = ["''", "'x'", f"'{{{OWNERS[2]}}}'", "'0a00000000000000000000000000000b'", "' '", f"'{OWNERS[0]}\\n'"]
 
 
+@pytest.mark.soak
 def test_a_value_of_another_type_is_refused_with_its_column(tables: Tables) -> None:
     """Nothing is rounded, NaN does not become NULL, and two ways to write one uuid would be two rows of one key."""
     tables.put(pa.table({"name": ["a"]}))

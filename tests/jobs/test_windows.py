@@ -127,6 +127,7 @@ def test_final_windows_are_followed_each_once(tables: Tables, register: Callable
     assert final
 
 
+@pytest.mark.soak
 def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) -> None:
     """As the pipeline says about bad content; with a transform, the batch fails."""
     source = Files("inbox", schema=SCHEMA)
@@ -188,6 +189,7 @@ REFUSED: dict[str, tuple[Window, datetime, str]] = {
 }
 
 
+@pytest.mark.soak
 def test_a_window_that_cannot_be_kept_is_refused(tables: Tables) -> None:
     """By its column, before a row is read: nothing is converted silently. Or by its bounds, which are kept like any date."""
     kinds = {"at": pa.timestamp("us", tz="UTC"), "day": pa.date32()}

@@ -22,6 +22,7 @@ def words(transform: Any, occurrences: Any) -> Pipeline:
     return Pipeline("inbox", FixedBatches(BATCHES, {"line": "string"}), {"words": state}, transform=transform)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("transform", "occurrences"),
     [

@@ -68,6 +68,7 @@ def test_each_ledger_has_a_spark_session_of_its_own(settings: Settings) -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.soak
 def test_only_added_files_are_read(settings: Settings) -> None:
     """With nothing new no txid is spent and nothing changes; the next batches hold the new files and no others.
 

@@ -63,6 +63,7 @@ def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
         expect(page.get_by_role("button", name="live")).to_be_visible()
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     """Its error stays beside its data while all others answer, and no banner comes and goes."""
@@ -76,6 +77,7 @@ def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
     """In the picture's words and in both tables, though the server says that all is as it was."""
@@ -91,6 +93,7 @@ def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
             pass
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     """An answer that lacks a value: the page around it stays, and the next view is whole."""
@@ -110,6 +113,7 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.soak
 def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
     """What is announced after the action draws the page again, and throws nobody back."""
     page.goto(CLICKS_VIEW)
@@ -129,6 +133,7 @@ def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> No
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
 
 
+@pytest.mark.soak
 def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
     """Also one that is chosen while the page is open, in another of its documents."""
     page.goto(f"{CLICKS_VIEW}/batches/2")

@@ -60,6 +60,7 @@ def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
     return [(each["action"], each["txid"], each["owner"], each["reason"]) for each in reversed(actions)]
 
 
+@pytest.mark.soak
 def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: Visitor, clicks: Batches) -> None:
     """On batches in every phase, seen from the overview, the list, the timeline and one batch."""
     run = "manual__2026-11-25T10:00:00+00:00"
@@ -269,6 +270,7 @@ def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit
     ]
 
 
+@pytest.mark.soak
 def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: StateStore) -> None:
     """Batches are opened and committed all the time while somebody turns pages."""
     batches = Batches(store, ORPHAN)
@@ -367,6 +369,7 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
     assert (lines[1], lines[3], lines[-2]) == ('"",1,1,1', '"",,3,3', ",,12,12")
 
 
+@pytest.mark.soak
 def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> None:
     """A download that its reader leaves frees its connection; more than two at once are refused."""
     write = (

@@ -33,6 +33,7 @@ def write(folder: Path, *, header: bool) -> None:
         file.write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("header", [True, False])
 def test_the_example_reads_files_with_and_without_a_header(
     settings: Settings, register: Callable[..., None], header: bool

@@ -26,6 +26,7 @@ def page() -> dict[str, Any]:
     return {"pipeline": names["PIPELINE"], **queries}
 
 
+@pytest.mark.soak
 def test_the_examples_do_what_the_page_says(settings: Settings, register: Callable[..., None], page: dict[str, Any]) -> None:
     """Each batch is compared with what the ones before have left, and queries join and aggregate what came of it."""
     pipeline: Pipeline = page["pipeline"]

@@ -49,6 +49,7 @@ def planes(settings: Settings, register: Callable[..., None]) -> dict[str, Pipel
     return pipelines
 
 
+@pytest.mark.soak
 def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str, Pipeline]) -> None:
     """Every kind of state, a pipeline that follows another, and an update."""
     for pipeline in planes.values():

@@ -84,6 +84,7 @@ def run(settings: Settings, register: Callable[..., None]) -> Callable[[Pipeline
     return run_all
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0042")
 def test_rows_are_read_once_by_versions_partitions_and_added_columns(
     settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]

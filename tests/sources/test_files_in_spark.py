@@ -75,6 +75,7 @@ def records_of(form: str) -> list[str]:
     return [good, '{"name": null}', good.replace("-7", '"-7"'), good]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("form", ["csv", "json", "text"])
 def test_spark_returns_what_is_read_in_this_process(
     inbox: Inbox, folder: Folder, monkeypatch: pytest.MonkeyPatch, form: Any
@@ -265,6 +266,7 @@ def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) ->
     assert inbox.rows(pipeline) == state
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_partition_columns_are_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
     """A bad record is kept with its file's name, which gives the partition columns at its replay; there it is refused again."""

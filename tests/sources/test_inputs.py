@@ -199,6 +199,7 @@ def test_a_check_of_records_covers_the_rows_that_are_joined(folders: Folders) ->
     assert folders.state(pipeline) == {"N1": (1, 100)}
 
 
+@pytest.mark.soak
 def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
     """The first bad record ends the batch, and is named with its file."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), check={"positive": "amount > 0"})
@@ -215,6 +216,7 @@ def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
 # joins within a batch
 
 
+@pytest.mark.soak
 def test_slices_are_joined_with_each_other(folders: Folders) -> None:
     """The n-th file of one with the n-th of the other, on either side of a broadcast; what lacks a partner waits."""
     source = Inputs({"a": files("a"), "b": files("b", SEATS)}, wait_for_all=True)
@@ -253,6 +255,7 @@ def test_a_side_of_a_join_is_read_to_its_end(folders: Folders, rows: int) -> Non
         assert store.batch_history("inbox", 1).status.source_rows == 2 * rows
 
 
+@pytest.mark.soak
 def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
     """Spark reads one side of a join without equal columns for each task of the other, unless it is broadcast."""
 
@@ -396,6 +399,7 @@ def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
     assert folders.state(pipeline) == {"N1": (1, 100)}
 
 
+@pytest.mark.soak
 def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> None:
     """The files are compared again after Spark has read them, before the seal."""
     planes = folders.put("planes", [("N1", 100)], columns=SEATS)
@@ -452,6 +456,7 @@ def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders)
     assert folders.state(pipeline) == {"N1": (2, 201)}
 
 
+@pytest.mark.soak
 def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
     """As by two joins with different columns of it, into several states."""
     states = {"per_name": PER_NAME, "route": Rows({"name": "text", "amount": "integer"})}

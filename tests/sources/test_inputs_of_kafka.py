@@ -24,6 +24,7 @@ def united(inputs: Any) -> Any:
     return records.unionByName(inputs["folder"]).join(inputs["factors"], "name").selectExpr("name", "amount * factor AS amount")
 
 
+@pytest.mark.soak
 def test_a_topic_and_a_folder_count_under_the_same_txids(settings: Settings, register: Callable[..., None]) -> None:
     """Each record and each row once, whichever of the two has more; the whole is opaque, as the topic is."""
     feed = KafkaFeed(settings, "opaque")
@@ -79,6 +80,7 @@ def test_two_topics_count_under_the_same_txids(settings: Settings, register: Cal
         assert {row["name"]: row["lines"] for row in store.state_rows(pipeline.spec.states[0])} == expected
 
 
+@pytest.mark.soak
 def test_a_join_that_reads_a_topic_twice_says_what_to_do(settings: Settings, register: Callable[..., None]) -> None:
     """Spark reads one side of a join without equal columns for each task of the other: no broker has lost a record."""
     feed = KafkaFeed(settings, "transactional")

@@ -131,6 +131,7 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
     assert waiting(folders) == []
 
 
+@pytest.mark.soak
 def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None:
     """With its origin, however often; the batch after a replay goes on where the inputs stood."""
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
@@ -187,6 +188,7 @@ def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
     assert "3 records were taken out of quarantine for this batch, but 2 are there" in message
 
 
+@pytest.mark.soak
 def test_records_of_an_input_that_is_gone_are_refused(folders: Folders) -> None:
     """When they would be taken up, and when they have been; given up, they wait again; with the input back, they count."""
     write(folders, "a", "1.csv", ["name,amount", "x,1"])
@@ -283,6 +285,7 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0050")
 def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
     """Whether both have rows in the batch or not; the same transform is right where bad records block."""

@@ -235,6 +235,7 @@ def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: O
     assert topic.read(source, again) == []
 
 
+@pytest.mark.soak
 def test_a_redo_does_not_take_away_what_has_counted_and_expired(topic: OrdersTopic, register: Callable[..., None]) -> None:
     """Retention goes on after the commit: a batch that is planned again would leave out what is in no later batch."""
     pipeline = declare(topic, register, kind="opaque", when_expired="continue")
@@ -503,6 +504,7 @@ def refused(topic: OrdersTopic, pipeline: Pipeline, error: type[TidegateError], 
     return str(refusal.value)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("records", "places"),
     [
@@ -563,6 +565,7 @@ def test_brokers_that_are_away_are_a_reason_to_try_again(
         topic.plan(topic.source(bootstrap=f"127.0.0.1:{free_port()}"))
 
 
+@pytest.mark.soak
 def test_wrong_passwords_are_distinguished_from_brokers_that_are_away(topic: OrdersTopic, tmp_path: Path) -> None:
     """A retry does not help, and no message contains the password."""
     password = kafka_client(topic.settings)["sasl.password"]

@@ -323,6 +323,7 @@ def test_a_server_that_is_away_is_tried_again(shop: Shop, inbox: Inbox, free_por
     assert reported_in(ValueError("something else")) is None
 
 
+@pytest.mark.soak
 def test_a_lock_on_the_table_is_named_with_its_session(shop: Shop) -> None:
     """The server answers, so the advice is not to bring it back; the plan is tried again."""
     shop.sell()

@@ -89,6 +89,7 @@ def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callabl
             one.result()
 
 
+@pytest.mark.soak
 @pytest.mark.promise("decision:0015")
 @pytest.mark.parametrize("source", [replace(ORDERS, wait_seconds=10), replace(DATED, kind="transactional", margin_seconds=0.2)])
 def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTable) -> None:
@@ -337,6 +338,7 @@ TYPED: dict[str, tuple[str, str, list[Any]]] = {
 }
 
 
+@pytest.mark.soak
 def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
     """NULL is not the empty text, decimals keep their digits, times their microseconds, bytes and texts every character."""
     shop.execute("SET timezone = 'UTC'")

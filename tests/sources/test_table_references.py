@@ -148,6 +148,7 @@ def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pi
     assert len(stored(settings, pipeline)) == 6
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
 def test_equal_rows_of_a_postgres_table_are_kept_once(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
     """A copy has its name when it is complete, and what a dead planner left is not one."""

@@ -44,6 +44,7 @@ def test_that_is_killed(tmp_path):
 """
 
 
+@pytest.mark.soak
 def test_servers_end_with_a_killed_test_run(tmp_path: Path, free_port: Callable[[], int]) -> None:
     """After kill -9 of pytest no process of its tests lives, not even an orphan of a killed Postgres."""
     (tmp_path / "test_killed.py").write_text(KILLED_RUN.format(port=free_port()))

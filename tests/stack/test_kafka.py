@@ -110,6 +110,7 @@ def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
     assert "nmubers" not in AdminClient(kafka_client(shared.settings)).list_topics(timeout=SECONDS).topics
 
 
+@pytest.mark.soak
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
 @pytest.mark.parametrize("change", [{"security.protocol": "plaintext"}, {"sasl.password": "wrong"}])
 def test_a_client_without_the_password_is_refused(change: dict[str, str], shared: Stack) -> None:

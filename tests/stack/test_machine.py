@@ -143,6 +143,7 @@ def cluster(tmp_path: Path) -> Iterator[Path]:
         EmbeddedPostgres(folder, 1).delete()
 
 
+@pytest.mark.soak
 def test_a_moved_project_keeps_its_ledger(cluster: Path) -> None:
     """The place of Postgres' files is recorded, not derived from the folder's name."""
     before = Cluster.at(EmbeddedPostgres(cluster / ".tidegate", 1).data)

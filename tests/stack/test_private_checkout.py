@@ -46,6 +46,7 @@ def private(tmp_path: Path) -> Iterator[Path]:
             shutil.rmtree(path)
 
 
+@pytest.mark.soak
 def test_a_cluster_is_made_where_only_root_may_enter(private: Path) -> None:
     """Its programs, with the libraries that they load, and its data are where the account that runs them reaches them."""
     stack = private / "home" / ".tidegate"

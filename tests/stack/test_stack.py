@@ -93,6 +93,7 @@ def test_a_missing_java_is_reported_first(version: str | None, new_stack: Callab
     assert not stack.folder.exists()
 
 
+@pytest.mark.soak
 def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable[[str], Stack]) -> None:
     """When Postgres cannot start, one line says so, names its log and quotes the reason; `down` still leaves nothing."""
     stack = new_stack("broken")
