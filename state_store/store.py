@@ -1,7 +1,7 @@
-"""StateStore: one public method per step of a batch's life, each exactly one transaction.
+"""StateStore: one public method per step of a batch's life, question or action.
 
-No function below this facade opens or ends a transaction. A txid is a batch's number; an attempt is fenced once a newer one
-exists; what has committed counts. Numbers such as I6 are rules of docs/protocol.md.
+A step is exactly one transaction. Methods that look up the outcome of a COMMIT, read long lists or remove old rows run several.
+No function below this facade opens or ends a transaction. Numbers such as I6 are rules of docs/protocol.md.
 """
 
 import logging
@@ -640,7 +640,7 @@ class StateStore(Database):
                 if not tries_left:
                     raise
                 time.sleep(1)  # the server may be restarting; the caller could do nothing but try again
-        return None
+        raise AssertionError("the last try returns or raises")
 
     @contextmanager
     def _commit_transaction(self, pipeline: str, doing: str) -> Iterator[Connection]:

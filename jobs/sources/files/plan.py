@@ -119,7 +119,7 @@ class FilesCoordinator(Coordinator):
                 later += self._new[position:]
                 break
             if name in names:
-                continue  # a new file with the name of a moved one: the next batch takes it
+                continue  # a new file with the name of a moved one: the next plan takes it
             if unmarked := self._markers.unmarked_folder(name):
                 self._unmarked.add(unmarked)
                 continue
@@ -150,9 +150,9 @@ class FilesCoordinator(Coordinator):
         names = [name for name in self._names if not NOT_UTF8.search(name)] if new else self._names
         for name, earlier in self._history.taken_files(names, txid):
             comparison, file = self._compare(name, earlier)
-            if file is None:
-                new += [name] if comparison is Comparison.NEW else []
-            else:
+            if comparison is Comparison.NEW:
+                new.append(name)
+            elif file is not None:
                 by_result[comparison].append(file)
         self._history.note_times(by_result[Comparison.TOUCHED])
         if by_result[Comparison.CHANGED]:
@@ -166,17 +166,17 @@ class FilesCoordinator(Coordinator):
         return new
 
     def _compare(self, name: str, earlier: Sequence[TakenFile]) -> "tuple[Comparison, TakenFile | None]":
-        """Compare a file with the taken files of its name; return the result, and the matching file if it is not new."""
+        """Compare a file with the taken files of its name; return the result, and the taken file that decides, if one does."""
         if not earlier:
             return Comparison.NEW, None
         path = self._folder / name
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
-                return Comparison.NEW, None  # refused when a batch would take it
+                return Comparison.NEW, None  # no file: the batch that would take it refuses it
             same = self._find_same(path, status, earlier)
         except FileNotFoundError:
-            return Comparison.TAKEN, None
+            return Comparison.TAKEN, None  # and gone since it was listed
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
         if same is not None:
@@ -291,7 +291,7 @@ class FilesCoordinator(Coordinator):
         logger.info("%s: waiting for %s to be %d s old", self._folder, _first_names(self._young), self._min_age_seconds)
         while time.monotonic() < ends_at and all(self._is_young(name) for name in self._young):
             time.sleep(0.1)
-        self._new, self._young = self._young, []
+        self._new, self._young = self._young, []  # no other new name is left, as the batch is empty
         return True
 
     def _is_young(self, name: str) -> bool:
