@@ -111,17 +111,18 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
 
 
 def _reader_of(format: Format) -> "type[FileReader]":
-    from tidegate.jobs.sources.files.formats import csv, json, parquet, text
+    from tidegate.jobs.sources.files.formats.parquet import ParquetReader
+    from tidegate.jobs.sources.files.formats.text_formats import CsvReader, JsonReader, TextReader
 
     match format:
         case "parquet":
-            return parquet.ParquetReader
+            return ParquetReader
         case "csv":
-            return csv.CsvReader
+            return CsvReader
         case "json":
-            return json.JsonReader
+            return JsonReader
         case "text":
-            return text.TextReader
+            return TextReader
 
 
 def _reader_of_postgres(source: PostgresTable, spark: "SparkSession", settings: Settings) -> Emitter:

@@ -1,7 +1,9 @@
-"""Reads CSV files: turns the source's options into a parser of CSV records."""
+"""The text formats: CSV, JSON lines and plain text. Each turns the source's options into a parser of its records."""
 
-from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.column_types import columns_of, parse_type
 from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
+from tidegate.jobs.sources.files.formats.records.line_records import TextParser
 from tidegate.jobs.sources.files.formats.records.text_records import Grammar
 from tidegate.jobs.sources.files.formats.text_files.text_options import PATTERNS, is_true, line_end_of, named, zone_of
 from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
@@ -35,3 +37,28 @@ class CsvReader(TextFileReader):
             strip_right=strip_right,
             may_lack=self._source.missing == "null",
         )
+
+
+class JsonReader(TextFileReader):
+    """Reads files of JSON lines."""
+
+    def _make_parser(self) -> JsonParser:
+        self._header = False
+        self.may_lack = self._source.missing == "null"
+        kinds = {name: parse_type(text) for name, text in self._schema.items()}
+        formatted = frozenset(name for name, kind in kinds.items() if PATTERNS.get(kind.family) in named(self._options))
+        grammar = Grammar(blanks=b" \t", line_end=line_end_of(self._options))
+        return JsonParser(kinds, grammar, zone_of(self._options), formatted, frozenset(self._partitions.schema))
+
+
+class TextReader(TextFileReader):
+    """Reads text files, one row per line or, with wholetext, per file; the one column is called ``value``."""
+
+    def row_schema(self) -> str:
+        """Return the one column, and the partition columns."""
+        return columns_of({"value": "string", **self._partitions.schema})
+
+    def _make_parser(self) -> TextParser:
+        self._header = False
+        whole = is_true(self._options, "wholetext")
+        return TextParser(Grammar(blank_lines=True, line_end=line_end_of(self._options), whole=whole))
