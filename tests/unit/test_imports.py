@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,6 +140,20 @@ def test_no_imports_go_in_a_circle() -> None:
         TopologicalSorter(imported_modules()).prepare()
     except CycleError as error:
         pytest.fail(f"imports go in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_rooms_of_the_store_import_only_those_above_them() -> None:
+    """In the order of the docstring of `state_store`."""
+    rooms = re.findall(r"^    (\w+) {2,}\S", (state_store.__doc__ or "").partition("The rooms;")[2], re.MULTILINE)
+    assert {file.parent.name for file in (REPOSITORY / "state_store").glob("*/__init__.py")} == set(rooms)
+    place = {f"tidegate.state_store.{room}.": number for number, room in enumerate(rooms)}
+
+    def room_of(module: str) -> int:
+        return next((number for start, number in place.items() if module.startswith(start)), len(rooms))
+
+    found = imported_modules()
+    store = [module for module in found if module.startswith("tidegate.state_store.")]
+    assert [f"{one} imports {other}" for one in store for other in found[one] if room_of(other) > room_of(one)] == []
 
 
 def test_the_store_needs_nothing_but_the_driver() -> None:
