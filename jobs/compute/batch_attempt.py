@@ -21,18 +21,8 @@ from pyspark.sql import types as T
 from tidegate.jobs.compute.partials.rows_to_partials import aggregate, counter_of
 from tidegate.jobs.compute.sessions.session import application_of, expect_brief, interruptible
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose, is_flagged, is_untouched
-from tidegate.jobs.compute.stage import bad_records, stage_partials
-from tidegate.jobs.compute.stage.row_tracking import (
-    ID,
-    RowSums,
-    Tracker,
-    check_complete,
-    is_followed,
-    is_tracked,
-    total,
-    used_columns,
-    with_id,
-)
+from tidegate.jobs.compute.stage import bad_records, row_tracking, stage_partials
+from tidegate.jobs.compute.stage.row_tracking import RowSums, Tracker, check_complete, is_followed
 from tidegate.jobs.compute.stage.stage_partials import NeedsExecutors, StagedRows
 from tidegate.jobs.compute.transform.run_transform import Frames, apply_transform, check_united, check_used
 from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
@@ -194,7 +184,10 @@ class _Computation:
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
         pipeline = self._pipeline
-        used, untouched = used_columns(pipeline) if is_tracked(pipeline) else None, is_untouched(pipeline, self._attempt)
+        used, untouched = (
+            row_tracking.used_columns(pipeline) if row_tracking.is_tracked(pipeline) else None,
+            is_untouched(pipeline, self._attempt),
+        )
         tracked = {name: self._track(name, part) for name, part in parts.items()}
         transformed = Tracker(f"transform of {self._pass_name}")
         if untouched:
@@ -208,7 +201,7 @@ class _Computation:
         if others and not untouched:
             # The other states compute the rows again. Their sums must equal those of the rows of the first state.
             rows = self._transform({name: replace(each, rows=parts[name].rows, tracker=None) for name, each in tracked.items()})
-            rows = rows if used is None else with_id(rows, schema, used)
+            rows = rows if used is None else row_tracking.with_id(rows, schema, used)
         staged += [self._aggregate_and_stage(*each, rows, schema) for each in others]
         emitted = self._input_sums(tracked)
         # Without transform and flags, the source's rows are the transformed rows, and are counted only once.
@@ -266,7 +259,7 @@ class _Computation:
         tracker = Tracker(f"{what} of {self._pass_name}", name)
         columns: list[str] | None = None
         if part.role == "input" and self._route.hashed == "used":
-            columns = used_columns(self._pipeline)
+            columns = row_tracking.used_columns(self._pipeline)
         elif part.role == "input" and self._route.hashed == "all" and self._pipeline.tracking != "off":
             columns = [column for column in schema.names if column not in (ORIGIN, REFUSAL)]
             if part.replayed is not None:
@@ -286,13 +279,13 @@ class _Computation:
             if each.part.role == "input":
                 sums.append(each.tracker.sums())
             self._check_expected(name, each.tracker.sums().rows, each.part)
-        return total(sums)
+        return row_tracking.total(sums)
 
     def _transform(self, tracked: "Mapping[str, _TrackedPart]") -> DataFrame:
         """Return the transformed rows; flagged rows are left out, or fail the query."""
         inputs: dict[str, _TrackedPart] = {}
         for name, each in tracked.items():
-            rows = each.rows.drop(ID) if each.part.role == "input" else each.rows
+            rows = each.rows.drop(row_tracking.ID) if each.part.role == "input" else each.rows
             if len(tracked) > 1:
                 rows = rows.coalesce(UNKNOWN_TASKS)
             if REFUSAL in each.schema.names:
@@ -320,7 +313,7 @@ class _Computation:
     def _stage_bad(self, inputs: "Sequence[_TrackedPart]", emitted: RowSums) -> StagedRows:
         """Stage all flagged records, for quarantine. Inputs have different columns, their bad records have the same."""
         spec = QuarantineSpec(self._pipeline.name)
-        records = reduce(DataFrame.unionByName, [bad_records.bad(each.rows.drop(ID)) for each in inputs])
+        records = reduce(DataFrame.unionByName, [bad_records.bad(each.rows.drop(row_tracking.ID)) for each in inputs])
         bad = stage_partials.stage_on_executors(self._store.settings, self._attempt, spec, records)
         check_complete(self._attempt, "the quarantine", RowSums(emitted.flagged), RowSums(bad.rows))
         return bad

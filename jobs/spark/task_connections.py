@@ -5,7 +5,7 @@ query's plan, and what Spark logs of it, has the file's name and never its conte
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -64,17 +64,8 @@ def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
             conninfo.pop("passfile", None)
         return conninfo
     own = {name: value for name, value in conninfo.items() if name not in FILES or value == "system"}
-    files = _files_of_connection(settings)
-    names = {parameter: SessionFile(name) for parameter, (name, _) in zip(files, _by_name(files), strict=True)}
+    names = {parameter: SessionFile(name) for parameter, (name, _) in sent_files(settings).items()}
     return {**own, **names, **_parameters(settings)}
-
-
-def sent_files(settings: Settings) -> dict[str, bytes]:
-    """Return the files of the connection that travel to executors, by their names in a session.
-
-    Raises: SettingsInvalid.
-    """
-    return dict(_by_name(_files_of_connection(settings)))
 
 
 def on_executor(conninfo: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,27 +82,25 @@ def on_executor(conninfo: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _files_of_connection(settings: Settings) -> dict[str, bytes]:
-    """Return the connection's files that travel, by parameter; not those for which the setting executor_conninfo names another.
+def sent_files(settings: Settings) -> dict[str, tuple[str, bytes]]:
+    """Return the connection's files that travel, by parameter: the name in a session, and the content.
+
+    Those for which the setting executor_conninfo names another file do not travel.
 
     Raises: SettingsInvalid.
     """
     conninfo = {**settings.conninfo(user=settings.pg_stager), "passfile": settings.executor_passfile}
     theirs = _parameters(settings)
-    files = {}
+    files: dict[str, tuple[str, bytes]] = {}
     for parameter in FILES:
         path = conninfo.get(parameter)
         if path and path != "system" and parameter not in theirs:
             try:
-                files[parameter] = Path(path).read_bytes()
+                content = Path(path).read_bytes()
             except OSError as error:
                 raise SettingsInvalid(f"The file {path} for Spark's executors cannot be read: {error.strerror}.") from error
+            files[parameter] = f"tidegate_{parameter}_{_fingerprint(content)}", content
     return files
-
-
-def _by_name(files: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    for parameter, content in files.items():
-        yield f"tidegate_{parameter}_{_fingerprint(content)}", content
 
 
 @lru_cache

@@ -76,7 +76,7 @@ def artifacts_for(settings: Settings, modules: Iterable[str] = (), packages: Ite
     files = dict(_our_modules())
     for name in sorted({*modules, *further_modules(settings)}):
         files |= {path: file.read_bytes() for path, file in _sendable_files(name)}
-    return Artifacts(files, sent_files(settings), frozenset(packages))
+    return Artifacts(files, dict(sent_files(settings).values()), frozenset(packages))
 
 
 def further_modules(settings: Settings) -> list[str]:
