@@ -1,8 +1,10 @@
-"""Route: the shortcuts that one attempt takes through Spark. Every route stages the same partials; SAFE takes no shortcut.
+"""Route: the shortcuts that one attempt takes through Spark, and which of them `explain` shows.
+
+Every route stages the same partials; SAFE takes no shortcut.
 
 A shortcut is a guess about costs, made from facts that the source knows before Spark has read a row. If a guess is wrong, the
 attempt is slower, or starts over on another route (`tidegate.jobs.compute.stage.stage_partials.NeedsExecutors`); the result is
-the same.
+the same. A path is the route of a batch of a typical size, when no earlier batch is known, for authors to see.
 """
 
 from collections.abc import Callable
@@ -21,6 +23,14 @@ from tidegate.state_store.seal.attempts import Attempt
 # which may be what takes the time, a single file of up to UNSHARED_BYTES is left to one task, too, because other batches keep
 # the other cores busy. Opening a file costs about as much as reading OPENING_BYTES.
 UNSPLIT_BYTES, UNSHARED_BYTES, OPENING_BYTES = 4 * 1024 * 1024, 32 * 1024 * 1024, 64 * 1024
+MEBIBYTE = 1 << 20
+# Examples for sources that know size and rows of a batch in advance, and whose digests vouch for the content.
+_FILES = {
+    "1 file of 1 MiB, 10,000 rows": InputFacts(1, MEBIBYTE, 10_000, is_verified=True),
+    "4 files of 0.5 MiB, 20,000 rows": InputFacts(4, 2 * MEBIBYTE, 20_000, is_verified=True),
+    "1 file of 10 MiB, 100,000 rows": InputFacts(1, 10 * MEBIBYTE, 100_000, is_verified=True),
+    "4 files of 100 MiB": InputFacts(4, 400 * MEBIBYTE, 4_000_000, is_verified=True),
+}
 
 
 @dataclass(frozen=True)
@@ -99,3 +109,46 @@ def _states_of_few_partials(pipeline: Pipeline, attempt: Attempt, rows: int | No
         return most is not None and most <= FEW_ROWS and not has_texts
 
     return frozenset(name for name, state in pipeline.states.items() if has_few(state.spec(name)))
+
+
+@dataclass(frozen=True)
+class Path:
+    """The way of batches of one size.
+
+    `tasks` read and group the batch. `reads` is how often its rows are read and transformed. `hashed` are the columns of the
+    source's rows that are hashed for comparison with a replay, `follows` is what is counted and compared on the way into
+    staging, and `in_process` names the states that are staged without Spark's tasks.
+    """
+
+    batch: str
+    tasks: Literal["one", "many"]
+    reads: int
+    hashed: Literal["all", "used", "none"]
+    follows: Literal["rows", "partials", "nothing"]
+    in_process: tuple[str, ...]
+
+
+def paths(pipeline: Pipeline) -> list[Path]:
+    """Return the paths of a pipeline's batches: one per typical size, if the source knows sizes."""
+    attempt = Attempt(pipeline.name, 1, 1, {}, rows_before={})
+    return [
+        _path(pipeline, attempt, batch, facts)
+        for batch, facts in (_FILES if pipeline.source.reads_files else {"any": InputFacts()}).items()
+    ]
+
+
+def _path(pipeline: Pipeline, attempt: Attempt, batch: str, facts: InputFacts) -> Path:
+    route = choose(pipeline, attempt, facts)
+    follows: Literal["rows", "partials", "nothing"] = "rows"
+    if route.follows_partials is not None:
+        follows = "partials"
+    elif not is_tracked(pipeline):
+        follows = "nothing"
+    return Path(
+        batch=batch,
+        tasks="one" if route.one_task else "many",
+        reads=len(pipeline.states) + (1 if is_flagged(pipeline, attempt) and pipeline.spec.quarantines else 0),
+        hashed="none" if pipeline.tracking == "off" else route.hashed,
+        follows=follows,
+        in_process=tuple(sorted(route.in_process)),
+    )

@@ -14,8 +14,7 @@ from tests import steps
 from tests.jobs.conftest import Tables
 from tests.store import QUARANTINED, Attempt
 from tidegate.jobs import Count, Files, FixedBatches, Max, Min, Pipeline, Rows, State, Sum
-from tidegate.jobs.compute.shortcut_report import paths
-from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
+from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose, paths
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore

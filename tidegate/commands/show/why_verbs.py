@@ -39,7 +39,7 @@ def why(pipeline: str, txid: int | None, as_json: bool) -> None:
 @as_json
 def explain(pipeline: str, as_json: bool) -> None:
     """Show which way batches of a pipeline take: Spark's tasks, what is hashed and followed, how they are committed."""
-    from tidegate.jobs.compute.shortcut_report import paths  # noqa: PLC0415 - loads pyspark
+    from tidegate.jobs.compute.shortcuts import paths  # noqa: PLC0415 - loads pyspark
 
     declared = find_pipeline(pipeline)
     found, spec = paths(declared), declared.spec
