@@ -137,12 +137,9 @@ class BatchPart:
 
 
 class Emitter(Protocol):
-    """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt.
+    """Reads exactly the rows that the metadata of one batch names. One emitter serves one attempt."""
 
-    `advice` replaces the usual advice in an error about files that are not as planned, if the emitter has such.
-    """
-
-    advice: str | None = None
+    advice: str | None = None  # in errors about files that are not as planned, instead of the usual one
 
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> "DataFrame":
         """Return exactly the rows of the batch, lazily: failures may also come when the rows are computed.

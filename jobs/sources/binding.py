@@ -129,8 +129,7 @@ def _reader_of_postgres(source: PostgresTable, spark: "SparkSession", settings: 
     from tidegate.jobs.sources.postgres.read import PostgresReader
     from tidegate.jobs.spark.task_connections import conninfo_of_tasks
 
-    conninfo = source.conninfo(settings, "read")
-    executors_conninfo = dict(conninfo)
+    conninfo = executors_conninfo = source.conninfo(settings, "read")
     if source.connection is None:
         executors_conninfo = {**conninfo_of_tasks(settings), "application_name": conninfo["application_name"]}
     return PostgresReader(spark, source.selection, source.kind, conninfo=conninfo, executors_conninfo=executors_conninfo)

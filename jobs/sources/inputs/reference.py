@@ -111,25 +111,22 @@ class Reference:
         return f"reference to {self.files.identity}{place}"
 
     def as_read(self, *, is_replanned: bool = False) -> Files | Delta | Iceberg:
-        """Return the source of a version's rows; with `is_replanned`, a batch with another version is planned again."""
-        files = self._read
+        """Return the source of a version's rows: as declared, or in the keep folder if there is one.
+
+        With `is_replanned`, a batch with another version of files is planned again.
+        """
+        table = self.files
+        files = Files(str(self.keep_folder), schema=table.schema) if isinstance(table, PostgresTable) else table
         if not isinstance(files, Files):
             return files
+        if self.keep_folder is not None:
+            files = replace(files, folder=self.keep_folder, follow_links=False)
         # By versions, every batch can be read as it was planned.
         return replace(files, kind="opaque" if is_replanned and not files.versions else "transactional")
 
-    @property
-    def _read(self) -> Files | Delta | Iceberg:
-        """Return the files as they are read: those of the keep folder, if there is one."""
-        if isinstance(self.files, PostgresTable):
-            return Files(str(self.keep_folder), schema=self.files.schema)
-        if self.keep_folder is None or not isinstance(self.files, Files):
-            return self.files
-        return replace(self.files, folder=self.keep_folder, follow_links=False)
-
     def datasets(self, version: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
         """Return the folder, and the version's files as the locations within it."""
-        return self._read.datasets(version, settings)
+        return self.as_read().datasets(version, settings)
 
     def left_alone(self, settings: Settings) -> LeftAlone | None:
         """Return the names in the folder that are not read, by reason; None for a table."""
