@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.conftest import Project, project, wait_for  # noqa: F401 - project is a fixture
-from tests.page.browsers import SIZES, Trouble, Visit, dialog_of, launched, needs_chromium, row_of
+from tests.page.browsers import SIZES, Trouble, Visit, launched, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.soak]
 
@@ -113,29 +113,3 @@ def test_it_works_inside_airflows_frame(trouble: Trouble, operator: Visit) -> No
         expect(frame.get_by_role("heading", level=1)).to_contain_text("flights")
         frame.get_by_role("link", name="full page").click()
         page.wait_for_url(re.compile(r"/tidegate/#/pipelines/flights"))
-
-
-def test_a_run_whose_plan_fails_is_seen_and_mended_on_the_page(stack: Project, operator: Visit) -> None:
-    """Its pipeline looks idle nowhere: not in the list, nor alone, until the next run, which the button starts."""
-    folder = stack.home / "data/word_count"
-    folder.rename(folder.with_name("away"))
-    failed = stack.tidegate("trigger", "word_count", "--wait", exit_code=1).stderr
-    assert "failed in plan (1). word_count waits for a plan that succeeds: SOURCE_UNREADABLE: The source folder" in failed
-    run_id = re.search(r"Dag run (manual__\S+) failed", failed)
-    assert run_id is not None
-    with operator.page() as page:
-        row = row_of(page, "word_count")
-        expect(row).to_contain_text(f"Planning has failed ({run_id[1]}): SOURCE_UNREADABLE: The source folder")
-        expect(row.get_by_role("link", name="SOURCE_UNREADABLE")).to_be_visible()
-        expect(row).to_contain_text("needs a person")
-        row.get_by_role("link", name="word_count", exact=True).click()
-        expect(page.get_by_role("heading", level=1)).to_contain_text("word_count")
-        expect(page.locator(".why-chain")).to_contain_text("Planning has failed")
-        expect(page.locator(".why-chain")).not_to_contain_text("Nothing to do")
-
-        folder.with_name("away").rename(folder)
-        dialog = dialog_of(page, "Run now")
-        dialog.get_by_role("button", name="Run now", exact=True).click()
-        expect(dialog).to_contain_text("Airflow has started the run")
-        page.keyboard.press("Escape")
-        expect(page.locator(".why-chain")).to_contain_text("Nothing to do")

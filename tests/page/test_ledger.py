@@ -274,11 +274,11 @@ def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit
 def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: StateStore) -> None:
     """Batches are opened and committed all the time while somebody turns pages."""
     batches = Batches(store, ORPHAN)
-    batches.plan("a long run", 60)
+    batches.plan("a long run", 40)
     ended = threading.Event()
 
     def commit() -> None:
-        for txid in range(1, 41):
+        for txid in range(1, 21):
             batches.seal(txid)
             batches.commit(txid)
             if txid % 10 == 0:
@@ -299,7 +299,7 @@ def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: 
             if ended.is_set() or committing.done():
                 break
         committing.result()
-    assert admin.json("/pipelines/orphan")["committed"] == 40
+    assert admin.json("/pipelines/orphan")["committed"] == 20
 
 
 def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
@@ -375,7 +375,7 @@ def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> 
     write = (
         "SET LOCAL tidegate.writer = 'clicks'; INSERT INTO state.per_page SELECT repeat('x', 900) || n, '2030-01-01', n, 0, 1"
     )
-    as_owner(server.settings, f"{write} FROM generate_series(1, 60000) n")
+    as_owner(server.settings, f"{write} FROM generate_series(1, 20000) n")
     path = "/tidegate/api/pipelines/clicks/states/per_page.csv"
 
     def snapshots() -> int:
@@ -391,14 +391,14 @@ def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> 
         next(kept[-1])
         return answer.status_code
 
-    for _ in range(3):
+    for _ in range(2):
         with ExitStack() as reading:
             assert [begin(reading) for _ in range(3)] == [200, 200, 503]
             assert snapshots() == 2
         assert components.wait_until(lambda: snapshots() == 0, 60), "a download holds its snapshot"
     assert "Traceback" not in server.log()
     whole = admin.http.get(path)
-    assert (whole.status_code, whole.text.count("\r\n")) == (200, 60_000 + len(HOSTILE) + 1 + 1)
+    assert (whole.status_code, whole.text.count("\r\n")) == (200, 20_000 + len(HOSTILE) + 1 + 1)
 
 
 @pytest.fixture

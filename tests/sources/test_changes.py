@@ -173,24 +173,6 @@ def test_rows_and_a_global_state_are_followed_too(
     assert [(row["amount"], row["before"]) for row in inbox.rows(of_total, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
-@pytest.mark.soak
-@pytest.mark.usefixtures("divided")
-def test_three_pipelines_make_a_chain(inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]) -> None:
-    """A -> B* -> C -> D*: two committers in the middle, and the last one still has each change once."""
-    per_name = State(key={"name": "text"}, aggregates={"amount": Sum("more")}, kind="opaque", changes=True)
-    middle = follow(transform=differences, states={"followed": per_name})
-    total = {"grand_total": State(aggregates={"amount": Sum("more"), "changes": Count()})}
-    of_sums = lambda rows: rows.selectExpr("amount - coalesce(previous_amount, 0) AS more")  # noqa: E731
-    last = Pipeline("last", Changes("follower.followed"), total, transform=of_sums)
-    register(last)
-    for number, content in enumerate(FILES):
-        commit_files(inbox, upstream, content, at=number)
-        run(inbox.settings, middle, f"run {number}")
-    run(inbox.settings, last, "run")
-    (row,) = inbox.rows(last, "grand_total")
-    assert (row["amount"], row["changes"]) == (15, 7)
-
-
 def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """It may have counted what would be taken back; without a follower, the changes are recorded again."""
     commit_files(inbox, upstream, FILES[0])

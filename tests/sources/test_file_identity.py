@@ -91,6 +91,7 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
     away.rename(inbox.folder / "site")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
@@ -135,6 +136,7 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
     assert counts(inbox, pipeline) == {"a": (10, 10), "b": (10, 10)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind: str) -> None:
@@ -152,6 +154,7 @@ def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind:
     assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.promise("decision:0022")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
@@ -218,6 +221,7 @@ def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbo
     assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("change", [{"glob": "**/*.CSV"}, {"max_files": 1}], ids=["glob", "max_files"])
 def test_planned_files_are_read_whatever_the_declaration_becomes(inbox: Inbox, change: dict[str, Any]) -> None:
     """Nothing else would read them: batches that are planned again keep what is not listed any more, each file once."""
@@ -372,6 +376,7 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
     assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """It counts if the old file was moved away. Old content is left alone with a warning, even after `done` was emptied."""
@@ -392,6 +397,7 @@ def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: py
     assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -> None:
     """A restored database that lost a commit does not have its moved files in the states."""
@@ -504,6 +510,7 @@ def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
     assert time.time() - (inbox.folder / "1.csv").stat().st_mtime >= 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """A file that changes all the time is left alone with a warning; a file dated far in the future is not young."""

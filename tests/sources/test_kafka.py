@@ -21,16 +21,15 @@ from tests.sources.beside_kafka import server
 from tests.sources.feeds import KafkaFeed
 from tests.sources.topics import SECONDS, OrdersTopic, declare, per_shop, place, ranges, run, topic
 from tests.store import Attempt
-from tidegate.jobs import Count, FixedBatches, Kafka, Pipeline, State
+from tidegate.jobs import Count, Kafka, Pipeline, State
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.stack.components.server_process import wait_until
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
-    DeclarationChanged,
     DeclarationInvalid,
     MalformedRecord,
     RangeExpired,
@@ -292,68 +291,50 @@ def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: Or
     topic.refused(source, first, SourceChanged, "was deleted and created again since this batch was planned")
 
 
-@pytest.mark.soak
-def test_the_next_generation_of_a_topic_goes_on_with_the_same_state(topic: OrdersTopic, register: Callable[..., None]) -> None:
-    """With a new version, the new topic is read from its first record, regardless of the start, and the state stays."""
+def test_the_next_generation_of_a_topic_is_read_from_its_first_record(topic: OrdersTopic) -> None:
+    """Regardless of the start; and no declaration goes back to the one before."""
+    source = topic.source(start="latest")
     topic.produce(2)
-    pipeline = declare(topic, register, start="latest")
-    assert run(topic, pipeline, "first") == [1]
-    topic.produced.clear()
+    first = topic.plan(source)
     topic.produce(3)
-    assert run(topic, pipeline, "second") == [2]
+    second = topic.plan(source, first, txid=2)
     topic.delete()
     topic.create(2)
     topic.produce(4)
     topic.produce(5, 1)
 
     with pytest.raises(SourceChanged, match="generation=2"):
-        run(topic, pipeline, "third")
-    with pytest.raises(DeclarationChanged, match="version"):
-        declare(topic, register, start="latest", generation=2)
-    unregistered = replace(pipeline, source=topic.source(generation=2), version=2)
-    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
-        steps.plan(topic.settings, unregistered, run_id="unregistered")
-    pipeline = declare(topic, register, version=2, start="latest", generation=2)
-    assert run(topic, pipeline, "fourth") == [3]
+        topic.plan(source, second, txid=3)
+    source = topic.source(start="latest", generation=2)
+    third = topic.plan(source, second, txid=3)
+    assert ranges(third) == {"0": (0, 4), "1": (0, 5)}
     topic.produce(1)
-    assert run(topic, pipeline, "fifth") == [4]
-    assert per_shop(topic, pipeline) == counted(topic)
-    newest = {"topic": topic.name, "topic_id": "any", "partitions": {}, "idle": {}, "generation": 2}
+    assert ranges(topic.plan(source, third, txid=4)) == {"0": (4, 5)}
     with pytest.raises(SourceChanged, match="generation 2 were read already"):
-        topic.plan(topic.source(), newest, txid=5)
+        topic.plan(topic.source(), third, txid=4)
 
 
-@pytest.mark.soak
-def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(
-    topic: OrdersTopic, register: Callable[..., None]
-) -> None:
+def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(topic: OrdersTopic) -> None:
     """A batch that was tried is planned again: in the topic it was planned from, not in the next one."""
-    pipeline = declare(topic, register, kind="opaque", max_records=4)
+    source = topic.source(kind="opaque", max_records=4)
     topic.produce(2)
-    assert run(topic, pipeline, "first") == [1]
+    first = topic.plan(source)
     topic.produce(6)
     topic.produce(3, 1)
-    planned = steps.plan(topic.settings, pipeline, run_id="old")
-    assert planned == [2, 3, 4]
-    for txid in (2, 3):
-        steps.process(topic.settings, pipeline, txid, owner="test")
+    planned = topic.batches(source, first)
+    planned_once = {row[:2] for row in topic.produced[2:]}
     topic.produce(9, 1)
-    steps.process(topic.settings, pipeline, 2, owner="test", mode="restage")  # it reaches elsewhere now
+    planned[0] = topic.plan(source, first, planned[0], txid=2)  # it reaches elsewhere now
     other = OrdersTopic(topic.settings)
     other.produce(5)
-    pipeline = declare(other, register, version=2, kind="opaque", generation=2, max_records=4)
-    planned_once = [row for row in topic.produced if row[0] == 0 or row[1] < 3]
-    for txid in planned:
-        steps.process(topic.settings, pipeline, txid, owner="test")
-        steps.commit(topic.settings, pipeline, txid, owner="test")
+    following, previous, read = other.source(kind="opaque", generation=2, max_records=4), first, []
+    for txid, metadata in enumerate(planned, start=2):
+        previous = other.plan(following, previous, metadata, txid=txid)
+        read.append(previous)
 
-    with StateStore.connect(topic.settings) as store:
-        read = [store.source_metadata("orders", txid) for txid in planned]
     assert {metadata["topic"] for metadata in read} == {topic.name}
-    read_of_it = {(int(p), o) for m in read for p, (start, end) in ranges(m).items() for o in range(start, end)}
-    assert read_of_it >= {row[:2] for row in planned_once[2:]}
-    assert run(topic, pipeline, "new") == [5, 6]
-    assert sum(per_shop(topic, pipeline).values()) == 2 + len(read_of_it) + 5
+    assert {(int(p), o) for m in read for p, found in ranges(m).items() for o in range(*found)} >= planned_once
+    assert ranges(other.plan(following, previous, txid=5)) == {"0": (0, 4)}
 
 
 def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: OrdersTopic) -> None:
@@ -383,29 +364,14 @@ def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: Or
         topic.plan(source, first, fresh, txid=2)
 
 
-@pytest.mark.soak
-def test_a_topic_that_follows_another_source_begins_by_the_next_generation(
-    topic: OrdersTopic, register: Callable[..., None]
-) -> None:
+def test_a_topic_that_follows_another_source_begins_by_the_next_generation(topic: OrdersTopic) -> None:
     """What is known of folders or lists is no position in a topic: the error says how to begin."""
-    lists = FixedBatches([[(b"shop 1",)], [(b"shop 2",)]], {"value": "binary"})
-    before = replace(declare(topic, register), source=lists)
-    register(before)
-    txids = steps.plan(topic.settings, before, run_id="lists")
-    steps.process(topic.settings, before, 1, owner="test")
-    steps.commit(topic.settings, before, 1, owner="test")
+    of_lists = {"position": 2, "rows": 1, "sha256": "ab"}
     topic.produce(2)
-    pipeline = declare(topic, register, version=2)
-    assert txids == [1, 2]
-    with pytest.raises(SourceChanged, match="planned from another source than a topic"):
-        steps.process(topic.settings, pipeline, 2, owner="test")
-    with StateStore.connect(topic.settings) as store:
-        store.skip_batch(pipeline.spec, 2, "test", "the lists are gone")
+    topic.refused(topic.source(), of_lists, SourceChanged, "planned from another source than a topic")
     with pytest.raises(SourceChanged, match="declare generation=2"):
-        run(topic, pipeline, "too early")
-    pipeline = declare(topic, register, version=3, generation=2)
-    assert run(topic, pipeline, "next") == [3]
-    assert per_shop(topic, pipeline) == Counter(["shop 1", *(value for _, _, value in topic.produced)])
+        topic.plan(topic.source(), of_lists, txid=3)
+    assert ranges(topic.plan(topic.source(generation=2), of_lists, txid=3)) == {"0": (0, 2)}
 
 
 def test_a_position_after_the_end_is_refused(topic: OrdersTopic) -> None:

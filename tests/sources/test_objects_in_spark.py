@@ -19,10 +19,9 @@ from tests.servers import Server
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, stack_beside_s3
-from tests.sources.test_objects import STATE, VARIANTS, check_planned_object, fill_lake, lake_of, parquet, stored
+from tests.sources.test_objects import STATE, check_planned_object, fill_lake, lake_of, parquet, stored
 from tidegate.jobs import Files, Inputs, Pipeline, Reference, State
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
@@ -50,19 +49,6 @@ def s3(beside_store: tuple[Settings, S3Server]) -> S3Server:
 def bucket(s3: S3Server) -> Bucket:
     """A bucket of the test's own."""
     return s3.make_bucket(f"bucket-{next(_numbers)}")
-
-
-CASES = [
-    (name, promise) for name in VARIANTS for promise in PROMISES["opaque" if name == "opaque" else "transactional"].items()
-]
-
-
-@pytest.mark.parametrize(("variant", "promise"), CASES, ids=[f"{name}-{promise[0]}" for name, promise in CASES])
-def test_objects_keep_the_promises_of_files(
-    settings: Settings, spark: SparkSession, bucket: Bucket, variant: str, promise: tuple
-) -> None:
-    """Each promise of each kind; none is impossible for objects."""
-    promise[1](Bench(ObjectsFeed(bucket, **VARIANTS[variant]), spark, settings))
 
 
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
