@@ -40,6 +40,15 @@ def commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: st
         return worker.commit(txid)
 
 
+def run(settings: Settings, pipeline: Pipeline | str, run_id: str, **options: Any) -> list[int]:
+    """Plan, process and commit all batches that can be planned, one after another."""
+    txids = plan(settings, pipeline, run_id=run_id)
+    for txid in txids:
+        process(settings, pipeline, txid, owner=run_id, **options)
+        commit(settings, pipeline, txid, owner=run_id)
+    return txids
+
+
 def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:
     """Redo the last committed batch."""
     with Worker.open(settings, pipeline, owner=owner) as worker:

@@ -64,11 +64,7 @@ class Inbox:
 
     def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
         """Plan, process and commit all available batches, one after another."""
-        txids = self.plan(pipeline, run_id)
-        for txid in txids:
-            steps.process(self.settings, pipeline, txid, owner=run_id, routing=self.routing)
-            steps.commit(self.settings, pipeline, txid, owner=run_id)
-        return txids
+        return steps.run(self.settings, pipeline, run_id, routing=self.routing)
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
         """Return the state's rows in key order, without their txids."""

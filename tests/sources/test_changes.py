@@ -18,7 +18,7 @@ from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import changes
 from tidegate.jobs.sources.changes import removable
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
     RangeRefused,
@@ -111,15 +111,6 @@ def follow(register: Callable[..., None]) -> Callable[..., Pipeline]:
     return declare
 
 
-def run(settings: Settings, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Plan, process and commit all batches that can be planned."""
-    txids = steps.plan(settings, pipeline, run_id=run_id)
-    for txid in txids:
-        steps.process(settings, pipeline, txid, owner=run_id)
-        steps.commit(settings, pipeline, txid, owner=run_id)
-    return txids
-
-
 def followed(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
     """Return the amount of each name in a state."""
     return {row["name"]: row["amount"] for row in inbox.rows(pipeline, next(iter(pipeline.states)))}
@@ -151,8 +142,8 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, fol
     for number, content in enumerate(FILES):
         commit_files(inbox, upstream, content, at=number)
         if number in (1, 4):
-            run(inbox.settings, follower, f"run {number}")
-    assert run(inbox.settings, follower, "nothing new") == []
+            steps.run(inbox.settings, follower, f"run {number}")
+    assert steps.run(inbox.settings, follower, "nothing new") == []
     assert followed(inbox, follower) == followed(inbox, upstream) == {"a": 9, "b": 6, "c": 0}
     assert {row["new"] for row in inbox.rows(follower, "followed")} == {1}
 
@@ -163,13 +154,13 @@ def test_rows_and_a_global_state_are_followed_too(
     """A state of rows is its own stream; the changes of a global one have no key."""
     commit_files(inbox, upstream, *FILES[:3])
     follower = follow("log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})})
-    run(inbox.settings, follower, "run")
+    steps.run(inbox.settings, follower, "run")
     assert sorted((row["name"], row["amount"]) for row in inbox.rows(follower, "again")) == [("a", 1), ("a", 3), ("b", 2)]
     history = {"steps": Rows({"amount": "bigint", "before": "bigint"})}
     before = twin(lambda rows: [{**row, "before": row["previous_amount"]} for row in rows[""]])
     of_total = Pipeline("of_total", Changes("inbox.total"), history, transform=before)
     register(of_total)
-    run(inbox.settings, of_total, "run")
+    steps.run(inbox.settings, of_total, "run")
     assert [(row["amount"], row["before"]) for row in inbox.rows(of_total, "steps")] == [(3, None), (6, 3), (6, 6)]
 
 
@@ -206,12 +197,12 @@ def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
     with StateStore.connect(inbox.settings) as store:
         assert store.batch_history("inbox", 1).actions[-1]["reason"] == "it was wrong (without follower)"
     if counted == "none":
-        run(inbox.settings, follower, "second")
+        steps.run(inbox.settings, follower, "second")
         assert followed(inbox, follower) == {"a": 1, "b": 2}
         return
     commit_files(inbox, upstream, FILES[1], at=1)
     with pytest.raises(SourceChanged, match=r"has made it again: .* or the txid was redone without this pipeline"):
-        run(inbox.settings, follower, "second")
+        steps.run(inbox.settings, follower, "second")
 
 
 def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
@@ -307,7 +298,7 @@ def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, e
     evolve(AFTER[state], follower, late)
 
     expected = [(1, "a", 1, None), (1, "b", 2, None), (2, "a", 3, "Rome")]
-    run(inbox.settings, follower, "second")
+    steps.run(inbox.settings, follower, "second")
     assert copies(inbox, follower) == expected
     (both,) = steps.plan(inbox.settings, late, run_id="late")
     for mode in ("resume", "restage"):
@@ -334,7 +325,7 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
     evolve(WITHOUT[state], follower)
     inbox.write("2.csv", "a,3,3,Rome\n")
     inbox.run(WITHOUT[state], "second")
-    run(inbox.settings, follower, "second")
+    steps.run(inbox.settings, follower, "second")
     assert copies(inbox, follower) == [(1, "a"), (1, "b"), (2, "a")]
 
 
@@ -361,7 +352,7 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
     (inbox.settings.home / "planes/1.csv").write_text("name,seats\na,10\nb,100\n")
     for number, content in enumerate(FILES):
         commit_files(inbox, upstream, content, at=number)
-        run(inbox.settings, follower, f"run {number}")
+        steps.run(inbox.settings, follower, f"run {number}")
     assert {row["name"]: row["seats"] for row in inbox.rows(follower, "seated")} == {"a": 90, "b": 600}
     with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
@@ -407,7 +398,7 @@ def test_what_one_pipeline_wrote_together_is_joined(
     inbox.write("0.csv", FILES[0])
     inbox.run(upstream, "run 0")
     for number in range(4):
-        run(inbox.settings, follower, f"run {number}")
+        steps.run(inbox.settings, follower, f"run {number}")
     expected = [("a", 1, 3), ("b", 2, 3), ("a", 3, 6), ("b", 4, 21), ("a", 5, 21), ("c", 6, 21)]
     found = [(row["name"], row["amount"], row["total"]) for row in inbox.rows(follower, "paired")]
     assert sorted(found) == sorted(expected)
@@ -436,14 +427,14 @@ def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pip
     """By a restore of one of both to an earlier state, or by hand: at the plan, or when the batch is processed."""
     follower = follow()
     commit_files(inbox, upstream, FILES[0])
-    run(inbox.settings, follower, "first")
+    steps.run(inbox.settings, follower, "first")
     commit_files(inbox, upstream, FILES[0], at=1)
     planned = steps.plan(inbox.settings, follower, run_id="second") if lost == "a row" else []
     statement, message = LOSSES[lost]
     with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
         connection.execute(sa.text(statement))
     with pytest.raises(SourceChanged, match=message):
-        steps.process(inbox.settings, follower, 2, owner="test") if planned else run(inbox.settings, follower, "third")
+        steps.process(inbox.settings, follower, 2, owner="test") if planned else steps.run(inbox.settings, follower, "third")
 
 
 @pytest.mark.promise("limit:Changes.max_txids")
@@ -456,7 +447,7 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     commit_files(inbox, upstream, *FILES)
     with StateStore.connect(inbox.settings) as store:
         assert removable(store, spec, state, 0) == (0, {"follower": 0})
-        run(inbox.settings, follower, "run")  # txids 1 and 2, 3 and 4, 5
+        steps.run(inbox.settings, follower, "run")  # txids 1 and 2, 3 and 4, 5
         assert removable(store, spec, state, 0) == (4, {"follower": 4})
         assert removable(store, spec, state, 3) == (2, {"follower": 4})
     wanted = inbox.rows(follower, "followed")
@@ -474,7 +465,7 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
     assert inbox.rows(follower, "followed") == wanted
 
     commit_files(inbox, upstream, "d,7\n", at=5)
-    run(inbox.settings, follower, "one more")
+    steps.run(inbox.settings, follower, "one more")
     assert followed(inbox, follower) == followed(inbox, upstream)
     late = Pipeline("late", Changes("inbox.per_name"), {"late": State(aggregates={"n": Count()})})
     register_pipelines(inbox.settings, late)
@@ -505,11 +496,11 @@ def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream:
     """It carries along the range before it, from which on changes are kept for a redo."""
     follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})
     commit_files(inbox, upstream, "a,1\n", "a,2\n", "a,100\n")
-    run(inbox.settings, follower, "run")
+    steps.run(inbox.settings, follower, "run")
     with StateStore.connect(inbox.settings) as store:
         assert removable(store, upstream.spec, upstream.spec.states[0], 0) == (2, {"follower": 2})
         assert store.replay_quarantined(follower.spec, "an operator", "a test", txid=None) == (4, 1)
-        run(inbox.settings, follower, "replay")
+        steps.run(inbox.settings, follower, "replay")
         assert store.committed("follower") == 4
         assert removable(store, upstream.spec, upstream.spec.states[0], 0) == (2, {"follower": 2})
 
@@ -522,7 +513,7 @@ def test_a_pipeline_of_another_source_does_not_begin_to_follow(
     states = {"seen": State(aggregates={"n": Count()})}
     first = Pipeline("turned", FixedBatches([[("a",)]], {"name": "string"}), states)
     register(first)
-    assert run(inbox.settings, first, "first") == [1]
+    assert steps.run(inbox.settings, first, "first") == [1]
     turned = Pipeline("turned", Changes("inbox.per_name"), states, version=2)
     register(turned)
     with pytest.raises(SourceChanged, match="the batches before are of another source"):

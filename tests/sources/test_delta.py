@@ -17,7 +17,7 @@ from deltalake.schema import PrimitiveType
 
 from tests.sources.feeds import SCHEMA
 from tests.sources.in_process import Follower
-from tidegate.jobs import Count, Delta, Files, Inputs, Newest, Pipeline, Rows, State, Sum
+from tidegate.jobs import Delta, Newest, Pipeline, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.delta import plan
@@ -120,25 +120,6 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(
     options["schema_mode"] = "merge"
     append("2026-01-03", ("g", 7), shop=pa.array(["here"]))
     assert run(pipeline) == table.there("name", "amount", "day") == follower.run()
-
-
-@pytest.mark.soak
-def test_a_table_is_one_of_several_inputs(
-    settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]
-) -> None:
-    """Beside a folder of files, both under one txid."""
-    table = Table(settings)
-    table.append(("a", 1), ("b", 2))
-    folder = settings.home / "inbox"
-    folder.mkdir()
-    (folder / "1.csv").write_text("name,amount\na,10\n")
-    source = Inputs({"table": table.source, "files": Files("inbox", format="csv", schema=SCHEMA)})
-    per_name = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
-    pipeline = Pipeline("inbox", source, {"per_name": per_name})
-    register(pipeline)
-    assert run(pipeline) == [("a", 2, 11), ("b", 1, 2)]
-    table.append(("b", 5))
-    assert run(pipeline) == [("a", 2, 11), ("b", 2, 7)]
 
 
 def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:

@@ -58,11 +58,7 @@ class Folders:
 
     def run(self, pipeline: Pipeline, run_id: str, **options: Any) -> list[int]:
         """Plan, process and commit all available batches, one after another."""
-        txids = steps.plan(self.settings, pipeline, run_id=run_id)
-        for txid in txids:
-            steps.process(self.settings, pipeline, txid, owner=run_id, **options)
-            steps.commit(self.settings, pipeline, txid, owner=run_id)
-        return txids
+        return steps.run(self.settings, pipeline, run_id, **options)
 
     def state(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
         """Return lines and amount per name."""
@@ -182,21 +178,6 @@ def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
     assert steps.plan(folders.settings, merged, run_id="run") == [1]
     message = folders.refused(merged, DeclarationInvalid)
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
-
-
-@pytest.mark.soak
-def test_a_check_of_records_covers_the_rows_that_are_joined(folders: Folders) -> None:
-    """But not those of the reference, which have other columns."""
-    source = Inputs({"a": files("a"), "planes": PLANES})
-    pipeline = folders.declare(source, transform=seats_of, check={"positive": "amount > 0"})
-    folders.put("planes", [("N1", 100)], columns=SEATS)
-    folders.put("a", [("N1", 1)])
-    assert folders.run(pipeline, "good") == [1]
-    folders.put("a", [("N1", -1)])
-    assert steps.plan(folders.settings, pipeline, run_id="bad") == [2]
-    with pytest.raises(MalformedRecord, match=r"001\.csv.*fails the check 'positive'"):
-        steps.process(folders.settings, pipeline, 2, owner="bad")
-    assert folders.state(pipeline) == {"N1": (1, 100)}
 
 
 @pytest.mark.soak

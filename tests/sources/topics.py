@@ -152,11 +152,7 @@ def declare(topic: OrdersTopic, register: Callable[..., None], *, version: int =
 
 def run(topic: OrdersTopic, pipeline: Pipeline, run_id: str) -> list[int]:
     """Plan, process and commit all available batches."""
-    txids = steps.plan(topic.settings, pipeline, run_id=run_id)
-    for txid in txids:
-        steps.process(topic.settings, pipeline, txid, owner="test")
-        steps.commit(topic.settings, pipeline, txid, owner="test")
-    return txids
+    return steps.run(topic.settings, pipeline, run_id)
 
 
 def per_shop(topic: OrdersTopic, pipeline: Pipeline) -> dict[str, int]:
