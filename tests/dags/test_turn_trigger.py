@@ -469,7 +469,7 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Bat
 
     async def body() -> Any:
         wait = asyncio.create_task(_turn(poller, *_places([3])))
-        while looks < 4:
+        while looks < 4 and not wait.done():
             await asyncio.sleep(0.01)
         is_over = wait.done()
         wait.cancel()
