@@ -27,7 +27,6 @@ VIEWS = {
     "overview of 100 pipelines": ("/tidegate/", "text=large_1"),
     "timeline of 100,000 txids": ("/tidegate/#/pipelines/large_1", "text=cursor is at txid"),
     "one of 100,000 batches": ("/tidegate/#/pipelines/large_1/batches/50000", "text=Frozen when the batch was planned"),
-    "history of 100,000 commits": ("/tidegate/#/pipelines/large_1/history?days=1", "text=source rows that committed"),
 }
 DAY = "2026-01-01"
 KEYS_AT_ONCE = 1_000

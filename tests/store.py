@@ -65,7 +65,6 @@ from tidegate.state_store.read_ledger import batch_details, batch_search, batch_
 from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
 from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus, Lag, changes
 from tidegate.state_store.read_ledger.batch_timeline import timeline
-from tidegate.state_store.read_ledger.commit_throughput import MOST_COMMITS, throughput
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
 from tidegate.state_store.read_states import executor_lookup, state_rows
@@ -86,7 +85,6 @@ __all__ = [
     "MAX_BYTES",
     "MAX_METADATA_BYTES",
     "MAX_TXID",
-    "MOST_COMMITS",
     "NO_TASK",
     "PHASES",
     "QUARANTINED",
@@ -193,7 +191,6 @@ __all__ = [
     "state_tables",
     "store",
     "tables",
-    "throughput",
     "timeline",
     "translate",
     "version_of",

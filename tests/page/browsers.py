@@ -122,7 +122,6 @@ class Trouble:
             "batches": (f"{place}/batches", "waits for"),
             "batch": (f"{place}/batches/{self.changed}", "Frozen when the batch was planned"),
             "states": (f"{place}/states/{state}", "one row per "),
-            "history": (f"{place}/history?days=1", "source rows that committed"),
             "quarantine": (f"{place}/quarantine", "Quarantine is empty"),
             "actions": (f"{place}/actions", "About the pipeline"),
             "unknown": ("nowhere", "names no view"),

@@ -12,7 +12,6 @@ from tests.page.conftest import Server, Visit
 from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
 from tests.page.pipelines import CLICKS
 from tests.store import (
-    MOST_COMMITS,
     BatchFilter,
     LedgerReader,
     Moment,
@@ -21,7 +20,6 @@ from tests.store import (
     batch_status,
     pipeline_overview,
     quarantined_records,
-    throughput,
     timeline,
 )
 from tidegate.state_store import StateStore
@@ -86,7 +84,6 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
     "timeline in the middle": (5_000, lambda m: timeline(m.connection, LARGE, MIDDLE, 100)),
     "one batch": (100, lambda m: batch_status.batch_history(m.connection, LARGE, MIDDLE)),
     "its tasks": (100, lambda m: batch_details.tasks(m.connection, LARGE, MIDDLE, IN_AIRFLOW)),
-    "throughput": (4 * MOST_COMMITS, lambda m: throughput(m.connection, LARGE, 366)),
     "quarantine": (100, lambda m: quarantined_records.page_of_records(m.connection, LARGE, None, (MIDDLE, 1), 50)),
     "counts of quarantine": (100, lambda m: quarantined_records.counts(m.connection, LARGE, None, limit=100)),
     "actions": (500, lambda m: batch_status.newest_actions(m.connection, LARGE)),
@@ -105,18 +102,6 @@ def test_queries_read_few_rows(large: Server) -> None:
             read(at)
         most, statement = max(statements)
         assert most <= limit, f"{name}: {most} rows: {statement}"
-
-
-def test_of_the_throughput_only_what_is_new_is_read_again(large: Server) -> None:
-    """And the buckets are those of a first reading."""
-    with LedgerReader(large.settings) as reader, reader.snapshot("a test") as connection:
-        for days in (1, 7, 366):
-            whole = throughput(connection, LARGE, days)
-            with explained(connection) as statements:
-                again = throughput(connection, LARGE, days, whole)
-            assert again.buckets == whole.buckets
-            assert max(statements)[0] <= 4 * max(bucket.batches for bucket in whole.buckets) + 100
-            assert sum(bucket.batches + bucket.skipped for bucket in whole.buckets) == MOST_COMMITS
 
 
 @pytest.mark.promise("decision:0056")
@@ -141,7 +126,7 @@ def test_answers_are_small(large: Server, visit: Visit) -> None:
     assert [row["name"] for row in worst["pipelines"]] == [row["name"] for row in in_order[:2]] != names[:2]
     assert (worst["total"], worst["next"]) == (PIPELINES + 3, None), "all were looked at"
 
-    for path in ("", "/batches", "/timeline", "/history", "/quarantine", f"/batches/{MIDDLE}", "/why"):
+    for path in ("", "/batches", "/timeline", "/quarantine", f"/batches/{MIDDLE}", "/why"):
         assert len(json.dumps(admin.json(f"/pipelines/{LARGE}{path}"))) < 100_000, path
     detail = admin.json(f"/pipelines/{LARGE}")
     assert (detail["opened"], detail["pending"], sum(detail["phases"].values())) == (TXIDS, 20, 20)

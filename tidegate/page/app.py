@@ -13,7 +13,6 @@ from tidegate.page.routes import (
     quarantine_routes,
     query_routes,
     state_routes,
-    throughput_route,
 )
 
 _GROUPS = (
@@ -21,7 +20,6 @@ _GROUPS = (
     batch_routes,
     state_routes,
     query_routes,
-    throughput_route,
     quarantine_routes,
     action_routes,
     metrics_route,

@@ -1,7 +1,7 @@
 /** Client routes, kept in the URL's hash so that the page works inside Airflow's frame and alone. */
 import { useEffect, useState } from "preact/hooks";
 
-export const TABS = ["timeline", "batches", "states", "history", "quarantine", "actions"] as const;
+export const TABS = ["timeline", "batches", "states", "quarantine", "actions"] as const;
 export type Tab = (typeof TABS)[number];
 
 export type Route = { parts: string[]; query: URLSearchParams };

@@ -94,18 +94,6 @@ export type Batches = {
   next: number | null;
 };
 
-export type Bucket = {
-  at: string;
-  batches: number;
-  rows: number;
-  skipped: number;
-  quarantined: number;
-  processing_p50: number | null;
-  processing_p95: number | null;
-  commit_latency_p50: number | null;
-  commit_latency_p95: number | null;
-};
-
 export type Button = {
   verb: "retry" | "skip" | "pause" | "resume" | "replay" | "trigger";
   txid: number | null;
@@ -154,12 +142,6 @@ export type FoundRows = {
   txid: number;
   columns: Column[];
   rows: (unknown[] | null)[];
-};
-
-export type History = {
-  now: string;
-  bucket_seconds: number;
-  buckets: Bucket[];
 };
 
 export type Links = {

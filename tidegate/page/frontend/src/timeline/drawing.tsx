@@ -1,6 +1,5 @@
 /** The timeline as a picture: txids beside it as links, times above, and what is pointed at in words. */
 import { useMemo, useState } from "preact/hooks";
-import { timeTicks } from "../parts/chart";
 import { Glyph } from "../parts/basics";
 import { useWidth } from "../parts/width";
 import { duration } from "../format";
@@ -11,6 +10,7 @@ import type { Phase } from "../types";
 import { local } from "../zone";
 import { overall, story } from "./describe";
 import { isOpen, picture, ROW, type Picture } from "./picture";
+import { timeTicks } from "./scale";
 
 // Later ones are drawn over earlier ones.
 const SPOKEN_MS = 10_000; // the words for those who do not see the picture change no more often
@@ -133,7 +133,7 @@ function Axis({ drawn, width }: { drawn: Picture; width: number }) {
   scale.cuts.forEach((cut) => put(cut.x, duration((cut.to - cut.from) / 1000), "cut-label"));
   scale.pieces.forEach(([from, to]) => {
     const piece = scale.x(to) - scale.x(from);
-    const ticks = timeTicks(from, to, piece + 58);
+    const ticks = timeTicks(from, to, piece);
     (ticks.length ? ticks : [from]).forEach((time) => put(scale.x(time), clockLabel(time, to - from), "tick"));
   });
   return (

@@ -1,4 +1,5 @@
 /** A time axis on which long stretches without any processing are cut out. */
+import { ticks } from "../zone";
 
 export type Span = [from: number, to: number];
 export type Cut = { from: number; to: number; x: number };
@@ -67,4 +68,12 @@ function merge(spans: Span[]): Span[] {
     else merged.push([from, to]);
   }
   return merged;
+}
+
+const HOUR = 3_600_000;
+export function timeTicks(from: number, to: number, width: number): number[] {
+  const most = Math.max(2, Math.floor(width / 90));
+  const steps = [1 / 60, 1 / 12, 0.25, 1, 3, 6, 12, 24, 48, 168, 336].map((hours) => hours * HOUR);
+  const step = steps.find((one) => (to - from) / one <= most) ?? to - from;
+  return ticks(from, to, step);
 }

@@ -13,7 +13,6 @@ import { pipelineHref, TABS, type Tab } from "../route";
 import type { PipelineDetail as Pipeline } from "../server_types";
 import { AuditTrail } from "./audit";
 import { BatchesTab } from "./batches";
-import { HistoryTab } from "./history";
 import { QuarantineTab } from "./quarantine";
 import { StatesTab } from "./states";
 import { TimelineTab } from "./timeline";
@@ -69,7 +68,6 @@ export function PipelineView({ name, section, item, query }: Properties) {
           {tab === "timeline" && <TimelineTab name={name} query={query} />}
           {tab === "batches" && <BatchesTab name={name} query={query} />}
           {tab === "states" && <StatesTab pipeline={pipeline} state={item} query={query} />}
-          {tab === "history" && <HistoryTab name={name} query={query} />}
           {tab === "quarantine" && <QuarantineTab pipeline={pipeline} query={query} />}
           {tab === "actions" && <ActionsTab pipeline={pipeline} />}
         </Guarded>
