@@ -149,7 +149,6 @@ def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, p
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
-@pytest.mark.soak
 def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, polls: Polls, settings: Settings) -> None:
     """With it, commit tasks after it were cleared, and start before its attempt lifts the halt."""
     batches.plan("run", 2)
@@ -171,7 +170,6 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, po
     assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
 
 
-@pytest.mark.soak
 def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, polls: Polls, settings: Settings) -> None:
     """That task has sealed the batch, and is about to commit it, or commits it at this moment."""
     batches.plan("run", 2)

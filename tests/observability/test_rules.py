@@ -96,7 +96,6 @@ def broken(folder: Path, expressions: dict[str, str]) -> subprocess.CompletedPro
     return promtool("test", "rules", folder / "cases.yml")
 
 
-@pytest.mark.soak
 @NEEDS_PROMTOOL
 def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     """All at once: the output names each alert that a case expects in vain."""
@@ -106,7 +105,6 @@ def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     assert set(re.findall(r'alertname="(\w+)"', done.stdout + done.stderr)) == {rule["alert"] for rule in RULES}
 
 
-@pytest.mark.soak
 @NEEDS_PROMTOOL
 def test_the_quiet_hour_notices_every_alert_that_always_fires(tmp_path: Path) -> None:
     """All at once: the output names each."""

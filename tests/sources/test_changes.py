@@ -307,7 +307,6 @@ def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, e
     assert copies(inbox, late) == expected
 
 
-@pytest.mark.soak
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
@@ -329,7 +328,6 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
     assert copies(inbox, follower) == [(1, "a"), (1, "b"), (2, "a")]
 
 
-@pytest.mark.soak
 def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
     """A pipeline may join what another one commits with files of its own, and holds a redo up like any follower."""
     seats = Reference(Files("planes", format="csv", schema={"name": "string", "seats": "int"}))
@@ -358,7 +356,6 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
 
 
-@pytest.mark.soak
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("wait_for_all", [False, True])
 def test_what_one_pipeline_wrote_together_is_joined(
