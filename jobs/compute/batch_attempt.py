@@ -164,7 +164,8 @@ class _Computation:
 
     def _waiting(self, name: str, emitter: Emitter) -> DataFrame:
         """Return the quarantined records of an input that the batch takes up."""
-        conninfo, tasks = conninfo_of_tasks(self._store.settings), self._store.settings.staging_connections
+        blocks = 1 + self._attempt.source_metadata[QUARANTINED] // bad_records.ROWS_PER_BLOCK
+        conninfo, tasks = conninfo_of_tasks(self._store.settings), min(blocks, self._store.settings.staging_connections)
         reader = bad_records.WaitingReader(conninfo, self._pipeline.name, self._attempt.txid, tasks, of=name)
         return bad_records.waiting_records(self._spark, emitter, reader)
 
