@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 for _name in [name for name in os.environ if name.startswith(("TIDEGATE_", "PG"))]:
     del os.environ[_name]  # tests must not reach the developer's own database
 os.environ["TIDEGATE_MIN_FILE_AGE_SECONDS"] = "0"  # a test's files are complete when they appear
+os.environ["TIDEGATE_STAGING_CONNECTIONS"] = "2"  # several tasks, and no more than a run's cores have time for
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A script's background job ignores SIGINT, and every process that a test starts and interrupts would inherit that. A
     # handler that does nothing has the same effect here, but is not inherited.
