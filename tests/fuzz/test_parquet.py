@@ -24,7 +24,7 @@ from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000" if os.environ.get("SOAK") else "200"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000" if os.environ.get("SOAK") else "80"))
 SEED = int(os.environ.get("SEED", "1"))
 EPOCH, FIRST_DAY = datetime(1970, 1, 1), date(1970, 1, 1)
 MICROSECONDS = {"s": 10**6, "ms": 1000, "us": 1}

@@ -122,24 +122,17 @@ def seen(flow: Staged) -> set[tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_any_order_and_split_gives_the_same_history(tables: Tables, *, together: bool) -> None:
+def test_any_order_and_split_gives_the_same_history(tables: Tables) -> None:
     """Random versions in random batches, one of them empty, against one pass in plain Python; txids are of the batches."""
-    rng = random.Random(f"history {together}")
+    rng = random.Random("history")
     rows = rows_of(rng, 120)
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
     batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
-    states = {name: state for name, state in STATES.items() if not (together and state.kind == "opaque")}
-    pipeline = declare(tables, states)
+    pipeline = declare(tables, {name: STATES[name] for name in ("versions", "joined")})
     tables.put(*map(as_table, [*batches[:2], [], *batches[2:]]))
-    if together:
-        tables.run_mixed(pipeline, ["safe", "chosen"])
-    else:
-        tables.run(pipeline)
+    tables.run_mixed(pipeline, ["safe", "chosen"])
     assert shown(tables, pipeline, "versions") == expected(rows)
     assert shown(tables, pipeline, "joined") == expected(rows, collapses=True)
-    if not together:
-        assert shown(tables, pipeline, "opaque") == expected(rows, deletes=False)
     versions = state_table_of(STATES["versions"].spec("versions"))
     with StateStore.connect(tables.settings) as store, store.engine.connect() as connection:
         txids = {(row.name, row.at): row.txid for row in connection.execute(sa.select(versions))}
@@ -243,7 +236,6 @@ WITH_NULLS: dict[str, Any] = {
 NULLS = {
     "places": History(**WITH_NULLS),
     "joined": History(**WITH_NULLS, collapse=True),
-    "opaque": History(**WITH_NULLS, kind="opaque", changes=True),
 }
 ORACLE = """
     WITH version AS (
@@ -279,18 +271,30 @@ def by_duckdb(given: pa.Table, *, collapses: bool) -> set[tuple[Any, ...]]:
         return set(database.execute(ORACLE.format(keys=", ".join(KEYS), collapses=collapses)).fetchall())
 
 
-@pytest.mark.soak
-def test_null_in_a_key_is_a_key_as_any_other(tables: Tables) -> None:
+def partials_of(given: pa.Table) -> list[tuple[Any, ...]]:
+    """Return one version of each key and moment, in the order of a history's columns, as Spark would stage them."""
+    most: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for row in given.to_pylist():
+        place, gone, label = (*(row[key] for key in KEYS), row["at"]), row["gone"], row["label"]
+        version = (-1 if gone is None else gone, label is not None, label or "", gone, label)
+        most[place] = max(most.get(place, version), version, key=lambda version: version[:3])
+    return [(*place, gone, label) for place, (*_, gone, label) in most.items()]
+
+
+def test_null_in_a_key_is_a_key_as_any_other(store: StateStore, register: Callable[..., None]) -> None:
     """In each column alone and in several: versions are found, ended, collapsed and deleted as DuckDB finds them."""
     rng = random.Random("nulls")
     batches = [places(rng, 400) for _ in range(3)]
-    pipeline = tables.declare(Files("inbox", schema=OF_KEYS), states={name: NULLS[name] for name in ("places", "joined")})
-    tables.put(*batches)
-    tables.run_mixed(pipeline, ["chosen", "safe"])
+    pipeline = Pipeline("inbox", Files("inbox", schema=OF_KEYS), NULLS)
+    register(pipeline)
+    inbox = Staged(store, pipeline.spec)
+    for number, batch in enumerate(batches):
+        inbox.batch(**dict.fromkeys(NULLS, partials_of(batch)), is_committed=number == 0)
+    assert store.commit_ready(pipeline.spec, "together")
     given = pa.concat_tables(batches)
     expected_rows = by_duckdb(given, collapses=False)
-    for name, wanted in (("places", expected_rows), ("joined", by_duckdb(given, collapses=True))):
-        rows = tables.rows(pipeline, name)
+    for state, wanted in zip(pipeline.spec.states, (expected_rows, by_duckdb(given, collapses=True)), strict=True):
+        rows = list(store.state_rows(state))
         assert len(rows) == len(wanted)
         assert {(*(r[k] for k in KEYS), micros(r["at"]), r["label"], micros(r["valid_to"])) for r in rows} == wanted
     assert any(row[:4] == (None,) * 4 for row in expected_rows)

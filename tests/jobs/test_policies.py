@@ -5,7 +5,6 @@ import os
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
+from tests.jobs.test_failures import Held
 from tests.sources.conftest import Inbox, inbox
 from tests.store import AirflowTry
 from tests.store import tables as ledger
@@ -34,7 +34,6 @@ PER_NAME = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()
 CSV = Files("inbox", format="csv", schema=SCHEMA, glob="*.csv")
 JSON = Files("inbox", format="json", schema=SCHEMA, glob="*.json")
 NOT_NEGATIVE = {"not negative": "amount >= 0"}
-SLOW_SECONDS = 60
 
 
 def declare(inbox: Inbox, source: Any = CSV, **pipeline: Any) -> Pipeline:
@@ -313,106 +312,68 @@ def test_attempts_are_compared_whatever_policy_and_checks_they_had(tables: Table
 # time
 
 
-def slow(rows: Any) -> Any:
-    """Take a minute over the first rows, unless interrupted."""
-
-    def crawl(batches: Any) -> Any:
-        for batch in batches:
-            time.sleep(SLOW_SECONDS)
-            yield batch
-
-    return rows.mapInPandas(crawl, rows.schema)
-
-
-@pytest.mark.promise("error:ATTEMPT_TIMED_OUT")
-def test_an_attempt_that_takes_too_long_is_ended_and_leaves_no_rows_out(inbox: Inbox) -> None:
-    """Its Spark job is interrupted, not left running. The machine may be busy: the rows are not to blame."""
-    inbox.write("1.csv", "name,amount\na,1\n")
-    pipeline = declare(inbox, transform=slow, message_timeout_seconds=2, on_poison="skip", tries=1)
-    inbox.plan(pipeline, "run")
-    started = time.monotonic()
-    with pytest.raises(AttemptTimedOut, match="message timeout of 2 s"):
-        steps.process(inbox.settings, pipeline, 1, owner="test")
-    assert time.monotonic() - started < SLOW_SECONDS
-    with StateStore.connect(inbox.settings) as store:
-        history = store.batch_history("inbox", 1)
-        assert (history.status.phase, history.attempts[-1]["is_poison"]) == ("failed", False)
-        assert not store.turn("inbox", 1).given_up
-
-
-IN_WORKERS = {
-    "a loop that catches everything": """
+STUBBORN = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
 while True:
     try:
         while True:
             pass
     except BaseException:
         pass
-""",
-    "ignored signals": """
-import signal, time
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)
-time.sleep(1000)
-""",
-}
+"""
 
 
-@pytest.mark.promise("decision:0014")
-@pytest.mark.parametrize("code", IN_WORKERS.values(), ids=IN_WORKERS.keys())
-def test_an_attempt_that_takes_too_long_gives_its_core_back(inbox: Inbox, code: str) -> None:
-    """Whatever its Python code does: its worker ends, and with it Spark's task."""
+@pytest.mark.promise("error:ATTEMPT_TIMED_OUT", "decision:0014")
+def test_an_attempt_that_takes_too_long_gives_its_core_back_and_leaves_no_rows_out(inbox: Inbox) -> None:
+    """Whatever its Python code does: its worker ends, and with it Spark's task.
+
+    The machine may be busy: the rows are not to blame.
+    """
     pid_file = inbox.settings.home / "pid"
 
     def transform(rows: Any) -> Any:
         def stay(batches: Any) -> Any:
             for batch in batches:
                 pid_file.write_text(str(os.getpid()))
-                exec(code)
+                exec(STUBBORN)
                 yield batch
 
         return rows.mapInPandas(stay, rows.schema)
 
     inbox.write("1.csv", "name,amount\na,1\n")
-    pipeline = declare(inbox, transform=transform, message_timeout_seconds=6)
+    pipeline = declare(inbox, transform=transform, message_timeout_seconds=6, on_poison="skip", tries=1)
     inbox.plan(pipeline, "run")
-    with pytest.raises(AttemptTimedOut):
+    with pytest.raises(AttemptTimedOut, match="message timeout of 6 s"):
         steps.process(inbox.settings, pipeline, 1, owner="test")
+    with StateStore.connect(inbox.settings) as store:
+        history = store.batch_history("inbox", 1)
+        assert (history.status.phase, history.attempts[-1]["is_poison"]) == ("failed", False)
+        assert not store.turn("inbox", 1).given_up
     worker = int(pid_file.read_text())
     assert wait_until(lambda: not psutil.pid_exists(worker), 30)
 
 
 @pytest.mark.soak
 @pytest.mark.promise("decision:0014")
-def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox, settings: Settings) -> None:
+def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
     """The newer attempt ends it; the older learns that it was fenced, and its work never counts."""
     inbox.write("1.csv", "name,amount\na,1\n")
-    turtle = declare(inbox, transform=slow)
+    held, ended = Held(inbox.settings.home), threading.Event()
+    turtle = declare(inbox, transform=held.transform)
     hare = Pipeline(name="inbox", source=CSV, states=PER_NAME)
     inbox.plan(turtle, "run")
-    ended: list[BaseException] = []
 
-    def run_turtle() -> None:
-        try:
-            steps.process(settings, turtle, 1, owner="turtle")
-        except AttemptFenced as fenced:
-            ended.append(fenced)
+    def overtake(_worker: int) -> None:
+        steps.process(inbox.settings, hare, 1, owner="hare")
+        steps.commit(inbox.settings, hare, 1, owner="hare")
+        assert ended.wait(30)  # though its worker still holds the rows
 
-    thread = threading.Thread(target=run_turtle)
-    thread.start()
-    with StateStore.connect(settings) as store:
-        deadline = time.monotonic() + 30
-        while not [a for a in store.batch_history("inbox", 1).attempts if a["spark_tag"]]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    time.sleep(2)  # most often Spark is in the middle of the job then; if it is not, the test still holds
-    started = time.monotonic()
-    steps.process(settings, hare, 1, owner="hare")
-    steps.commit(settings, hare, 1, owner="hare")
-    thread.join(SLOW_SECONDS / 2)
-    assert not thread.is_alive()
-    assert time.monotonic() - started < SLOW_SECONDS / 2
-    assert [type(error) for error in ended] == [AttemptFenced]
+    with held.when_a_worker_holds_rows(overtake):
+        with pytest.raises(AttemptFenced):
+            steps.process(inbox.settings, turtle, 1, owner="turtle")
+        ended.set()
     assert counted(inbox, hare) == {"a": (1, 1)}
 
 

@@ -29,7 +29,7 @@ def test_a_daemon_ends_after_its_last_worker_and_not_before() -> None:
         (port,) = struct.unpack("!i", daemon.stdout.read(4))
         with closing(socket.create_connection(("127.0.0.1", port), 20)) as connection:
             (worker,) = struct.unpack("!i", connection.recv(4))
-            assert not wait_until(lambda: daemon.poll() is not None, 4), "it left its worker alone"
+            assert not wait_until(lambda: daemon.poll() is not None, 1), "it left its worker alone"
             assert psutil.Process(worker).ppid() == daemon.pid
 
         assert wait_until(lambda: daemon.poll() is not None, 20)

@@ -60,32 +60,19 @@ def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Setti
     assert "has not answered for 3 s, though it is there" in str(error)
 
 
-@pytest.mark.soak
-@pytest.mark.promise("fault:spark-server-dies-or-hangs:processing")
-def test_a_run_goes_on_when_spark_has_been_killed(inbox: Inbox, stack: Settings) -> None:
-    """In mid-batch, under the policy that skips at once: no row is left out, and none counts twice."""
-    held = Held(inbox.settings.home)
-    pipeline = skipping(inbox, held.transform)
-
-    def kill(_worker: int) -> None:
-        os.kill(server_process(stack, "spark"), signal.SIGKILL)
-
-    with held.when_a_worker_holds_rows(kill):
-        result = run_pipeline(inbox.settings, pipeline, run_id="run")
-
-    assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
-    assert counted(inbox, pipeline) == {"a": 10}
-    assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
-
-
 @pytest.mark.promise(
+    "fault:spark-server-dies-or-hangs:processing",
     "fault:one-postgres-backend-or-server-dies:processing",
     "fault:one-postgres-backend-or-server-dies:commit",
     "fault:connection-breaks-before-commit-arrives:processing",
 )
-def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a different step of each batch: before it is staged, before its seal, before its query, at its merge."""
-    pipeline = skipping(inbox, window=1)
+def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark in mid-batch, under the policy that skips at once; Postgres at a different step of each batch.
+
+    That is before it is staged, before its seal, before its query, and at its merge. No row is left out, none counts twice.
+    """
+    held = Held(inbox.settings.home)
+    pipeline = skipping(inbox, held.transform, window=1)
     killed: list[str] = []
 
     def first_kill(place: object, name: str, is_here: Callable[..., bool]) -> None:
@@ -105,11 +92,14 @@ def test_a_run_goes_on_when_postgres_has_been_killed(inbox: Inbox, stack: Settin
     first_kill(StateStore, "commit_batch", lambda _store, _spec, _txid, *_: True)
     first_kill(StateStore, "commit_ready", lambda *_: True)
 
-    result = run_pipeline(inbox.settings, pipeline, run_id="run")
+    with held.when_a_worker_holds_rows(lambda _worker: os.kill(server_process(stack, "spark"), signal.SIGKILL)):
+        result = run_pipeline(inbox.settings, pipeline, run_id="run")
 
     assert set(killed) >= {"_stage", "seal", "note_spark", "commit_ready"}
+    assert result.txids == [commit.txid for commit in result.commits] == [1, 2, 3, 4]
     assert [commit.skipped_reason for commit in result.commits] == [None] * BATCHES
     assert counted(inbox, pipeline) == {"a": 10}
+    assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
 
 
 @pytest.mark.soak

@@ -124,14 +124,14 @@ DRAWN: dict[str, Callable[[random.Random], float]] = {
 
 @pytest.mark.promise("decision:0033")
 def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
-    """20,000 values of each of five distributions, and numbers of different values from one to 100,000."""
+    """4,000 values of each of five distributions, and numbers of different values from one to 10,000."""
     rng = random.Random(5)
     values = {
-        name: [Decimal(draw(rng)).quantize(Decimal("0.01"), ROUND_HALF_UP) for _ in range(20_000)]
+        name: [Decimal(draw(rng)).quantize(Decimal("0.01"), ROUND_HALF_UP) for _ in range(4_000)]
         for name, draw in DRAWN.items()
     }
     rows: list[Row] = [(name, None, str(value), value) for name, drawn in values.items() for value in drawn]
-    sizes = [1, 2, 10, 30, 100, 300, 1000, 3000, 10_000, 100_000]
+    sizes = [1, 2, 10, 30, 100, 300, 1000, 3000, 10_000]
     rows += [(f"{size} different", n % size, None, None) for size in sizes for n in range(size)]
     aggregates: dict[str, Aggregate] = {
         "different": ApproxDistinct("n", "bigint"),
