@@ -82,38 +82,6 @@ def clean(rows: list[Row]) -> list[dict[str, Any]]:
     return result
 
 
-def test_any_split_of_the_rows_gives_the_state_of_plain_python(tables: Tables) -> None:
-    """Batches with NULLs alone, without rows, without rows after the transform, and random ones, by two routes (I16)."""
-    dice = random.Random(1)
-    drawn: list[Row] = [
-        (
-            dice.choice(["a", "b", "", " ", "Zürich", "\U0001f30a", None]),
-            dice.choice([None, dice.randint(-(10**12), 10**12)]),
-            dice.choice([None, Decimal(dice.randint(-(10**10) + 1, 10**10 - 1)) / 100]),
-        )
-        for _ in range(150)
-    ]
-    nothing: list[Row] = [("only NULL", None, None), ("a", None, None)]
-    extremes: list[Row] = [("a", 2**50, Decimal("99999999.99")), ("b", -(2**50), Decimal("-99999999.99"))]
-    batches: list[list[Row]] = [nothing, [], [("dropped", 7, None)], drawn[:90], [*extremes, *drawn[90:]]]
-    pipeline = tables.declare_over(SCHEMA, PRICES, lambda rows: rows.where("amount IS NULL OR amount <> 7"))
-    tables.put(*map(table, batches))
-    (first, *_) = tables.plan(pipeline, "first")
-    steps.process(tables.settings, pipeline, first, owner="test")
-    steps.commit(tables.settings, pipeline, first, owner="test")
-    assert tables.rows(pipeline) == clean(nothing)  # sum 0, minimum NULL
-    tables.run_mixed(pipeline, ["safe", "chosen"])
-
-    assert tables.rows(pipeline) == clean([row for batch in batches for row in batch if row[0] != "dropped"])
-    with StateStore.connect(tables.settings) as store:
-        statuses = store.batch_statuses("inbox")
-    assert [(s.phase, s.source_rows, s.key_count) for s in statuses[:3]] == [
-        ("committed", 2, 2),
-        ("committed", 0, 0),
-        ("committed", 1, 0),
-    ]
-
-
 @pytest.mark.promise("performance:small-files-are-grouped-by-one-task")
 def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables) -> None:
     """With one task, a state has one staged partition, even if the batch is several files; with a transform and without."""

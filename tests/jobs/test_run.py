@@ -1,18 +1,12 @@
-"""Runs without Airflow: commits in order, batches in parallel, two runs at once, and runs that others have left."""
+"""Runs without Airflow: commits in order, batches in parallel, bad batches, and runs that cannot begin."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
-from tests import steps
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.jobs.test_worker import SALES, sales
-from tests.store import LONGEST_SILENCE_SECONDS, tables
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
@@ -89,41 +83,9 @@ def test_batches_outside_the_window_wait_unstaged(settings: Settings) -> None:
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
-@pytest.mark.parametrize("window", [4, pytest.param(1, marks=pytest.mark.soak)])
-def test_two_runs_at_once_end_with_the_clean_state(settings: Settings, window: int) -> None:
-    """Started at the same moment over the same source, both end without an error; each batch counts once."""
-    start = threading.Barrier(2)
-
-    def run(run_id: str) -> list[int]:
-        start.wait(timeout=60)
-        return run_pipeline(settings, replace(SALES, window=window), run_id=run_id).txids
-
-    with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(run, run_id) for run_id in ("left", "right")]
-    assert {txid for done in runs for txid in done.result()} == {1, 2}
-    with StateStore.connect(settings) as store:
-        assert store.committed("inbox") == store.last_opened("inbox").txid == 2
-    assert stored_state(settings, SALES) == clean_state(settings.home)
-
-
 def test_a_run_that_cannot_begin_ends_at_once(settings: Settings) -> None:
     """A gap in its range is named. It waits only for a Spark server that has answered before, and says how to start one."""
     with pytest.raises(RangeRefused, match="txid 1 would be left out"):
         run_pipeline(settings, SALES, run_id="run", from_txid=2)
     with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):
         run_pipeline(replace(settings, spark_remote="sc://127.0.0.1:9"), SALES, run_id="run")
-
-
-@pytest.mark.promise("limit:LONGEST_SILENCE_SECONDS")
-def test_a_run_takes_over_from_a_silent_one(settings: Settings, as_owner: Callable[..., Any]) -> None:
-    """A process that was killed or stopped holds up others briefly, not until its attempt is overdue."""
-    txids = steps.plan(settings, SALES, run_id="dead")
-    with StateStore.connect(settings) as store:
-        for txid in txids:
-            store.start_attempt(SALES.spec, txid, "a dead run")
-    a = tables.attempt.c
-    ago = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LONGEST_SILENCE_SECONDS)
-    as_owner(sa.update(tables.attempt).where(a.sealed_at.is_(None), a.failed_at.is_(None)).values(seen_at=ago))
-
-    assert [steps.commit(settings, SALES, txid, owner="test").attempt for txid in txids] == [2, 2]
-    assert stored_state(settings, SALES) == clean_state(settings.home)

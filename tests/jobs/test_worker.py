@@ -16,7 +16,6 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
-    AttemptNotSealed,
     CommitOutOfOrder,
     DeclarationChanged,
     MalformedRecord,
@@ -253,20 +252,6 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
 
 
 # ----------------------------------------------------------------------------------------------------------- commit
-
-
-def test_a_commit_does_not_touch_an_attempt_that_is_at_work(settings: Settings, as_owner: Callable[..., Any]) -> None:
-    """The commit is retried later; once the attempt is overdue, a new attempt at the batch fences it."""
-    steps.plan(settings, SALES, run_id="run")
-    with StateStore.connect(settings) as store:
-        store.start_attempt(SALES.spec, 1, "a slow one")
-    with pytest.raises(AttemptNotSealed, match=r"inbox 1:1 is still processing \(a slow one"):
-        commit(settings, 1)
-    with StateStore.connect(settings) as store:
-        assert len(store.batch_history("inbox", 1).attempts) == 1
-
-    as_owner(sa.update(tables.attempt).values(started_at=sa.func.now() - sa.text("interval '3601 s'")))
-    assert commit(settings, 1).attempt == 2
 
 
 @pytest.mark.promise("fault:staging-is-lost-or-damaged:commit")
