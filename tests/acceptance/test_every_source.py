@@ -34,7 +34,7 @@ STEPS = (  # a history has a death in the transaction of each
     "INSERT INTO tidegate.attempt",
     "INSERT INTO tidegate.seal",
     "INSERT INTO state.per_name",
-    "UPDATE tidegate.cursor",
+    "INSERT INTO tidegate.commit",  # which advances the cursor, too
 )
 
 
