@@ -22,9 +22,8 @@ from tests.jobs.conftest import Tables, offenders
 from tests.sources.conftest import Inbox, inbox
 from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import SettingsInvalid, SourceChanged, SparkFailed, TidegateError
+from tidegate.state_store.base.errors import SettingsInvalid, SparkFailed, TidegateError
 
 __all__ = ["inbox"]  # a fixture
 
@@ -90,21 +89,16 @@ CONTENT, RETRIED, CODE = "^given up", "^SparkFailed", "^DeclarationInvalid"
 MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value with half a character": (in_a_worker(r"raise ValueError('unknown shop \ud83d')"), CONTENT),
     "a missing file": (in_a_worker("open('/nonexistent')"), RETRIED),
-    "sys.exit": (in_a_worker("import sys; sys.exit(0)"), RETRIED),
     "a crash": (in_a_worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), RETRIED),
     "a value that a missing file made": (
         in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"),
         RETRIED,
     ),
     "a cast": (in_sql("cast(name AS int)"), CONTENT),
-    "a division": (in_sql("amount div (amount - amount)"), CONTENT),
-    "an overflow": (in_sql("cast(amount + 2147483647 AS int)"), CONTENT),
     "raise_error": (in_sql("int(raise_error('no'))"), CONTENT),
     "a misspelt column": (in_sql("amuont"), CODE),
-    "a missing function": (in_sql("nonexistent(amount)"), CODE),
     "an error that Spark does not name": (in_sql("int(java_method('java.lang.Integer', 'parseInt', name))"), RETRIED),
     "ValueError": (raising(ValueError("no")), f"{CODE}.*The transform failed: ValueError: no"),
-    "SystemExit": (raising(SystemExit(0)), f"{CODE}.*The transform failed: SystemExit: 0"),
     "KeyError": (raising(KeyError("x")), f"{CODE}.*The transform failed: KeyError: 'x'"),
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }
@@ -123,6 +117,11 @@ MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a class of a library": (in_a_worker("import psycopg2; raise psycopg2.OperationalError('gone')"), RETRIED),
     "a misspelt name": (in_a_worker("nonexistent_name"), RETRIED),
     "an exit": (in_a_worker("import os; os._exit(1)"), RETRIED),
+    "a division": (in_sql("amount div (amount - amount)"), CONTENT),
+    "an overflow": (in_sql("cast(amount + 2147483647 AS int)"), CONTENT),
+    "a missing function": (in_sql("nonexistent(amount)"), CODE),
+    "SystemExit": (raising(SystemExit(0)), f"{CODE}.*The transform failed: SystemExit: 0"),
+    "sys.exit": (in_a_worker("import sys; sys.exit(0)"), RETRIED),
 }
 
 
@@ -160,28 +159,6 @@ def test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_
         assert others.range(3).count() == 3
     tables.run(skipping(tables, version=2), "second")
     assert counted(tables, skipping(tables, version=2)) == {"a": 2}
-
-
-# the source
-
-
-@pytest.mark.soak
-def test_a_folder_that_is_away_leaves_no_rows_out(inbox: Inbox) -> None:
-    """An unmounted mount point looks like an empty folder: the batch halts, names the file, and counts when it is back."""
-    for number in (1, 2):
-        inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
-    pipeline = skipping(inbox)
-    inbox.plan(pipeline, "run")
-    away = inbox.folder.rename(inbox.folder.with_name("unmounted"))
-    inbox.folder.mkdir()
-    with pytest.raises(SourceChanged, match=r"1\.csv is gone since its batch was planned"):
-        steps.process(inbox.settings, pipeline, 1, owner="test")
-    assert phase_of(inbox) == "halted"
-
-    inbox.folder.rmdir()
-    away.rename(inbox.folder)
-    run_pipeline(inbox.settings, pipeline, run_id="second")
-    assert counted(inbox, pipeline) == {"a": 3}
 
 
 # Spark's processes

@@ -94,7 +94,7 @@ def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables) -> None:
     with StateStore.connect(tables.settings) as store:
         for txid, (one_task, transform) in zip(tables.plan(pipeline, "run"), ways, strict=True):
             each = replace(pipeline, transform=transform)
-            with spark_session(tables.settings, "inbox", modules={__name__} if transform else ()) as spark:
+            with spark_session(tables.settings, "inbox") as spark:
                 # Adaptive execution would make one partition of so few rows in both cases.
                 spark.conf.set("spark.sql.adaptive.enabled", "false")
                 try:
@@ -399,6 +399,19 @@ DECLARED: dict[str, tuple[str, dict[str, Any], str]] = {
     "twice": ("1 amount, 2 amount", {"x": Sum("amount")}, "amount"),
     "unknown": ("no_such_column amount", {"x": Sum("amount")}, "no_such_column"),
 }
+
+
+def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None:
+    """Batches share a session: a view would show one batch the rows of another."""
+
+    def through_a_view(rows: Any) -> Any:
+        rows.createOrReplaceTempView("lines")
+        return rows.sparkSession.sql("SELECT * FROM lines")
+
+    tables.put(table([("a", 1, None)]))
+    pipeline = tables.declare_over(SCHEMA, PRICES, through_a_view)
+    tables.plan(pipeline, "test")
+    assert "must not go through views or spark.sql" in tables.refused(pipeline, DeclarationInvalid)
 
 
 @pytest.mark.soak
