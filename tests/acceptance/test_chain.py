@@ -18,10 +18,8 @@ from tidegate.state_store import Settings, StateStore
 HISTORIES = 40 if os.environ.get("SOAK") else 1
 BATCHES = [
     [("a", 1), ("b", 2)],
-    [("a", 3)],
     [],
     [("c", 4), ("a", -4), ("b", 0)],
-    [("c", 5)],
     [("a", 6), ("b", 7), ("c", 8), ("d", 9)],
 ]
 # More points than one batch passes, so that some runs die late or not at all.

@@ -34,6 +34,7 @@ def begin(settings: Settings, register: Callable[..., None]) -> Begin:
     return over
 
 
+@pytest.mark.sampled(1)
 @BOTH_KINDS
 def test_deaths_around_each_commit_leave_the_state_of_a_clean_run(settings: Settings, begin: Begin, kind: str) -> None:
     """In turn, in one history: what is left over of each is taken up by the next."""

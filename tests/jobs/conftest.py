@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from tests.integration.conftest import Row, Tally
 from tests.sources.conftest import Inbox
 from tests.store import Redo, Tracked
 from tidegate.jobs import Files, Pipeline, State
+from tidegate.jobs.compute.sessions import session as spark_sessions
 from tidegate.jobs.compute.shortcuts import Routing
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
@@ -112,6 +113,17 @@ def offenders(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[str
     """Return what was found where it does not match what was expected, by name."""
     assert found.keys() == expected.keys()
     return {name: text for name, text in found.items() if not re.search(expected[name], text, re.DOTALL)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_session() -> Iterator[None]:
+    """Let transforms of all modules share a session of Spark: modules of tests do not change while they run."""
+    code_of = spark_sessions.code_of
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            spark_sessions, "code_of", lambda modules: code_of(name for name in modules if not name.startswith("tests."))
+        )
+        yield
 
 
 @pytest.fixture

@@ -275,15 +275,12 @@ REFUSED: dict[str, tuple[Any, list[Any], str]] = {
     "squares": (Variance("n"), [10**18], "Overflow.*(out of range|cannot be represented)"),
     "digits": (Avg("ratio", scale=1), [0.25], "MalformedRecord.*column ratio, declared numeric"),
     "NaN": (Avg("ratio"), [float("nan")], "MalformedRecord.*has the value NaN"),
-    "infinity": (Avg("ratio", scale=3), [float("inf")], "MalformedRecord.*has the value Infinity"),
     "a bound": (Histogram("ratio", [0], "numeric(10,2)"), [0.001], "MalformedRecord.*column ratio, declared numeric"),
     "a text": (CollectSet("label", "bigint"), ["a"], "DeclarationInvalid.*declared bigint, but the transform returns string"),
-    "a decimal": (BitOr("price"), [Decimal(1)], "DeclarationInvalid.*declared bigint, but the transform returns decimal"),
     "an order": (Last("label", "text", {"day": "timestamptz"}), ["a"], "DeclarationInvalid.*declared timestamptz"),
     "NUL": (CollectSet("label", "text"), ["a\0b"], "NUL character"),
     "NaN estimated": (ApproxDistinct("ratio", "numeric(10,1)"), [float("nan")], "MalformedRecord.*has the value NaN"),
     "a quantile": (ApproxQuantiles("ratio", 10, "numeric(10,1)"), [0.25], "MalformedRecord.*column ratio, declared numeric"),
-    "no number": (ApproxDistinct("label", "bigint"), ["a"], "DeclarationInvalid.*declared bigint, but .* returns string"),
     "too large": (ApproxQuantiles("n", 10, "integer"), [2**31], "Overflow.*(out of range|cannot be represented)"),
     "a far day": (CollectSet("day", "date"), [date(2026, 1, 1)], "Overflow.*Years are kept from 1 to 9999"),
 }
@@ -353,7 +350,7 @@ def test_first_and_last_take_every_type(tables: Tables) -> None:
         return pa.table({name: pa.array([row[name] for row in part], KINDS[kind][0]) for name, kind in columns.items()})
 
     pipeline = tables.declare_over(table_of([]).schema, State(aggregates=aggregates))
-    tables.put(*(table_of(rows[start : start + 10]) for start in range(0, 40, 10)))
+    tables.put(*(table_of(rows[start::3]) for start in range(3)))  # the last two are merged together
     tables.run_mixed(pipeline)
     (found,) = tables.rows(pipeline)
 

@@ -268,13 +268,14 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     kinds = {name: KINDS[name] for name in names}
     first = sales(states={name: before for name, (before, _) in kinds.items() if before})
     register(first)
-    assert run(settings, first) == [1, 2]
+    (settings.home / "sales/02.csv").unlink()
+    assert run(settings, first) == [1]
     states = {name: after for name, (_, after) in kinds.items() if after}
     changed = sales(2, states=states, transform=lambda rows: rows.selectExpr("at", "shop", "2 * cents AS cents"))
-    assert rebuilt(settings, changed, run) == [1, 2]
+    assert rebuilt(settings, changed, run) == [1]
     migrate(settings, changed)
-    sell(settings, 3, (5, "Faro", 1), (9, "Porto", 2))
-    assert run(settings, changed) == [3]
+    sell(settings, 2, (5, "Faro", 1), (9, "Porto", 2))
+    assert run(settings, changed) == [2]
     from_the_beginning(settings, register, changed, run)
     tables = changed.spec.tables
     assert [name for name in tables if content(settings, name) != content(settings, f"clean_{name}")] == []

@@ -69,7 +69,7 @@ def random_batches(seed: int, count: int) -> list[list[Event]]:
 
 def test_windows_are_those_of_plain_python(tables: Tables) -> None:
     """By two routes; each row is followed, although a sliding window counts it several times."""
-    batches = random_batches(6, 3)
+    batches = random_batches(6, 2)
     pipeline = tables.declare(Files("inbox", schema=SCHEMA), states=states_of(WINDOWS))
     tables.put(*map(as_table, batches))
     for number, txid in enumerate(tables.plan(pipeline, "run")):
