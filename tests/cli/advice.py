@@ -208,14 +208,15 @@ class Project:
         txid: int = 7,
         act: Callable[[], object] | None = None,
         only: str = "",
+        leave: str = "no command",
         fill: str = "",
         done: bool = False,
         **environment: str,
     ) -> str:
         """Follow the one step of an error's page that has these words: an act, then its commands; return what they print.
 
-        Of several ways in one step, those `only` are typed that have this text; `fill` completes a command of one word. A step
-        whose commands were typed just now, as `why` said the same, is `done`.
+        Of several ways in one step, those `only` are typed that have this text; those that have another are `leave` out. `fill`
+        completes a command of one word. A step whose commands were typed just now, as `why` said the same, is `done`.
         """
         page = self.line("error", code).stdout
         found = {number: step for number, step in enumerate(steps_of(page), start=1) if words in " ".join(step.split())}
@@ -228,7 +229,7 @@ class Project:
             command = SAMPLE_TXID.sub(str(txid), inline or shown)
             if done:
                 assert command in self.typed[-4:], f"{command} is not among {self.typed[-4:]}"
-            elif only in command:
+            elif only in command and leave not in command:
                 self.type(command + fill, **environment)
                 printed += self.printed
         self.followed.times[f"{code}.{number}"] += 1

@@ -1,14 +1,26 @@
 """Advice of `why` and of error pages is right: tests make a fault, do what is printed, and the pipeline goes on."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
 
+import psycopg2
 import pytest
+import sqlalchemy as sa
 
+from tests import in_process
 from tests.cli.advice import Followed, Project
 from tests.cli.conftest import CommandLine
 from tests.layers import ADVICE
+from tests.store import Attempt, PipelineSpec, tables
 from tests.store import project as projects
-from tidegate.state_store import Settings
+from tidegate import migrations
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store import Settings, StateStore
+
+AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +289,201 @@ def test_settings_that_cannot_be_used(project: Project) -> None:
         project.follow(code, then)
         project.type("tidegate run flights")
         assert project.state() == project.clean()
+
+
+def rows_of(project: Project, statement: sa.Executable) -> list[sa.Row]:
+    """Return rows as the owner of the tables sees them."""
+    with migrations.connected(project.line.settings) as connection:
+        return list(connection.execute(statement))
+
+
+def record(project: Project, error: str) -> int:
+    """Plan a batch and let the ledger have this error of an attempt at it; return its txid."""
+    txid = plan(project, f"b{len(project.rows):03d}.csv")
+    with store_of(project) as (store, spec):
+        attempt = store.start_attempt(spec, txid, "test")
+        assert isinstance(attempt, Attempt)
+        store.fail_attempt(attempt, f"{error}: it is made by a test.")
+    return txid
+
+
+@contextmanager
+def store_of(project: Project) -> Iterator[tuple[StateStore, PipelineSpec]]:
+    """Yield the store and what the project declares."""
+    environment = {**in_process.environment_of(project.line.settings), **project.line.environment}
+    with in_process.started_with(environment, alone=False), StateStore.connect(project.line.settings) as store:
+        yield store, find_pipeline("flights").spec
+
+
+# Errors that are not made for real, as they take servers or machines: the ledger has them, and these are steps of their pages.
+FAILED = {
+    "ATTEMPT_TIMED_OUT": ("Compare how long", "If the run has ended"),
+    "ROWS_LOST": ("compare the sums", "Correct the transform"),
+    "SPARK_FAILED": ("Read the error", "after a fix"),
+    "TIDEGATE_ERROR": ("look for triggers", "`tidegate retry"),
+    "SOURCE_UNAVAILABLE": ("See which source", "If the run has ended"),
+    "SPARK_UNAVAILABLE": ("See whether it runs", "If the run has ended"),
+    "PARTITION_UNAVAILABLE": ("If the run has ended",),
+    "RETRYABLE_ERROR": ("does not pass",),
+}
+
+
+def test_errors_that_the_ledger_has(project: Project) -> None:
+    """Whoever has mended their cause starts a run, or retries."""
+    for error, steps in FAILED.items():
+        txid = record(project, error)
+        cause = project.why("FAILED")
+        assert cause.error == error
+        for words in steps:
+            project.follow(error, words, txid=txid, leave="pause")
+        if f"tidegate retry flights {txid}" in project.typed or "tidegate run flights" in project.typed[-3:]:
+            assert project.state() == project.clean(), error
+            record(project, error)
+            cause = project.why("FAILED")
+        project.heed(cause)
+        assert project.state() == project.clean(), error
+
+
+def test_attempts_that_fall_silent_and_batches_that_are_given_up(project: Project, as_owner: AsOwner) -> None:
+    """Another run takes them up; a retry takes back that a batch is given up."""
+    plan(project, "b.csv")
+    with store_of(project) as (store, spec):
+        store.fail_attempt(store.start_attempt(spec, 2, "test"), "SPARK_FAILED: a test")
+        store.start_attempt(spec, 2, "test")
+    project.heed(project.why("FAILED_BEFORE"))
+    as_owner(sa.update(tables.attempt).values(seen_at=sa.func.now() - sa.text("interval '5 minutes'")))
+    project.heed(project.why("SILENT"))
+    assert project.state() == project.clean()
+    plan(project, "c.csv")
+    with store_of(project) as (store, spec):
+        store.fail_attempt(store.start_attempt(spec, 3, "test"), "BAD_KEY: a test", is_poison=True)
+        assert store.give_up("flights", 3, "the pipeline's policy", "it failed in try 1 of 1, with BAD_KEY: a", tries=1)
+    project.heed(project.why("GIVEN_UP"))
+    project.goes_on()
+
+
+def test_records_that_were_set_aside(project: Project) -> None:
+    """Are taken up when their cause is gone."""
+    more = "check={{'paid': 'cents > {}'}}, on_poison='quarantine',"
+    project.declare(more=more.format(0))
+    project.type("tidegate migrate")
+    project.write("b.csv", "UA,1", "AA,-1")
+    project.follow("MALFORMED_RECORD", "set such records aside", act=lambda: project.type("tidegate run flights"))
+    assert "paid" in project.printed
+    project.heed(project.why("QUARANTINED"))
+    project.declare(more=more.format(-2))
+    project.type("tidegate migrate")
+    project.type("tidegate quarantine replay flights --reason corrected")
+    project.goes_on()
+
+
+def test_states_that_were_changed_by_hand(project: Project, as_owner: AsOwner) -> None:
+    """Are put back, or accepted."""
+    daily = "state.daily"
+
+    def write(statement: str, page: str = "") -> None:
+        (setting,) = re.findall(r"`(SET tidegate\.writer = '\w+')`", page) or ["SET tidegate.writer = 'flights'"]
+        with migrations.connected(project.line.settings) as connection:
+            connection.execute(sa.text(setting))
+            connection.execute(sa.text(statement))
+
+    page = project.line("error", "GUARD_MISMATCH").stdout
+    for ask in ("heed", "follow"):
+        write(f"UPDATE {daily} SET txid = 99 WHERE carrier = 'UA'")
+        project.write(f"b{ask}.csv", "UA,7")
+        project.fails("tidegate run flights", "GUARD_MISMATCH")
+        txid = len(project.line.json("inspect", "flights"))
+        back = partial(write, f"UPDATE {daily} SET txid = 1 WHERE carrier = 'UA'", page)
+        project.follow("GUARD_MISMATCH", "Find the rows", txid=txid)
+        select = re.findall(r"`(SELECT [^`]*)`", page)[0].replace("7", str(txid))
+        assert len(rows_of(project, sa.text(select))) == 1
+        if ask == "heed":
+            project.heed(project.why("HALTED"), act=back)
+        else:
+            project.follow("GUARD_MISMATCH", "Put the rows back", act=back)
+            project.follow("GUARD_MISMATCH", "`tidegate retry", txid=txid)
+        assert project.state() == project.clean()
+    as_owner(sa.text(f"ALTER TABLE {daily} ALTER COLUMN cents TYPE bigint"))
+    project.write("c.csv", "UA,7")
+    project.fails("tidegate run flights", "GUARD_MISMATCH")
+    project.follow("GUARD_MISMATCH", "If the table is not as declared")
+    project.type("tidegate retry flights")
+    project.goes_on()
+
+
+def test_a_ledger_that_was_restored_or_damaged(project: Project, as_owner: AsOwner) -> None:
+    """Is accepted or put back by a person."""
+    for ask in ("heed", "follow"):
+        as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
+        project.write(f"b{ask}.csv", "UA,7")
+        project.fails("tidegate run flights", "HOLE_DETECTED")
+        if ask == "heed":
+            project.heed(project.why("HOLE_DETECTED"))
+            project.type("tidegate run flights")
+        else:
+            project.follow("HOLE_DETECTED", "Read which txids")
+            project.follow("HOLE_DETECTED", "Then accept the loss")
+        assert project.state() == project.clean()
+    as_owner(sa.text("ALTER TABLE state.daily RENAME TO elsewhere"))
+    project.write("c.csv", "UA,7")
+    project.fails("tidegate run flights", "HOLE_DETECTED")
+    rename = sa.text("ALTER TABLE state.elsewhere RENAME TO daily")
+    project.follow("HOLE_DETECTED", "rename it back", act=lambda: as_owner(rename))
+    project.type("tidegate run flights")
+    assert project.state() == project.clean()
+    with store_of(project) as (store, _):
+        ((history,),) = rows_of(project, sa.select(tables.cursor.c.history))
+        file = store.witness.file_of("flights", str(history))
+    file.write_text("{")
+    project.write("d.csv", "UA,7")
+    project.fails("tidegate run flights", "HOLE_DETECTED")
+    project.follow("HOLE_DETECTED", "remove that file", act=file.unlink)
+    project.type("tidegate run flights")
+    assert project.state() == project.clean()
+
+
+def test_servers_that_are_away(project: Project) -> None:
+    """Are waited for; who holds a lock is ended."""
+    project.write("b.csv", "UA,7")
+    project.fails("tidegate run flights", "STORE_UNAVAILABLE", exits=75, PGPORT="1")
+    away = project.why("STORE_UNAVAILABLE", PGPORT="1")
+    assert away.commands == ("tidegate up",)
+    project.heed(replace(away, commands=()), act=lambda: project.type("tidegate run flights"))
+    assert project.state() == project.clean()
+    project.write("c.csv", "UA,7")
+    project.follow("STORE_UNAVAILABLE", "server of your own")
+    project.follow("STORE_UNAVAILABLE", "If runs have failed")
+    assert project.state() == project.clean()
+
+    page = project.line("error", "LOCK_HELD").stdout
+    administrator = project.line.settings.conninfo(user="postgres")
+
+    def ask(statement: str) -> None:
+        with closing(psycopg2.connect(**administrator)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            assert cursor.fetchall()
+
+    with closing(psycopg2.connect(**administrator)) as holder:
+        holder.cursor().execute("LOCK TABLE tidegate.pipeline IN ACCESS EXCLUSIVE MODE")
+        pid = str(holder.info.backend_pid)
+        short = {"TIDEGATE_LOCK_TIMEOUT_SECONDS": "1"}
+        assert pid in project.fails("tidegate pause flights --reason moved", "LOCK_HELD", exits=75, **short)
+        look, end = (line.strip().replace("4711", pid) for line in page.splitlines() if line.strip().startswith("SELECT "))
+        project.follow("LOCK_HELD", "Look at the session", act=lambda: ask(look))
+        project.follow("LOCK_HELD", "or end it", act=lambda: ask(end))
+    project.write("d.csv", "UA,7")
+    project.follow("LOCK_HELD", "If runs have failed")
+    assert project.state() == project.clean()
+
+    (password := project.home / "password").write_text("secret")
+    airflow = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
+    project.write("e.csv", "UA,7")
+    project.fails("tidegate trigger flights --wait", "AIRFLOW_UNAVAILABLE", exits=75, **airflow)
+    project.follow("AIRFLOW_UNAVAILABLE", "If Airflow is elsewhere")
+    project.follow("AIRFLOW_UNAVAILABLE", "Start the run again")
+    project.follow("RUN_UNFINISHED", "See how far")
+    project.follow("RUN_UNFINISHED", "Run the same command again", act=lambda: project.type("tidegate run flights"))
+    project.goes_on()
 
 
 def test_the_advice_that_was_followed(followed: Followed, pytestconfig: pytest.Config) -> None:
