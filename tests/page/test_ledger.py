@@ -60,7 +60,6 @@ def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
     return [(each["action"], each["txid"], each["owner"], each["reason"]) for each in reversed(actions)]
 
 
-@pytest.mark.soak
 def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: Visitor, clicks: Batches) -> None:
     """On batches in every phase, seen from the overview, the list, the timeline and one batch."""
     run = "manual__2026-11-25T10:00:00+00:00"
