@@ -759,6 +759,7 @@ def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
         assert store.turn("tally", 2).opens is not waits
 
 
+@pytest.mark.promise("performance:commit-reads-its-facts-in-one-statement")
 def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
     store: StateStore, register: Callable[..., None]
 ) -> None:
