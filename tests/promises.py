@@ -118,9 +118,10 @@ def _limits(file: Path) -> Found:
         yield place.rpartition(" ")[2].strip("`"), f"{limit}: {value}"
 
 
-def _errors(file: Path) -> Found:
-    for code, meaning in _rows(file, ["code", "what it means"]):
-        yield code[1:].partition("]")[0], meaning
+def _errors(folder: Path) -> Found:
+    for page in sorted(folder.glob("*.md")):
+        if page.stem != "README":
+            yield page.stem, page.read_text().split("\n\n")[1]
 
 
 def _verbs(file: Path) -> Found:
@@ -169,7 +170,7 @@ KINDS = {
     "invariant": Kind("Invariants", "docs/protocol.md", _invariants),
     "fault": Kind("Faults, by the phase that they meet", "docs/protocol.md", _faults),
     "limit": Kind("Limits", "docs/limits.md", _limits),
-    "error": Kind("Errors, each raised", "docs/errors/README.md", _errors),
+    "error": Kind("Errors, each raised", "docs/errors", _errors),
     "verb": Kind("Verbs", "tidegate/cli.py", _verbs),
     "json": Kind("Outputs for programs, each compared with its schema", "docs/json", _schemas),
     "name": Kind("Names that authors import", "tidegate/__init__.py", _names, own=False),

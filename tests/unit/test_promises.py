@@ -63,7 +63,7 @@ def test_the_register_is_printed_with_its_tests(project: Project, capsys: pytest
 
 def test_no_promise_is_without_a_test(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither one that has lost its last test, nor a new one; a test of all lines of its kind is not enough."""
-    project.change("docs/errors/README.md", r"^\| \[OVERFLOW\]", "| [TOO_MUCH](OVERFLOW.md) | It is too much. |\n\\g<0>")
+    (project.root / "docs/errors/TOO_MUCH.md").write_text("# TOO_MUCH\n\nIt is too much.\n")
     project.mark("limit:WINDOW", "error:*")
     assert project.check() == 1
     said = capsys.readouterr().out
