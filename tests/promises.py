@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +79,11 @@ class Promise:
     held: bool = False
 
 
+@cache
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def _rows(file: Path, columns: Sequence[str]) -> Iterator[list[str]]:
     """Yield the cells of each row of the tables that begin with these columns."""
     inside = False
@@ -125,9 +131,9 @@ def _errors(folder: Path) -> Found:
 
 
 def _verbs(file: Path) -> Found:
-    (table,) = (node.value for node in ast.parse(file.read_text()).body if _assigns(node, "VERBS"))
+    (table,) = (node.value for node in _parsed(file.read_text()).body if _assigns(node, "VERBS"))
     for verb, module in ast.literal_eval(table).items():
-        body = ast.parse((file.parent / f"commands/{module.replace('.', '/')}.py").read_text()).body
+        body = _parsed((file.parent / f"commands/{module.replace('.', '/')}.py").read_text()).body
         yield verb, next(_docstring(node) for node in body if getattr(node, "name", "") == verb)
 
 
@@ -137,13 +143,13 @@ def _schemas(folder: Path) -> Found:
 
 
 def _names(file: Path) -> Found:
-    (names,) = (node.value for node in ast.parse(file.read_text()).body if _assigns(node, "__all__"))
+    (names,) = (node.value for node in _parsed(file.read_text()).body if _assigns(node, "__all__"))
     for name in ast.literal_eval(names):
         yield name, f"`from tidegate import {name}`"
 
 
 def _testing(file: Path) -> Found:
-    for node in ast.parse(file.read_text()).body:
+    for node in _parsed(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, _docstring(node)
 
@@ -208,7 +214,8 @@ def marks(root: Path) -> Iterator[tuple[str, str]]:
         module = ast.parse(file.read_text())
         marks_of_module = [ast.unparse(node) for node in module.body if _assigns(node, "pytestmark")]
         is_slow = "cluster" in file.parts or any(SOAK in mark for mark in marks_of_module)
-        for node in ast.walk(module):
+        of_classes = (node for kind in module.body if isinstance(kind, ast.ClassDef) for node in kind.body)
+        for node in (*module.body, *of_classes):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 soaks = is_slow or any(ast.unparse(mark) == SOAK for mark in node.decorator_list)
                 test = f"{file.relative_to(root)}::{node.name}{SLOW if soaks else ''}"

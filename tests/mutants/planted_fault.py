@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 # Tests that read the code or the documents, and not what the code does: a fault that they notice has not been noticed.
@@ -69,12 +70,17 @@ def _python_function(text: str, name: str) -> tuple[int, int]:
     """Return where a function begins and ends; for MODULE, where the file does."""
     if name == MODULE:
         return 0, len(text)
-    places = [node for found, node in _functions(ast.parse(text)) if found == name]
+    places = [node for found, node in _functions(_parsed(text)) if found == name]
     if len(places) != 1:
         raise DoesNotApply(f"there are {len(places)} functions {name}")
     lines = text.splitlines(keepends=True)
     first, last = places[0].lineno - 1, places[0].end_lineno
     return len("".join(lines[:first])), len("".join(lines[:last]))
+
+
+@lru_cache(maxsize=8)  # a catalogue goes from file to file
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

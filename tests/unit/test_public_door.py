@@ -49,24 +49,17 @@ def foreign(folder: Path, *packages: str) -> Path:
 
 
 @pytest.mark.promise("name:*")
-def test_every_public_name_is_there(shipped: Path, tmp_path: Path) -> None:
-    """From the image's files, outside any checkout."""
-    done = run(
-        f"{PUBLIC}; import json; from tidegate import jobs; print(json.dumps([jobs.__file__, batch_dag.__module__]))",
-        tmp_path,
-        shipped,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [str(shipped / "tidegate/jobs/__init__.py"), "tidegate.dags.batch_dag"]
-
-
-def test_packages_of_the_same_names_do_no_harm(shipped: Path, tmp_path: Path) -> None:
-    """Another project's `jobs` or `dags`, first on the path, stay what they are; Tidegate's have its own name before theirs."""
+def test_every_public_name_is_there_beside_packages_of_the_same_names(shipped: Path, tmp_path: Path) -> None:
+    """From the image's files, outside any checkout; another project's `jobs` or `dags`, first on the path, stay what they are."""
     other = foreign(tmp_path / "other", *SUBPACKAGES)
-    loaded = f"import json; print(json.dumps([__import__(name).HERE for name in {SUBPACKAGES!r}]))"
-    done = run(f"{PUBLIC}; from tidegate import migrations; {loaded}", tmp_path, other, shipped)
+    loaded = f"[__import__(name).HERE for name in {SUBPACKAGES!r}]"
+    program = f"{PUBLIC}; import json; from tidegate import jobs, migrations; "
+    program += f"print(json.dumps([jobs.__file__, batch_dag.__module__, *{loaded}]))"
+    done = run(program, tmp_path, other, shipped)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == ["another project"] * len(SUBPACKAGES)
+    others = ["another project"] * len(SUBPACKAGES)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == [str(shipped / "tidegate/jobs/__init__.py"), "tidegate.dags.batch_dag", *others]
 
 
 @pytest.mark.parametrize("package", SUBPACKAGES)
