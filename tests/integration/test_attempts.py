@@ -168,40 +168,39 @@ CORRUPTIONS = {
 @pytest.mark.promise(
     "I19", "fault:metadata-is-damaged:processing", "fault:metadata-is-damaged:commit", "error:METADATA_CORRUPT"
 )
-@pytest.mark.parametrize(("content", "digest_of"), CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
-def test_altered_metadata_halts_every_step_of_its_batch(
-    tally: Tally, settings: Settings, as_role: Execute, content: bytes, digest_of: bytes | None
-) -> None:
+def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
-    digest = hashlib.sha256(content if digest_of is None else digest_of).digest()
-    as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
-    before = contents(settings)
-
     steps: list[Callable[[], object]] = [
         lambda: tally.store.last_opened("tally"),
         lambda: tally.store.start_attempt(tally.spec, 1, "test", mode="restage"),
         lambda: tally.commit(1),
         lambda: tally.store.batch_history("tally", 1),
     ]
-    for step in steps:
-        with pytest.raises(
-            MetadataCorrupt, match=r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\."
-        ):
-            step()
-    assert contents(settings) == before
+    refusal = r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\."
+    for what, (content, digest_of) in CORRUPTIONS.items():
+        _alter_metadata(as_role, content, content if digest_of is None else digest_of)
+        before = contents(settings)
+        for step in steps:
+            with pytest.raises(MetadataCorrupt, match=refusal):
+                step()
+        assert contents(settings) == before, what
 
 
 @pytest.mark.promise("I19")
-@pytest.mark.parametrize("content", [b'{"metadata":{},"version":2}', b'{"metadata":{}}'])
-def test_metadata_of_another_version_is_never_guessed_at(tally: Tally, as_role: Execute, content: bytes) -> None:
+def test_metadata_of_another_version_is_never_guessed_at(tally: Tally, as_role: Execute) -> None:
     """Its digest is right, and no attempt has read anything else (I19)."""
     tally.plan(1)
-    digest = hashlib.sha256(content).digest()
+    for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}'):
+        _alter_metadata(as_role, content, content)
+        with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
+            tally.start(1)
+
+
+def _alter_metadata(as_role: Execute, content: bytes, digest_of: bytes) -> None:
+    digest = hashlib.sha256(digest_of).digest()
     as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
-    with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
-        tally.start(1)
 
 
 # attempts and fences
@@ -227,24 +226,22 @@ def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Se
 
 
 @pytest.mark.promise("I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002")
-@pytest.mark.parametrize("zombie_stages", ["before the newer seal", "after the newer seal", "after the commit"])
-def test_rows_of_a_fenced_attempt_never_count(tally: Tally, zombie_stages: str) -> None:
+def test_rows_of_a_fenced_attempt_never_count(tally: Tally) -> None:
     """Whenever a paused writer wakes up, it writes into a table that is never merged."""
     tally.plan(1)
     older, newer = tally.start(1), tally.start(1)
 
-    def zombie(moment: str) -> None:
-        if moment == zombie_stages:
-            staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
-            assert staged.rows == 2
-            with pytest.raises(AttemptFenced):
-                tally.store.seal(older, [staged], Tracked(9))
+    def zombie_stages() -> None:
+        staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
+        assert staged.rows == 2
+        with pytest.raises(AttemptFenced):
+            tally.store.seal(older, [staged], Tracked(9))
 
-    zombie("before the newer seal")
+    zombie_stages()
     tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
-    zombie("after the newer seal")
+    zombie_stages()
     assert tally.commit(1).attempt == 2
-    zombie("after the commit")
+    zombie_stages()
 
     assert tally.state() == [("a", 1, 1, 1, 1, 1)]
     assert tally.commit(1).attempt == 2
@@ -554,21 +551,20 @@ def test_a_batch_without_an_attempt_is_not_given_up(tally: Tally) -> None:
 @pytest.mark.promise(
     "fault:database-is-restored-copied-or-promoted:processing", "fault:database-is-restored-copied-or-promoted:commit"
 )
-@pytest.mark.parametrize("step", ["plan", "process", "commit"])
-def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Settings, as_role: Execute, step: str) -> None:
+def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """Commits may be missing there: nothing is planned, processed or committed until a person accepts it (I9, row 30)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
     before = contents(settings)
-    steps: dict[str, Callable[[], object]] = {
-        "plan": lambda: tally.plan(1, run_id="next"),
-        "process": lambda: tally.start(2),
-        "commit": lambda: tally.commit(1),
-    }
-
-    with pytest.raises(HoleDetected, match=r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
-        steps[step]()
+    steps: list[Callable[[], object]] = [
+        lambda: tally.plan(1, run_id="next"),
+        lambda: tally.start(2),
+        lambda: tally.commit(1),
+    ]
+    for step in steps:
+        with pytest.raises(HoleDetected, match=r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
+            step()
     assert contents(settings) == before
 
 

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import psycopg2
@@ -69,7 +69,7 @@ def holding(settings: Settings, statement: str, user: str = "postgres") -> Itera
 @pytest.fixture
 def impatient(settings: Settings) -> Settings:
     """Settings with a short wait for locks, by which staging is old at once."""
-    return replace(settings, lock_timeout_seconds=2, staging_retention_hours=0)
+    return replace(settings, lock_timeout_seconds=1, staging_retention_hours=0)
 
 
 @pytest.fixture
@@ -89,26 +89,28 @@ def old(tally: Tally, impatient: Settings, as_role: Execute) -> Tally:
 
 
 @pytest.mark.promise("fault:another-session-keeps-lock:processing")
-@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("locks", [["table of attempts"], [name for name in LOCKS if name.startswith("row")]], ids=str)
 def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
-    old: Tally, impatient: Settings, as_role: Execute, caplog: pytest.LogCaptureFixture, lock: str
+    old: Tally, impatient: Settings, as_role: Execute, caplog: pytest.LogCaptureFixture, locks: list[str]
 ) -> None:
     """The run goes on, the state is that of a clean run, the log names the session, and the next plan does the rest."""
-    statement, words, left = LOCKS[lock]
-    pipeline = replace(TALLY, window=7) if "window" in lock else TALLY
-    ((before,),) = as_role("postgres", left)
-    with holding(impatient, statement) as holder:
+    pipeline = replace(TALLY, window=7) if "row of the window" in locks else TALLY
+    before = {lock: as_role("postgres", LOCKS[lock][2]) for lock in locks}
+    with ExitStack() as sessions:
+        holders = {lock: sessions.enter_context(holding(impatient, LOCKS[lock][0])) for lock in locks}
         assert steps.plan(impatient, pipeline, run_id="held") == [2]
-        assert f"Left for later: {words}" in caplog.text
-        assert f"session {holder} (user postgres, application psql" in caplog.text
-    assert as_role("postgres", left) == [(before,)]
+        for lock, holder in holders.items():
+            assert f"Left for later: {LOCKS[lock][1]}" in caplog.text
+            assert f"session {holder} (user postgres, application psql" in caplog.text
+    assert {lock: as_role("postgres", LOCKS[lock][2]) for lock in locks} == before
     old.process(2, [("b", 1, 5, 5, 5)])
     old.commit(2)
     assert old.state() == [("a", 1, 1, 1, 1, 1), ("b", 1, 5, 5, 5, 2)]
 
     caplog.clear()
     assert steps.plan(impatient, pipeline, run_id="free") == []
-    assert as_role("postgres", left) != [(before,)]
+    for lock in locks:
+        assert as_role("postgres", LOCKS[lock][2]) != before[lock], lock
     assert "Left for later" not in caplog.text
 
 
@@ -124,32 +126,27 @@ def test_a_commit_is_not_failed_by_an_ack_that_cannot_be_noted(old: Tally, impat
 
 
 @pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:LOCK_HELD")
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT FROM tidegate.cursor FOR UPDATE",
-        "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE",
-        "LOCK TABLE state.per_shop",
-    ],
-)
-def test_a_commit_that_meets_a_lock_names_the_session(
-    tally: Tally, impatient: Settings, as_role: Execute, statement: str
-) -> None:
+def test_a_commit_that_meets_a_lock_names_the_session(tally: Tally, impatient: Settings) -> None:
     """Not one that reads the same table or holds another row of it; and the advice is right for a lock."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
-    with (
-        StateStore.connect(impatient) as store,
-        holding(impatient, "SELECT FROM tidegate.cursor; SELECT FROM tidegate.batch WHERE txid = 2 FOR UPDATE") as other,
-        holding(impatient, statement) as holder,
-        pytest.raises(LockHeld, match="a lock timeout") as refused,
+    for statement in (
+        "SELECT FROM tidegate.cursor FOR UPDATE",
+        "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE",
+        "LOCK TABLE state.per_shop",
     ):
-        store.commit_batch(tally.spec, 1, "test")
-    told = str(refused.value)
-    assert f"The lock is held by session {holder} (user postgres, application psql)." in told
-    assert f"SELECT pg_terminate_backend({holder})" in told
-    assert str(other) not in told
-    assert "tidegate up" not in why.of_error(refused.value).advice
+        with (
+            StateStore.connect(impatient) as store,
+            holding(impatient, "SELECT FROM tidegate.cursor; SELECT FROM tidegate.batch WHERE txid = 2 FOR UPDATE") as other,
+            holding(impatient, statement) as holder,
+            pytest.raises(LockHeld, match="a lock timeout") as refused,
+        ):
+            store.commit_batch(tally.spec, 1, "test")
+        told = str(refused.value)
+        assert f"The lock is held by session {holder} (user postgres, application psql)." in told
+        assert f"SELECT pg_terminate_backend({holder})" in told
+        assert str(other) not in told
+        assert "tidegate up" not in why.of_error(refused.value).advice
     assert remedies.command_of("LOCK_HELD") == "tidegate error LOCK_HELD"
     assert tally.commit(1).txid == 1
 

@@ -184,16 +184,8 @@ def test_a_state_that_its_migrations_do_not_make_is_refused_and_nothing_is_done(
     assert shape(empty)["relations"] == []
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ("0032", r"made by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources"),
-        ("0123456789ab", r"made by another revision.*\(schema.sql 0123456789ab\).*use the code that made it; or make a new"),
-    ],
-)
-def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute, found: str, message: str) -> None:
+def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute) -> None:
     """It is not migrated in part, or read: the message says what to do."""
-    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
     before = shape(settings)
     steps: list[Callable[[], object]] = [
         lambda: migrations.upgrade(settings, SPECS),
@@ -202,9 +194,14 @@ def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execu
         lambda: migrations.new_revision(settings, SPECS, "states"),
         lambda: migrations.accept_epoch(settings, "an operator"),
     ]
-    for step in steps:
-        with pytest.raises(SchemaOutOfDate, match=message):
-            step()
+    for found, message in {
+        "0032": r"made by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources",
+        "0123456789ab": r"made by another revision.*\(schema.sql 0123456789ab\).*use the code that made it; or make a new",
+    }.items():
+        as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
+        for step in steps:
+            with pytest.raises(SchemaOutOfDate, match=message):
+                step()
     assert shape(settings) == before
 
 

@@ -60,40 +60,37 @@ def test_a_range_has_both_ends(tally: Tally, shops: StateReader, days: StateRead
 
 
 @pytest.mark.promise("limit:PAGE_CHARACTERS")
-@pytest.mark.parametrize("characters", [1, 40, 10**6])
-def test_a_page_of_rows_ends_where_they_are_too_long(
-    settings: Settings, tally: Tally, monkeypatch: pytest.MonkeyPatch, characters: int
-) -> None:
+def test_a_page_of_rows_ends_where_they_are_too_long(settings: Settings, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page."""
     commit(tally)
-    monkeypatch.setattr(state_rows, "PAGE_CHARACTERS", characters)
     state = TALLY.spec.state("per_day")
     assert state is not None
-    pages: list[list[int]] = []
-    more_follow, after = True, None
     with LedgerReader(settings) as reader, reader.snapshot("reading pages", states=["per_day"]) as connection:
-        while more_follow:
-            rows, more_follow = state_rows.rows_after(connection, state, after, 7)
-            pages.append([row[0].day for row in rows])
-            after = [str(rows[-1][0])]
-    assert [day for page in pages for day in page] == list(range(1, 11))
-    assert [len(page) for page in pages] == {1: [1] * 10, 40: [3, 3, 3, 1], 10**6: [7, 3]}[characters]
+        for characters, lengths in {1: [1] * 10, 40: [3, 3, 3, 1], 10**6: [7, 3]}.items():
+            monkeypatch.setattr(state_rows, "PAGE_CHARACTERS", characters)
+            pages: list[list[int]] = []
+            more_follow, after = True, None
+            while more_follow:
+                rows, more_follow = state_rows.rows_after(connection, state, after, 7)
+                pages.append([row[0].day for row in rows])
+                after = [str(rows[-1][0])]
+            assert [day for page in pages for day in page] == list(range(1, 11))
+            assert [len(page) for page in pages] == lengths
 
 
 @pytest.mark.promise("error:USAGE_ERROR")
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
+@pytest.mark.usefixtures("tally")
+def test_a_key_that_cannot_be_is_refused(days: StateReader) -> None:
+    """With the key's columns, or what is wrong with its value."""
+    wrong: list[tuple[list[str], str]] = [
         ([], "is keyed by day: give 1 values, not 0"),
         (["2026-01-01", "b"], "give 1 values, not 2"),
         (["no date"], "has no such key"),
         (["a\0"], "has no such key"),
-    ],
-)
-def test_a_key_that_cannot_be_is_refused(tally: Tally, days: StateReader, key: list[str], message: str) -> None:
-    """With the key's columns, or what is wrong with its value."""
-    with pytest.raises(UsageError, match=message):
-        days.get_many([key])
+    ]
+    for key, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            days.get_many([key])
 
 
 def test_what_is_not_there_is_named(settings: Settings, tally: Tally) -> None:
@@ -204,7 +201,7 @@ def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tall
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        commit(tally, 40)
+        commit(tally, 20)
     finally:
         done.set()
         thread.join()

@@ -62,55 +62,56 @@ LOSSES = {
 
 
 @pytest.mark.promise("I9", "decision:0052")
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_nothing_goes_on_without_a_table(counted: Tally, as_role: Execute, loss: str, way: str) -> None:
+def test_nothing_goes_on_without_a_table(counted: Tally, as_role: Execute, loss: str) -> None:
     """Nor does a migration make it again, empty; the error names the table, the txid and what to do."""
     as_role(OWNER, LOSSES[loss])
     before = contents(counted.store.settings)
 
-    with pytest.raises(HoleDetected, match=r"tally: table state\.per_shop is gone.* up to txid 2"):
-        WAYS[way](counted)
+    for go_on in WAYS.values():
+        with pytest.raises(HoleDetected, match=r"tally: table state\.per_shop is gone.* up to txid 2"):
+            go_on(counted)
 
     assert contents(counted.store.settings) == before
 
 
 @pytest.mark.promise("I9", "decision:0052")
-@pytest.mark.parametrize("way", [way for way in WAYS if "migrate" not in way])
-def test_nothing_goes_on_with_a_table_that_was_put_back(counted: Tally, as_role: Execute, way: str) -> None:
-    """It may lack rows; a migration has nothing to do about that."""
+def test_nothing_goes_on_with_a_table_that_was_put_back(counted: Tally, as_role: Execute) -> None:
+    """It may lack rows; a migration, which has nothing to do about that, does not accept it, nor another declaration."""
     put_back(as_role, "false")
     before = contents(counted.store.settings)
 
-    with pytest.raises(HoleDetected, match=r"tally: table state\.per_shop is another one .* up to txid 2"):
-        WAYS[way](counted)
-
+    for name in ("commit", "commits", "attempt", "plan"):
+        with pytest.raises(HoleDetected, match=r"tally: table state\.per_shop is another one .* up to txid 2"):
+            WAYS[name](counted)
     assert contents(counted.store.settings) == before
 
+    changed = replace(counted.spec, source_identity=f"{counted.spec.source_identity} of today", version=2)
+    migrations.upgrade(counted.store.settings, [counted.spec])
+    migrations.upgrade(counted.store.settings, [changed])
+    migrations.upgrade_all_but_broken(counted.store.settings, [changed])
+    with pytest.raises(HoleDetected, match="is another one"):
+        counted.store.commit_ready(changed, "test")
 
-@pytest.mark.parametrize("back", ["RENAME TO per_shop", "SET SCHEMA state"])
-def test_a_table_that_is_back_is_the_same(counted: Tally, as_role: Execute, back: str) -> None:
-    """Renamed or moved, it keeps its rows."""
-    away = "SET SCHEMA public" if "SCHEMA" in back else "RENAME TO elsewhere"
-    as_role(OWNER, f"ALTER TABLE state.per_shop {away}")
-    where = "public.per_shop" if "SCHEMA" in back else "state.elsewhere"
-    with pytest.raises(HoleDetected, match="is gone"):
-        counted.commit(3)
-    as_role(OWNER, f"ALTER TABLE {where} {back}")
+
+def test_a_table_that_is_back_or_rewritten_is_the_same(counted: Tally, as_role: Execute) -> None:
+    """Renamed or moved, it keeps its rows; administrators rewrite tables."""
+    for away, place, back in [
+        ("RENAME TO elsewhere", "state.elsewhere", "RENAME TO per_shop"),
+        ("SET SCHEMA public", "public.per_shop", "SET SCHEMA state"),
+    ]:
+        as_role(OWNER, f"ALTER TABLE state.per_shop {away}")
+        with pytest.raises(HoleDetected, match="is gone"):
+            counted.commit(3)
+        as_role(OWNER, f"ALTER TABLE {place} {back}")
+    with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
+        connection.autocommit = True
+        for rewrite in ("VACUUM FULL {}", "CLUSTER {} USING pk_per_shop", "REINDEX TABLE {}"):
+            connection.cursor().execute(rewrite.format("state.per_shop"))
 
     counted.commit(3)
 
     assert counted.state() == [("a", 6, 60, 1, 3, 3)]
-
-
-@pytest.mark.parametrize("statement", ["VACUUM FULL {}", "CLUSTER {} USING pk_per_shop", "REINDEX TABLE {}"])
-def test_maintenance_leaves_the_table_the_same(counted: Tally, statement: str) -> None:
-    """Administrators rewrite tables."""
-    with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
-        connection.autocommit = True
-        connection.cursor().execute(statement.format("state.per_shop"))
-
-    assert counted.commit(3).key_count == 2
 
 
 def test_a_copy_of_the_database_has_the_same_tables(counted: Tally, settings: Settings, server: Server) -> None:
@@ -138,20 +139,6 @@ def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally,
     migrations.upgrade(counted.store.settings, [counted.spec])
 
 
-@pytest.mark.promise("decision:0052")
-def test_a_migration_does_not_accept_a_table_that_was_put_back(counted: Tally, as_role: Execute) -> None:
-    """Whether its rows are right is for a person to say, also where the pipeline's declaration changes."""
-    put_back(as_role, "false")
-    changed = replace(counted.spec, source_identity=f"{counted.spec.source_identity} of today", version=2)
-
-    migrations.upgrade(counted.store.settings, [counted.spec])
-    migrations.upgrade(counted.store.settings, [changed])
-    migrations.upgrade_all_but_broken(counted.store.settings, [changed])
-
-    with pytest.raises(HoleDetected, match="is another one"):
-        counted.store.commit_ready(changed, "test")
-
-
 def test_a_lost_table_cannot_be_accepted(counted: Tally, as_role: Execute) -> None:
     """There is nothing to go on from."""
     as_role(OWNER, "DROP TABLE state.per_shop")
@@ -175,13 +162,13 @@ def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("way", ["migrate", "migrate --new"])
-def test_a_lost_column_is_not_made_again_without_its_values(counted: Tally, as_role: Execute, way: str) -> None:
+def test_a_lost_column_is_not_made_again_without_its_values(counted: Tally, as_role: Execute) -> None:
     """Least values would begin again with the next batch."""
     as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN least TO smallest")
 
-    with pytest.raises(HoleDetected, match=r"tally: column state\.per_shop\.least is gone"):
-        WAYS[way](counted)
+    for name in ("migrate", "migrate --new"):
+        with pytest.raises(HoleDetected, match=r"tally: column state\.per_shop\.least is gone"):
+            WAYS[name](counted)
 
     as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN smallest TO least")
     migrations.upgrade(counted.store.settings, [counted.spec])
@@ -205,25 +192,19 @@ def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_r
 
 
 @pytest.mark.promise("I15")
-@pytest.mark.parametrize(
-    ("statement", "back"),
-    [
-        ("{} DISABLE TRIGGER single_writer", "{} ENABLE ALWAYS TRIGGER single_writer"),
-        ("{} ENABLE REPLICA TRIGGER single_writer", "{} ENABLE ALWAYS TRIGGER single_writer"),
-        ("{} DISABLE TRIGGER ALL", "{} ENABLE ALWAYS TRIGGER single_writer"),
-        ("DROP TRIGGER single_writer ON state.per_shop", CREATE_TRIGGER),
-    ],
-)
-def test_no_batch_commits_while_other_writers_are_not_refused(
-    counted: Tally, as_role: Execute, statement: str, back: str
-) -> None:
+def test_no_batch_commits_while_other_writers_are_not_refused(counted: Tally, as_role: Execute) -> None:
     """A trigger that was disabled or dropped for a change by hand, and forgotten, would let any program write."""
-    as_role("postgres", statement.format("ALTER TABLE state.per_shop"))
-
-    with pytest.raises(GuardMismatch, match=r"trigger single_writer of table state\.per_shop is disabled or gone"):
-        counted.commit(3)
-
-    as_role("postgres", back.format("ALTER TABLE state.per_shop"))
+    table, again = "ALTER TABLE state.per_shop", "ALTER TABLE state.per_shop ENABLE ALWAYS TRIGGER single_writer"
+    for statement, back in [
+        (f"{table} DISABLE TRIGGER single_writer", again),
+        (f"{table} ENABLE REPLICA TRIGGER single_writer", again),
+        (f"{table} DISABLE TRIGGER ALL", again),
+        ("DROP TRIGGER single_writer ON state.per_shop", CREATE_TRIGGER),
+    ]:
+        as_role("postgres", statement)
+        with pytest.raises(GuardMismatch, match=r"trigger single_writer of table state\.per_shop is disabled or gone"):
+            counted.commit(3)
+        as_role("postgres", back)
     assert counted.commit(3).txid == 3
 
 

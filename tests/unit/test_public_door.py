@@ -50,7 +50,7 @@ def foreign(folder: Path, *packages: str) -> Path:
 
 @pytest.mark.promise("name:*")
 def test_every_public_name_is_there_beside_packages_of_the_same_names(shipped: Path, tmp_path: Path) -> None:
-    """From the image's files, outside any checkout; another project's `jobs` or `dags`, first on the path, stay what they are."""
+    """From the image's files alone; another project's `jobs` or `dags`, first on the path, stay what they are."""
     other = foreign(tmp_path / "other", *SUBPACKAGES)
     loaded = f"[__import__(name).HERE for name in {SUBPACKAGES!r}]"
     program = f"{PUBLIC}; import json; from tidegate import jobs, migrations; "

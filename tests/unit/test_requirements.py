@@ -1,6 +1,5 @@
 """Every installed package is pinned by hash."""
 
-import ast
 import re
 import sys
 import tomllib
@@ -11,7 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.checkout import PACKAGES, tracked
+from tests.checkout import PACKAGES
+from tests.unit.test_imports import imports
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements-build.txt", "requirements-lowest.txt", "requirements.txt", "requirements-dev.txt")
@@ -63,12 +63,8 @@ def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: R
 def test_what_is_imported_comes_with_the_wheel() -> None:
     """An environment with the dependencies of the wheel has each package that it imports."""
     distributions, installed = packages_distributions(), versions("requirements-lowest.txt").keys()
-    files = [
-        name for name in tracked() if name.startswith(tuple(f"{package}/" for package in PACKAGES)) and name.endswith(".py")
-    ]
-    nodes = [node for name in files for node in ast.walk(ast.parse((PROJECT / name).read_text()))]
-    names = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    files = [file for package in PACKAGES for file in sorted((PROJECT / package).rglob("*.py"))]
+    names = {name for file in files for _, name in imports(file.relative_to(PROJECT).as_posix())}
     packages = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - OPTIONAL - {"tidegate"}
     assert {"airflow", "pyspark", "sqlalchemy"} <= packages
     assert [name for name in sorted(packages) if installed.isdisjoint(map(canonicalize_name, distributions[name]))] == []

@@ -178,7 +178,7 @@ MUTANTS = (
         "(module)",
         "AND (table_oid IS NULL OR :again)",
         "AND (table_oid IS NULL OR :again OR true)",
-        (f"{IDENTITY}::test_a_migration_does_not_accept_a_table_that_was_put_back",),
+        (f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",),
     ),
     Mutant(
         "a-rebuild-takes-its-place-before-it-has-all-batches",
