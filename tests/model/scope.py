@@ -126,7 +126,8 @@ def moves(scene: Scene, txids: int) -> Iterator[Move]:
         steps.append(("redo", of, made("redo", of, core.redo)))
     steps.append(("commit_ready", (), made("commit_ready", (), core.commit_ready)))
     for number, actor in enumerate(scene.actors):
-        steps += list(_work(scene, number, actor))
+        if actor not in scene.actors[:number]:  # of two idle ones, it does not matter which one begins
+            steps += list(_work(scene, number, actor))
     for step, of, after in steps:
         if after is not None:
             yield Move(step, of, after)
@@ -197,7 +198,7 @@ def canonical(scene: Scene) -> Scene:
                     else core.Attempt(batch.input, batch.continues, 1, own.phase, own.is_staged)
                 )
                 places[txid, number] = (txid, len(kept))
-        batches.append(batch._replace(attempts=tuple(kept)))
+        batches.append(batch if kept == [*batch.attempts] else batch._replace(attempts=tuple(kept)))
         if committed:
             commits[txid - 1] = world.commits[txid - 1]._replace(attempt=places[txid, committed][1])
     actors = tuple(sorted((places[at] if at else None for at in scene.actors), key=lambda at: at or (0, 0)))
@@ -206,5 +207,5 @@ def canonical(scene: Scene) -> Scene:
 
 def _ended(own: core.Attempt, has_committed: bool) -> core.Attempt:
     """Return an attempt without the heartbeat and the staging that nobody asks for once it has ended."""
-    own = own if own.phase == "open" else own._replace(is_silent=False)
-    return own._replace(damage="") if has_committed else own
+    own = own._replace(is_silent=False) if own.is_silent and own.phase != "open" else own
+    return own._replace(damage="") if has_committed and own.damage else own
