@@ -62,7 +62,7 @@ def killed_in_commit(cluster: Cluster) -> Machine:
         with looking.cursor() as cursor:
             cursor.execute(
                 "SELECT client_port, inet_server_port() FROM pg_stat_activity"
-                " WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO tidegate.commit%'"
+                " WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO tidegate.commit%'"
             )
             return cursor.fetchone()
 

@@ -130,7 +130,7 @@ class Held:
     project: Project
 
     def kill_waiting_process(self, statement: str) -> int:
-        """Kill the process whose statement starts like this and waits for the lock; return its process id."""
+        """Kill the process whose statement is like this and waits for the lock; return its process id."""
 
         def ends_of_its_connection() -> tuple[int, int] | None:
             with self.project.as_administrator() as connection, connection.cursor() as cursor:

@@ -307,7 +307,7 @@ def test_every_kind_of_state_survives_killed_tasks(shop: Shop) -> None:
     with shop.held("seal") as held:
         held.kill_waiting_process("INSERT INTO tidegate.seal%'kinds'")
     with shop.held("commit") as held:
-        held.kill_waiting_process("INSERT INTO tidegate.commit%'kinds'")
+        held.kill_waiting_process("%INSERT INTO tidegate.commit%'kinds'")
         assert shop.committed("kinds") == 0
 
     assert shop.end_of("kinds", run_id) == "success"

@@ -170,7 +170,7 @@ def test_a_source_whose_process_is_stopped_is_away(settings: Settings, monkeypat
 @pytest.mark.promise("limit:LONGEST_STATEMENT_SECONDS")
 def test_a_migration_whose_process_is_stopped_is_given_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A statement that writes all rows of a table may take long, but not for ever."""
-    monkeypatch.setattr(f"{STORE}.database.MARGIN_SECONDS", 1)
+    monkeypatch.setattr(f"{STORE}.local_settings.MARGIN_SECONDS", 1)
     monkeypatch.setattr("tidegate.migrations.LONGEST_STATEMENT_SECONDS", 1)
     refused = pytest.raises(StoreUnavailable, match=r"session .* has not answered for 2 s")
     with refused, migrations.connected(settings) as connection:
