@@ -465,7 +465,6 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
     assert content(settings, "by_shop") == before
 
 
-@pytest.mark.soak
 def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, register: Callable[..., None]) -> None:
     """Neither a file that is missing for a while nor a later one moves into another batch, whatever attempts there are."""
     sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
