@@ -37,7 +37,6 @@ from tidegate.state_store.declarations.pipeline_spec import (
     StateRead,
     StateSpec,
     exactly_once,
-    followed_as,
     parts_of,
     spec_of,
 )
@@ -52,7 +51,6 @@ from tidegate.state_store.ledger.batches import (
     position_of,
 )
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
-from tidegate.state_store.ledger.counted_files import TakenFile, files_in
 from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
 from tidegate.state_store.ledger.tables import LEDGER
 from tidegate.state_store.operate import pruning
@@ -63,7 +61,7 @@ from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds,
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
-from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus, Lag, changes
+from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag, changes
 from tidegate.state_store.read_ledger.batch_timeline import timeline
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
@@ -76,7 +74,7 @@ from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, NO_TASK,
 from tidegate.state_store.seal.staging_tables import digest_statement
 from tidegate.state_store.states import history_state_view, key_lookup, partitions, range_partitions, state_tables
 from tidegate.state_store.states.key_lookup import get
-from tidegate.state_store.states.state_tables import changes_table_of, state_table_of
+from tidegate.state_store.states.state_tables import state_table_of
 
 __all__ = [
     "HOME_VARIABLE",
@@ -95,7 +93,6 @@ __all__ = [
     "Answer",
     "Attempt",
     "BatchFilter",
-    "BatchHistory",
     "BatchInput",
     "BatchStatus",
     "CheckedBatch",
@@ -134,7 +131,6 @@ __all__ = [
     "StateRead",
     "StateReader",
     "StateSpec",
-    "TakenFile",
     "Tracked",
     "Turn",
     "UpdateBatch",
@@ -147,7 +143,6 @@ __all__ = [
     "batch_search",
     "batch_status",
     "changes",
-    "changes_table_of",
     "combine_batches",
     "commit_witness",
     "connect",
@@ -161,8 +156,6 @@ __all__ = [
     "event_windows",
     "exactly_once",
     "executor_lookup",
-    "files_in",
-    "followed_as",
     "get",
     "history_state_view",
     "key_lookup",

@@ -185,10 +185,8 @@ class _Computation:
         Raises: NeedsExecutors, and then nothing is sealed; RowsLost; DeclarationInvalid.
         """
         pipeline = self._pipeline
-        used, untouched = (
-            row_tracking.used_columns(pipeline) if row_tracking.is_tracked(pipeline) else None,
-            is_untouched(pipeline, self._attempt),
-        )
+        used = row_tracking.used_columns(pipeline) if row_tracking.is_tracked(pipeline) else None
+        untouched = is_untouched(pipeline, self._attempt)
         tracked = {name: self._track(name, part) for name, part in parts.items()}
         transformed = Tracker(f"transform of {self._pass_name}")
         if untouched:

@@ -8,6 +8,8 @@ setting of what follows:
 - After each update, transaction, role and settings have to be the same.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,17 +52,24 @@ class UpdateBatch:
         return self._connection.execute(statement, parameters)
 
 
-def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows: sa.Select[Any], *, before: bool) -> None:
+@contextmanager
+def unfinished(connection: Connection, pipeline: str) -> Iterator[str]:
+    """Make Postgres refuse the transaction's COMMIT within the block; yield what `run` has to find `around` each update."""
+    connection.execute(sa.insert(tables.open_commit).values(pipeline=pipeline))
+    yield connection.execute(_AROUND).scalar_one()
+    connection.execute(sa.delete(tables.open_commit).where(tables.open_commit.c.pipeline == pipeline))
+
+
+def run(connection: Connection, batch: UpdateBatch, state: StateSpec, around: str, *, before: bool) -> None:
     """Run a state's update for a batch, or its code for `before` the other states are merged.
 
     Raises: DeclarationInvalid if the update fails by itself, or does what it must not do; the driver's errors, translated.
     """
+    pipeline, txid = batch.pipeline, batch.txid
     name = f"The update {state.name} of pipeline {pipeline}"
     code = state.before if before else state.update
     if code is None:
         raise DeclarationInvalid(f"{name} is code, and this process does not have it: commit where the pipeline is declared.")
-    batch = UpdateBatch(pipeline, txid, rows.subquery("batch"), connection)
-    around = connection.scalar(_AROUND)
     try:
         code(batch)
         is_as_it_was = connection.scalar(_AROUND) == around
@@ -80,13 +89,3 @@ def run(connection: Connection, pipeline: str, state: StateSpec, txid: int, rows
             pipeline=pipeline,
             txid=txid,
         )
-
-
-def begin(connection: Connection, pipeline: str) -> None:
-    """Make Postgres refuse the transaction's COMMIT until `end`."""
-    connection.execute(sa.insert(tables.open_commit).values(pipeline=pipeline))
-
-
-def end(connection: Connection, pipeline: str) -> None:
-    """Allow the COMMIT again."""
-    connection.execute(sa.delete(tables.open_commit).where(tables.open_commit.c.pipeline == pipeline))

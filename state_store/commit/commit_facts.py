@@ -107,12 +107,13 @@ def read(connection: Connection, cursor: Cursor, witness: Witness, locked: Seque
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     known = {"pipelines": [cursor.pipeline], "txids": [batch.txid for batch in locked]}
     rows = connection.execute(_FACTS, cursors.parameters(cursor.pipeline, mark) | known).all()
-    database, registered, (last_commit, *_) = _split(rows[0], len(DatabaseFacts._fields), len(Registered._fields))
-    cursors.check_database(cursor, DatabaseFacts(*database), mark, witness)
+    of_database, registered, (last_commit, *_) = _split(rows[0], len(DatabaseFacts._fields), len(Registered._fields))
+    database = DatabaseFacts(*of_database)
+    cursors.check_database(cursor, database, mark, witness)
     of_batches = {row[0]: row for row in (row[_BEFORE:] for row in rows) if row[0] is not None}
     return CommitFacts(
         cursor,
-        DatabaseFacts(*database),
+        database,
         _as_registered(registered),
         last_commit,
         {batch.txid: _of_batch(batch, of_batches[batch.txid]) for batch in locked},

@@ -25,12 +25,13 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tidegate.state_store.base.errors import GuardMismatch, Overflow
 from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions
+from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
 from tidegate.state_store.commit.event_windows import EventTime
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import is_too_large_row
 from tidegate.state_store.declarations.column_spec import POSITION, PREVIOUS_TXID, SNAPSHOT, previous_name
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged, StateSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.seal import staging_tables
 from tidegate.state_store.seal.attempts import LockedBatch, StagedPartition
@@ -64,7 +65,7 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     Raises: GuardMismatch, Unprocessed, CheckFailed, DeclarationInvalid; for several batches also IntegrityError if one of them
     might fail by itself, as a row has another writer or a sum comes near the limit of its type. Then merge them one by one.
     """
-    bad_records = [_move_bad_records(connection, batch) if spec.quarantines else 0 for batch in batches]
+    bad_records = _move_bad_records(connection, spec, batches) if spec.quarantines else [0] * len(batches)
     checked = {batch.txid: commit_checks.checked_batch(connection, spec, batch) for batch in batches if spec.checks}
     keys = [0] * len(batches)
     partials: list[dict[str, sa.Select[Any]]] = [{} for _ in batches]
@@ -80,13 +81,17 @@ def merge_all(connection: Connection, spec: PipelineSpec, batches: Sequence[Lock
     return [Merged(*counts) for counts in zip(keys, bad_records, strict=True)]
 
 
-def _move_bad_records(connection: Connection, batch: LockedBatch) -> int:
-    """Move the bad records that a batch's newest attempt has sealed into quarantine, all or none; return their number.
+def _move_bad_records(connection: Connection, spec: PipelineSpec, batches: Sequence[LockedBatch]) -> list[int]:
+    """Move the bad records that the newest attempts have sealed into quarantine, all or none; return their number by batch.
 
     Raises: Unprocessed.
     """
-    staged = QuarantineSpec(batch.pipeline)
-    (sealed,) = staging_tables.recount(connection, batch.pipeline, staged, [(batch.txid, batch.attempt)])
+    staged = QuarantineSpec(spec.name)
+    recounted = _recount(connection, spec, staged, batches)
+    return [_move_sealed(connection, staged, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
+
+
+def _move_sealed(connection: Connection, staged: QuarantineSpec, batch: LockedBatch, sealed: Sequence[StagedPartition]) -> int:
     if not sealed:
         return 0
     stage = state_tables.staging_table_of(staged, batch.txid, batch.attempt)
@@ -170,12 +175,12 @@ def _update(connection: Connection, spec: PipelineSpec, batches: Sequence[Locked
     own = [state for state in spec.states if state.updates and (state.before or not before)]
     if not own:
         return
-    author_updates.begin(connection, spec.name)
     partials = [[each.partials for each in _staged(connection, spec, state, batches)] for state in own]
-    for batch, of_batch in zip(batches, zip(*partials, strict=True), strict=True):
-        for state, rows in zip(own, of_batch, strict=True):
-            author_updates.run(connection, spec.name, state, batch.txid, rows, before=before)
-    author_updates.end(connection, spec.name)
+    with author_updates.unfinished(connection, spec.name) as around:
+        for batch, of_batch in zip(batches, zip(*partials, strict=True), strict=True):
+            for state, rows in zip(own, of_batch, strict=True):
+                given = UpdateBatch(spec.name, batch.txid, rows.subquery("batch"), connection)
+                author_updates.run(connection, given, state, around, before=before)
 
 
 def _append(connection: Connection, spec: PipelineSpec, state: StateSpec, staged: Sequence[StagedBatch]) -> None:
@@ -274,8 +279,14 @@ def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, pa
 
 def _staged(connection: Connection, spec: PipelineSpec, state: StateSpec, batches: Sequence[LockedBatch]) -> list[StagedBatch]:
     """Recount and return the sealed rows of each batch: the state's columns and, if its rows carry it, the txid."""
-    recounted = staging_tables.recount(connection, spec.name, state, [(batch.txid, batch.attempt) for batch in batches])
+    recounted = _recount(connection, spec, state, batches)
     return [_rows_of(state, batch, sealed) for batch, sealed in zip(batches, recounted, strict=True)]
+
+
+def _recount(
+    connection: Connection, spec: PipelineSpec, staged: Staged, batches: Sequence[LockedBatch]
+) -> list[list[StagedPartition]]:
+    return staging_tables.recount(connection, spec.name, staged, [(batch.txid, batch.attempt) for batch in batches])
 
 
 def _rows_of(state: StateSpec, batch: LockedBatch, sealed: Sequence[StagedPartition]) -> StagedBatch:

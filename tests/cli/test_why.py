@@ -129,5 +129,8 @@ def test_errors_are_listed_and_explained(tidegate: CommandLine) -> None:
     listed = tidegate("error").stdout
     assert all(code in listed for code in error_pages.codes())
     assert tidegate.json("error") == {code: error_pages.summary(code) for code in error_pages.codes()}
-    assert tidegate("error", "source_changed").stdout == error_pages.plain("SOURCE_CHANGED", has_airflow=False)
+    through_airflow = error_pages.plain("SOURCE_CHANGED")
+    assert "tidegate trigger flights --wait" in through_airflow
+    without = through_airflow.replace("tidegate trigger flights --wait", "tidegate run flights")
+    assert tidegate("error", "source_changed").stdout == without
     assert tidegate.json("error", "SOURCE_CHANGED") == {"page": error_pages.markdown("SOURCE_CHANGED")}

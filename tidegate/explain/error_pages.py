@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from posixpath import normpath
 
+from tidegate.explain import remedies
 from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.base.settings import Settings
 
 FOLDER = Path(__file__).parents[1] / "docs" / "errors"
 _CODE = re.compile(r"[A-Z]+(?:_[A-Z]+)*")
@@ -43,12 +45,14 @@ def summary(code: str) -> str:
     return " ".join(markdown(code).split("\n\n")[1].split())
 
 
-def plain(code: str, *, has_airflow: bool = True) -> str:
+def plain(code: str, settings: Settings | None = None) -> str:
     """Return a code's page for a terminal: links by their names or paths, commands indented instead of fenced.
 
-    Unless the stack `has_airflow`, runs are started in the process of the command.
+    With settings, runs are started as they are in that stack.
     """
-    page = markdown(code) if has_airflow else _TRIGGER.sub(r"tidegate run \1", markdown(code))
+    page = markdown(code)
+    if settings is not None:
+        page = _TRIGGER.sub(lambda found: remedies.run_of(found[1], settings), page)
     lines, is_code = [], False
     for line in _LINK.sub(_named, page).splitlines():
         if line.lstrip().startswith("```"):

@@ -153,7 +153,7 @@ MUTANTS = (
         "bad-records-that-no-seal-names-are-kept",
         "I7",
         MERGE,
-        "_move_bad_records",
+        "_move_sealed",
         ").where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         ")",
         (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),

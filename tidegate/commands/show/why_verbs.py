@@ -126,7 +126,7 @@ def error(code: str | None, as_json: bool) -> None:
         if as_json:
             output.print_json({"page": page})
         else:
-            output.write(error_pages.plain(code, has_airflow=_has_airflow()).rstrip("\n"))
+            output.write(error_pages.plain(code, _known_settings()).rstrip("\n"))
         return
     summaries = {known: error_pages.summary(known) for known in error_pages.codes()}
     if as_json:
@@ -135,8 +135,8 @@ def error(code: str | None, as_json: bool) -> None:
         output.print_table("Errors", ["code", "what it means"], [list(row) for row in summaries.items()])
 
 
-def _has_airflow() -> bool:
+def _known_settings() -> Settings | None:
     try:
-        return Settings.load().has_airflow
+        return Settings.load()
     except TidegateError:  # settings that cannot be used have a page too
-        return True
+        return None

@@ -16,17 +16,6 @@ export function rate(value: number | null): string {
   return value >= 10 ? WHOLE.format(value) : ONE_DIGIT.format(value);
 }
 
-const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-/** A count for an axis: 500K, 1.2M. */
-export const compact = (value: number): string => COMPACT.format(value);
-/** Seconds for an axis, in one unit. */
-export const compactDuration = (seconds: number): string =>
-  seconds < 600
-    ? `${ONE_DIGIT.format(seconds)} s`
-    : seconds < 36_000
-      ? `${ONE_DIGIT.format(seconds / 60)} min`
-      : `${ONE_DIGIT.format(seconds / 3600)} h`;
-
 export const capitalized = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** "1 batch", "2 batches". */

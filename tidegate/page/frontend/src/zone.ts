@@ -15,7 +15,6 @@ const formats = (zone: string | null) => {
   const timeZone = zone ?? undefined;
   return {
     local: new Intl.DateTimeFormat("sv-SE", { ...SHORT_DATE, timeZone }),
-    day: new Intl.DateTimeFormat("en", { day: "numeric", month: "short", timeZone }),
     name: new Intl.DateTimeFormat("en", { timeZoneName: "short", timeZone }),
   };
 };
@@ -30,7 +29,6 @@ export function local(time: string | number | null | undefined): string {
   return Number.isFinite(ms) && Math.abs(ms) <= 8.64e15 ? inZone.local.format(ms) : "\u2013";
 }
 
-export const dayAndMonth = (time: number): string => inZone.day.format(time);
 
 /** The short name of the reader's zone at a time, such as CET. */
 export const zoneName = (time: number): string =>
