@@ -43,7 +43,7 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print tests and minutes by folder, how many tests are left to `make soak`, and which advice nobody has followed."""
+    """Print tests and minutes by folder, how many tests are left to `make soak`, and the advice that was not followed."""
     tests: dict[str, set[str]] = defaultdict(set)
     seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():

@@ -2,7 +2,7 @@
 
     python -m tests.promises                    prints the register and what is wrong
     python -m tests.promises --check            prints only what is wrong: as part of `make check`
-    python -m tests.promises --rename OLD NEW   after a promise was worded anew: in all files of tests
+    python -m tests.promises --rename OLD NEW   after a promise was reworded: in all files of tests
 
 Promises are found where they stand, such as a row of docs/limits.md. Tests name those that they hold, by a mark that stays
 with a test that moves: ``@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")``; ``"error:*"`` marks a test of all lines of a

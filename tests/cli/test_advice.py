@@ -329,7 +329,7 @@ FAILED = {
 
 
 def test_errors_that_the_ledger_has(project: Project) -> None:
-    """Whoever has mended their cause starts a run, or retries."""
+    """Once their cause is corrected, a run or a retry takes them up."""
     for error, steps in FAILED.items():
         txid = record(project, error)
         cause = project.why("FAILED")
