@@ -29,7 +29,6 @@ export function local(time: string | number | null | undefined): string {
   return Number.isFinite(ms) && Math.abs(ms) <= 8.64e15 ? inZone.local.format(ms) : "\u2013";
 }
 
-
 /** The short name of the reader's zone at a time, such as CET. */
 export const zoneName = (time: number): string =>
   inZone.name.formatToParts(time).find((part) => part.type === "timeZoneName")?.value ?? "";
