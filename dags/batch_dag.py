@@ -62,7 +62,7 @@ left alone.
 **If a task is red**: its log says in one line what is wrong: with the batch if it is a *process* task, with the states or an
 earlier batch if it is a *commit* task. Fix it and trigger the Dag again, or `tidegate retry {name}`. Nothing has to be
 cleared, and clearing any task, or running it twice, is harmless. If a batch cannot be fixed, give it up with
-`tidegate skip {name} TXID --reason ...`; later batches then commit without its rows.
+`tidegate skip {name} TXID --reason "..." --yes`; later batches then commit without its rows.
 
 **Bad records** are set aside if the pipeline says `on_poison="quarantine"`: `tidegate quarantine list {name}`, corrected with
 `tidegate quarantine mend {name} TXID NUMBER --reason ...`, and back with `tidegate quarantine replay {name} --reason ...`.

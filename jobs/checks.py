@@ -28,8 +28,8 @@ class Check:
     count. Such a query selects from ``batch.partials(of)``, with the columns of the key, or the position of rows. It runs
     before the batch is merged into that state, so ``batch.state(of)`` is the state as it was.
 
-    A check is code: raise the pipeline's version if you change it, and batches that wait are checked again when they are tried
-    again.
+    A check is code, and no part of what is registered: after a change, batches that wait are checked by the new one when they
+    are tried again.
     """
 
     finds: Finds

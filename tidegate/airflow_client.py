@@ -13,10 +13,7 @@ from tidegate.state_store.base.settings import Settings
 
 TIMEOUT_SECONDS = 30
 DAG_APPEARS_SECONDS = 30
-NO_LOGIN = (
-    "There is no password for Airflow. Without Airflow, use: tidegate run PIPELINE. Otherwise set "
-    "TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up"
-)
+NO_LOGIN = "There is no password for Airflow. Set TIDEGATE_AIRFLOW_PASSWORD_FILE, or run: tidegate up"
 
 
 class AirflowUnavailable(RetryableError):

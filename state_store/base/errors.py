@@ -85,6 +85,11 @@ def code_and_fault(error: str) -> tuple[str, Fault]:
     return (OTHER, Fault.UNKNOWN) if known is None else (code, known.fault)
 
 
+def skip_command(pipeline: str = "PIPELINE", txid: int | str = "TXID") -> str:
+    """Return the command that gives a batch up, to copy; the reader fills in the reason."""
+    return f'tidegate skip {pipeline} {txid} --reason "..." --yes'
+
+
 def describe(error: BaseException) -> str:
     """Return an error as the ledger keeps it: its code, or its class, and its message."""
     code = error.code if isinstance(error, TidegateError) else type(error).__name__

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid, TidegateError
+from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid, TidegateError, skip_command
 from tidegate.state_store.commit.quarantined_records import is_replay, set_aside, without_set_aside
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
@@ -91,7 +91,7 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
         if answer and check.otherwise == "block":
             raise CheckFailed(
                 f"{batch.pipeline} {batch.txid}: the check {name!r} finds {_shown(answer)}. Nothing was committed. Correct the "
-                f"data or the check; or give the batch up: tidegate skip {batch.pipeline} {batch.txid}",
+                f"check, or the transform; or give the batch up: {skip_command(batch.pipeline, batch.txid)}",
                 pipeline=batch.pipeline,
                 txid=batch.txid,
             )

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from tidegate.state_store.base.errors import SourceChanged, Unprocessed
+from tidegate.state_store.base.errors import SourceChanged, Unprocessed, skip_command
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput
@@ -113,7 +113,7 @@ def _counted_before(
     what = f"{old.name} has counted in txid {old.txid}, with the same content." if old else "a file is listed twice."
     if spec.source_kind == "transactional":
         return SourceChanged(
-            f"{spec.name} {txid}: {what} It does not count again. Give the batch up: tidegate skip {spec.name} {txid}",
+            f"{spec.name} {txid}: {what} It does not count again. Give the batch up: {skip_command(spec.name, txid)}",
             pipeline=spec.name,
             txid=txid,
         )

@@ -196,7 +196,7 @@ class Project:
             self.type(command, exits=exits, **environment)
         self.followed.times[f"why {cause.code}"] += 1
         for kind, sentences in (("fix", remedies._FIXES), ("fix of a plan", remedies._FIXES_OF_PLANS)):
-            begin = sentences.get(cause.error or "", "nothing").removesuffix(".").partition(remedies._OR_SKIP)[0]
+            begin = sentences.get(cause.error or "", "nothing").removesuffix(".")
             if begin in cause.advice:
                 self.followed.times[f"{kind} {cause.error}"] += 1
 

@@ -222,4 +222,4 @@ def test_a_constraint_of_a_team_is_named_with_table_and_value(
     with pytest.raises(PermanentError, match=rf"Table state\.per_shop refuses a row by its {shown}.*Drop it, or") as refusal:
         counted.commit(3)
     assert type(refusal.value) is PermanentError
-    assert "inspect" not in remedies.fix_of("PERMANENT_ERROR", ("tally", 3))
+    assert "inspect" not in remedies.fix_of_batch("PERMANENT_ERROR", "tally", 3)

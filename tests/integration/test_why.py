@@ -403,7 +403,7 @@ def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> Non
     assert "Read the whole error (tidegate inspect tally --txid 1) and fix its cause." in failed.advice
     fail(tally, 1, "SOURCE_CHANGED: it is another one.")
     (changed,) = causes(tally)
-    assert "or give the batch up (tidegate skip)" in changed.advice
+    assert 'or give the batch up (tidegate skip tally 1 --reason "..." --yes)' in changed.advice
     follower = replace(TALLY, source=Changes("shop.sales"))
     assert "skip" not in explain(tally.store, follower, 1).causes[0].advice
     planned = of_error(SourceChanged("Changes('shop.sales'): pipeline shop has lost its commit of txid 3."))

@@ -1,6 +1,6 @@
 """A cause of a wait, and the causes that lie in one batch: planned, at work, failed, given up, ready to commit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,9 +9,11 @@ from tidegate.explain import remedies
 from tidegate.explain.remedies import Verb
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import named_rebuild
+from tidegate.state_store.base.errors import skip_command
 from tidegate.state_store.declarations.pipeline_spec import followed_by
 
 if TYPE_CHECKING:
+    from tidegate.state_store import Settings
     from tidegate.state_store.read_ledger.wait_facts import Try, Wait, WaitingBatch
 
 Severity = Literal["ok", "info", "warning", "error"]
@@ -50,11 +52,10 @@ def cause(code: str, sentence: str, *, since: datetime | None = None, **known: A
     return Cause(code, sentence, since=since.astimezone(UTC).isoformat() if since else None, **known)
 
 
-def starts_a_run(pipeline: str) -> dict[str, Any]:
-    """Return the command and the button that start a run; a rebuild has no Dag, and so no button."""
-    if (rebuild := named_rebuild(pipeline)) is not None:
-        return {"command": remedies.command("rebuild", rebuild.pipeline, "--yes")}
-    return {"command": remedies.command("trigger", pipeline, "--wait"), "action": Action("trigger")}
+def starts_a_run(pipeline: str, settings: "Settings | None") -> dict[str, Any]:
+    """Return the command and the button that start a run (`remedies.run_of`); a rebuild has no Dag, and so no button."""
+    button = {} if named_rebuild(pipeline) is not None else {"action": Action("trigger")}
+    return {"command": remedies.run_of(pipeline, settings), **button}
 
 
 def quoted(text: str | None) -> str:
@@ -68,10 +69,14 @@ def quoted(text: str | None) -> str:
 
 
 class BatchCauses:
-    """The causes of one pipeline that lie in its batches; `declared` is None where its code is not known."""
+    """The causes of one pipeline that lie in its batches; `declared` is None where its code is not known.
 
-    def __init__(self, wait: "Wait", declared: Pipeline | None) -> None:
+    `run` is what starts a run of it.
+    """
+
+    def __init__(self, wait: "Wait", declared: Pipeline | None, run: Mapping[str, Any]) -> None:
         self._wait = wait
+        self._run = run
         self._declared = declared
         self._pipeline = wait.row.pipeline
 
@@ -150,17 +155,18 @@ class BatchCauses:
         story = f"Txid {batch.txid} waits for a person: {quoted(batch.halted_reason)}."
         known: dict[str, Any] = {"since": batch.halted_at, "severity": "error", "error": code}
         if code in remedies.ENDS_IN_SKIP:
-            known["command"] = remedies.command("skip", self._pipeline, batch.txid, "--reason", "...")
+            known["command"] = skip_command(self._pipeline, batch.txid)
             return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Action("skip", batch.txid), **known)
-        return self._of(batch, "HALTED", story, advice=remedies.then_retry(self._fix(batch, code)), retry=True, **known)
+        return self._of(batch, "HALTED", story, advice=self._fix(batch, code, then=", then retry it"), retry=True, **known)
 
-    def _fix(self, batch: "WaitingBatch", code: str | None) -> str:
+    def _fix(self, batch: "WaitingBatch", code: str | None, *, then: str = "") -> str:
         """Return what to do about an error of a batch.
 
         What a follower has counted, and its source has lost, each later batch lacks too: to skip this one does not help.
         """
         follows = self._declared is not None and bool(followed_by(self._declared.source.identity))
-        return remedies.fix_of(code, (self._pipeline, batch.txid), may_skip=not (follows and code == "SOURCE_CHANGED"))
+        may_skip = not (follows and code == "SOURCE_CHANGED")
+        return remedies.fix_of_batch(code, self._pipeline, batch.txid, then=then, may_skip=may_skip)
 
     def _planned(self, batch: "WaitingBatch") -> Cause:
         busy = self._wait.row.in_work
@@ -217,7 +223,7 @@ class BatchCauses:
     ) -> Cause:
         """Return a cause of a batch, with the command and the button that start a `run` or `retry` the batch."""
         if run:
-            known |= starts_a_run(self._pipeline)
+            known |= self._run
         if retry:
             known |= {"command": remedies.command("retry", self._pipeline, batch.txid), "action": Action("retry", batch.txid)}
         return cause(code, sentence, txid=batch.txid, **known)

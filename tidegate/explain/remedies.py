@@ -5,21 +5,20 @@ import shlex
 from functools import cache
 from typing import Literal
 
+from tidegate.jobs.registry import named_rebuild
 from tidegate.state_store.base import errors
-from tidegate.state_store.base.errors import TidegateError
+from tidegate.state_store.base.errors import TidegateError, skip_command
 from tidegate.state_store.base.settings import Settings
 
 Verb = Literal["retry", "skip", "pause", "resume", "replay", "trigger"]
 _CODE = re.compile(r"\b[A-Z]+(?:_[A-Z]+)*(?=:)")
-# Ends the advice about content and sources that need not be put right for the order to go on.
-_OR_SKIP = "; or give the batch up (tidegate skip)"
 # Ends the advice to change code that is compared with what is registered.
 _REGISTERED = ", raise the pipeline's version and register it (tidegate migrate)"
 _FIXES = {
     "ACCESS_REFUSED": "Correct the user, the password or the grant (tidegate settings).",
     "ATTEMPT_TIMED_OUT": "Find out why it takes so long, or allow more time (message_timeout_seconds).",
-    "BAD_KEY": f"Correct the key by the transform{_REGISTERED}; or declare null_keys=True and rebuild{_OR_SKIP}.",
-    "CHECK_FAILED": f"Correct the transform or the check{_REGISTERED}{_OR_SKIP}.",
+    "BAD_KEY": f"Correct the key by the transform{_REGISTERED}; or declare null_keys=True and rebuild.",
+    "CHECK_FAILED": f"Correct the check, which needs no registration, or the transform{_REGISTERED}.",
     "DECLARATION_CHANGED": "Register the declaration (tidegate migrate), after a rebuild if that asks for one, or undo it.",
     "DECLARATION_INVALID": f"Correct the transform or the states{_REGISTERED}.",
     "EXECUTORS_UNPREPARED": "Install what is missing on Spark's executors.",
@@ -27,9 +26,9 @@ _FIXES = {
     "HOLE_DETECTED": "Check which commits are lost and what depends on them, before anything goes on.",
     "LISTENER_NOT_TRUSTED": "End the other account's process, or name the account in TIDEGATE_TRUSTED_USERS.",
     "LOCK_HELD": "Wait until the session that the error names has ended, or end it (tidegate error LOCK_HELD).",
-    "MALFORMED_RECORD": f"Correct the schema{_REGISTERED}{_OR_SKIP}.",
+    "MALFORMED_RECORD": f"Correct the schema{_REGISTERED}.",
     "METADATA_CORRUPT": "Restore the batch's row of the ledger from a backup.",
-    "OVERFLOW": f"Correct the value by the transform{_REGISTERED}{_OR_SKIP}.",
+    "OVERFLOW": f"Correct the value by the transform{_REGISTERED}.",
     "PERMANENT_ERROR": "Do what the error says.",
     "PIPELINE_RETIRED": "Take its file and its Dag away, or let it go on where it stood (tidegate reinstate).",
     "PARTITION_UNAVAILABLE": "Bring the partition back.",
@@ -37,13 +36,13 @@ _FIXES = {
     "ROWS_LOST": "If it comes back, look for what makes the transform return other rows each time.",
     "SCHEMA_OUT_OF_DATE": "Run tidegate migrate, update what is older, or make anew a ledger that other code has made.",
     "SETTINGS_INVALID": "Correct the setting (tidegate settings).",
-    "SOURCE_CHANGED": f"Put the source back as it was planned{_OR_SKIP}.",
+    "SOURCE_CHANGED": "Put the source back as it was planned.",
     "SOURCE_UNAVAILABLE": "Bring the source back: its server, its mount, its network.",
     "SOURCE_UNREADABLE": "Make the source readable, as it is declared.",
     "SPARK_FAILED": "Read Spark's error and its log (tidegate status names it).",
     "SPARK_UNAVAILABLE": "Start Spark (tidegate up), or wait until it answers.",
     "STORE_UNAVAILABLE": "Start Postgres (tidegate up), or wait until it answers.",
-    "TRANSFORM_FAILED": f"Correct the transform{_REGISTERED}{_OR_SKIP}.",
+    "TRANSFORM_FAILED": f"Correct the transform{_REGISTERED}.",
 }
 _UNKNOWN_OF_PLAN = "Read the whole error (tidegate status --json) and fix its cause."
 # Of plans, which have no batch that could be given up.
@@ -63,23 +62,25 @@ _COMMANDS = {
 }
 # Errors after which only a person's decision to leave the batch out helps.
 ENDS_IN_SKIP = ("RANGE_EXPIRED",)
+# Errors of content and sources that need not be put right for the order to go on.
+_MAY_SKIP = ("BAD_KEY", "CHECK_FAILED", "MALFORMED_RECORD", "OVERFLOW", "SOURCE_CHANGED", "TRANSFORM_FAILED")
 
 
-def fix_of(code: str | None, batch: tuple[str, int] | None = None, *, may_skip: bool = True) -> str:
-    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out.
+def fix_of(code: str | None) -> str:
+    """Return what to do about an error of this code, as a sentence; for an unknown error, None, how to find out."""
+    return _FIXES.get(code or "", "Read the whole error and fix its cause.")
 
-    `batch` is the pipeline and the txid that it concerns. Unless it `may_skip`, giving the batch up is no way out.
+
+def fix_of_batch(code: str | None, pipeline: str, txid: int, *, then: str = "", may_skip: bool = True) -> str:
+    """Return what to do about an error of a batch, as a sentence: correct its cause and do what comes `then`.
+
+    Or, where that is a way out and the batch `may_skip`, give it up.
     """
-    if code in _FIXES:
-        return _FIXES[code] if may_skip else _FIXES[code].replace(_OR_SKIP, "")
-    whole = "" if batch is None else f" ({command('inspect', batch[0], '--txid', batch[1])})"
-    return f"Read the whole error{whole} and fix its cause."
-
-
-def then_retry(fix: str) -> str:
-    """Return what to do about an error of a halted batch, with the retry before the way out that needs none."""
-    correction, or_skip, _ = fix.removesuffix(".").partition(_OR_SKIP)
-    return f"{correction}, then retry it{or_skip}."
+    fix = fix_of(code)
+    if code not in _FIXES:
+        fix = fix.replace(" and ", f" ({command('inspect', pipeline, '--txid', txid)}) and ")
+    or_skip = f"; or give the batch up ({skip_command(pipeline, txid)})" if may_skip and code in _MAY_SKIP else ""
+    return f"{fix.removesuffix('.')}{then}{or_skip}."
 
 
 def fix_of_plan(code: str | None) -> str:
@@ -97,9 +98,14 @@ def command(*words: object) -> str:
     return " ".join(["tidegate", *(word if word == "..." else shlex.quote(str(word)) for word in map(str, words))])
 
 
-def run_of(pipeline: str, settings: Settings) -> str:
-    """Return the command that starts a run: in Airflow or, without it, in the process of the command."""
-    return command("trigger", pipeline, "--wait") if settings.has_airflow else command("run", pipeline)
+def run_of(pipeline: str, settings: Settings | None) -> str:
+    """Return the command that starts a run: in Airflow or, if the settings have none, in the process of the command.
+
+    Without settings, a page in Airflow asks. A rebuild has no Dag.
+    """
+    if (rebuild := named_rebuild(pipeline)) is not None:
+        return command("rebuild", rebuild.pipeline, "--yes")
+    return command("trigger", pipeline, "--wait") if settings is None or settings.has_airflow else command("run", pipeline)
 
 
 def code_of(story: str | None) -> str | None:

@@ -49,7 +49,7 @@ def explain(
 
     A txid that has committed has one cause, which says so; a pipeline with nothing to do has the cause IDLE first, one whose
     plans fail PLAN_FAILED. With the store `ask_source`, the source is asked, for some seconds at most, what a plan would refuse
-    now and, without open batches, what it holds back.
+    now and, without open batches, what it holds back; without it, runs are started on Airflow's page.
 
     Raises: UnknownPipeline if the pipeline is neither declared nor registered; UnknownBatch; StoreUnavailable.
     """
@@ -63,7 +63,8 @@ def explain(
     of_source = None
     if ask_source is not None and txid is None and declared.pipeline is not None:
         of_source = _of_source(declared.pipeline, ask_source)
-    return Why(tuple(_causes(wait, declared, of_source)))
+    run = starts_a_run(name, None if ask_source is None else ask_source.settings)
+    return Why(tuple(_causes(wait, declared, run, of_source)))
 
 
 def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
@@ -71,7 +72,7 @@ def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str
     names = pipeline_names()  # one search for all of them
     declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
     found = ledger.waits(dict.fromkeys(declared))
-    return {name: root_of(list(_causes(wait, declared[name]))) for name, wait in found.items()}
+    return {name: root_of(list(_causes(wait, declared[name], starts_a_run(name, None)))) for name, wait in found.items()}
 
 
 def root_of(causes: Sequence[Cause]) -> Cause:
@@ -81,7 +82,7 @@ def root_of(causes: Sequence[Cause]) -> Cause:
 
 def of_error(error: TidegateError) -> Cause:
     """Return an error that keeps the ledger from being read as a cause: then only that is known."""
-    advice, command = remedies.fix_of(error.code, may_skip=False), remedies.command_of(error.code)
+    advice, command = remedies.fix_of(error.code), remedies.command_of(error.code)
     story = f"{quoted(str(error))}."
     return Cause(error.code, story, error.txid, None, advice, command, severity="error", error=error.code)
 
@@ -125,8 +126,8 @@ def _unregistered(declared: _Declared) -> Cause:
     )
 
 
-def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -> Iterator[Cause]:
-    """Yield the causes, nearest first."""
+def _causes(wait: "Wait", declared: _Declared, run: Mapping[str, Any], of_source: Cause | None = None) -> Iterator[Cause]:
+    """Yield the causes, nearest first; `run` is what starts a run."""
     requested, first = wait.requested, wait.first
     if requested is not None and requested.txid <= wait.cursor.txid:
         yield _committed(wait, requested)
@@ -137,16 +138,16 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     if wait.loss is not None:  # nothing of the pipeline goes on, whatever its batches look like
         yield _lost(wait.loss)
         return
-    batches = BatchCauses(wait, declared.pipeline)
+    batches = BatchCauses(wait, declared.pipeline, run)
     if requested is not None and first is not None and requested.txid > first.txid:
         yield from batches.of_later(requested)
     if first is None:
-        yield from _without_batches(wait, of_source)
+        yield from _without_batches(wait, run, of_source)
         yield from _paused(wait)
     else:
         chain = list(batches.of_first(first))
         yield from chain
-        yield from _failing_plans(wait)
+        yield from _failing_plans(wait, run)
         if of_source is not None and of_source.severity == "error" and not wait.row.failed_plans:
             yield of_source
         if chain[-1].code not in _PASSES:
@@ -155,30 +156,30 @@ def _causes(wait: "Wait", declared: _Declared, of_source: Cause | None = None) -
     yield from _blocked(wait, declared)
 
 
-def _without_batches(wait: "Wait", of_source: Cause | None) -> Iterator[Cause]:
+def _without_batches(wait: "Wait", run: Mapping[str, Any], of_source: Cause | None) -> Iterator[Cause]:
     """Yield why no batch is open: if plans fail, there may be much to do, which none has begun."""
     is_refused = of_source is not None and of_source.severity == "error"
-    failing = list(_failing_plans(wait))
+    failing = list(_failing_plans(wait, run))
     if of_source is not None and is_refused and of_source.error not in {known.error for known in failing}:
         failing.append(of_source)
     if of_source is not None and of_source.code == "UNREAD" and not failing:
         up_to = f" All batches up to txid {wait.row.opened} have committed." if wait.row.opened else ""
         failing, of_source = [replace(of_source, sentence=f"{of_source.sentence}{up_to}")], None
-    yield from failing or _idle(wait)
-    yield from _needs_attention(wait)
+    yield from failing or _idle(wait, run)
+    yield from _needs_attention(wait, run)
     if of_source is not None and not is_refused:
         yield of_source
 
 
-def _idle(wait: "Wait") -> Iterator[Cause]:
-    row, name = wait.row, wait.row.pipeline
+def _idle(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
+    row = wait.row
     done = f"Nothing to do. All batches up to txid {row.opened} have committed."
     idle = done if row.opened else "Nothing waits: no run has opened a batch yet."
-    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=starts_a_run(name)["command"])
+    yield cause("IDLE", idle, since=row.committed_at, severity="ok", command=run["command"])
 
 
-def _failing_plans(wait: "Wait") -> Iterator[Cause]:
-    row, name = wait.row, wait.row.pipeline
+def _failing_plans(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
+    row = wait.row
     if not row.failed_plans:
         return
     code, is_away = remedies.code_of(row.plan_error), code_and_fault(row.plan_error or "")[1] is Fault.SERVER
@@ -191,18 +192,18 @@ def _failing_plans(wait: "Wait") -> Iterator[Cause]:
         severity="warning" if is_away else "error",
         advice=f"{remedies.fix_of_plan(code)} {goes_on}",
         error=code,
-        **starts_a_run(name),
+        **run,
     )
 
 
-def _needs_attention(wait: "Wait") -> Iterator[Cause]:
+def _needs_attention(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
     row, name = wait.row, wait.row.pipeline
     if row.acks_due:
         yield cause(
             "ACK_OUTSTANDING",
             f"The source has not had its ack for {_count(row.acks_due, 'committed batch', 'committed batches')}.",
             advice="The next run gives it; if that fails again, the log of its plan says why.",
-            **starts_a_run(name),
+            **run,
         )
     if row.new_columns:
         from tidegate.state_store.ledger import undeclared_columns  # noqa: PLC0415 - loads SQLAlchemy
@@ -232,7 +233,7 @@ def _of_source(pipeline: Pipeline, store: "StateStore") -> Cause | None:
                 "The source has data that no batch has taken.",
                 severity="warning",
                 advice="Start a run, unless one has just been started.",
-                **starts_a_run(pipeline.name),
+                **starts_a_run(pipeline.name, store.settings),
             )
     except TidegateError as error:
         return replace(of_error(error), advice=remedies.fix_of_plan(error.code), command=remedies.command("error", error.code))

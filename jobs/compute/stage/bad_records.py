@@ -24,7 +24,7 @@ from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.spark.task_connections import on_executor
 from tidegate.jobs.spark.task_errors import refusal
 from tidegate.jobs.states import AnyState
-from tidegate.state_store.base.errors import MalformedRecord, SourceChanged
+from tidegate.state_store.base.errors import MalformedRecord, SourceChanged, skip_command
 from tidegate.state_store.connections.executor_connections import connect
 from tidegate.state_store.declarations.pipeline_spec import INPUT_END
 
@@ -194,7 +194,7 @@ def check_all_read(attempt: "Attempt", planned: int, count: int) -> None:
         raise SourceChanged(
             f"{attempt}: {planned} records were taken out of quarantine for this batch, but {count} are there. Put back the "
             f"rows of tidegate.quarantine with replayed_txid {attempt.txid}; or give the batch up: "
-            f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "...", and those that are left wait in quarantine again.'
+            f"{skip_command(attempt.pipeline, attempt.txid)}; those that are left wait in quarantine again."
         )
 
 

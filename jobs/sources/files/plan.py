@@ -25,7 +25,7 @@ from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, SAME_FILE, is_young
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores.object_identity import file_identity
-from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable, skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
@@ -323,5 +323,5 @@ def planned_elsewhere(path: str, place: str) -> SourceChanged:
     """Return the error for a file that a batch was planned with, in another place than the declared one."""
     return SourceChanged(
         f"There is no {path}: the batch was planned with this file of {place}, and nothing else would read it. Put it there; "
-        f"or declare {place} again until the batch has committed; or give the batch up: tidegate skip."
+        f"or declare {place} again until the batch has committed; or give the batch up: {skip_command()}"
     )

@@ -12,7 +12,7 @@ from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.changes import Changes, ChangesCoordinator
 from tidegate.jobs.sources.inputs.reference_versions import CoordinatorOf, version_of
 from tidegate.jobs.sources.inputs.source import Inputs
-from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable, skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
@@ -215,7 +215,7 @@ def not_declared(name: str) -> str:
     """Return the reason why a batch cannot be read without an input or reference that it was planned with."""
     return (
         f"The batch was planned with input {name}, which the pipeline does not declare any more. Declare it again until the "
-        "batch has committed, or give the batch up: tidegate skip."
+        f"batch has committed, or give the batch up: {skip_command()}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tidegate.jobs.sources import BatchPart, Emitter, InputFacts, Source, Waiting
 from tidegate.jobs.sources.inputs.plan import not_declared
 from tidegate.jobs.sources.inputs.source import Inputs
-from tidegate.state_store.base.errors import DeclarationInvalid, SourceChanged, TidegateError
+from tidegate.state_store.base.errors import DeclarationInvalid, SourceChanged, TidegateError, skip_command
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import QUARANTINED
 from tidegate.state_store.ledger.counted_files import INPUTS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ADVICE = (
     "It is a reference of this batch: put back what was planned until the batch has committed; later batches take the new "
-    "version. Or give the batch up: tidegate skip."
+    f"version. Or give the batch up: {skip_command()}"
 )
 
 
@@ -155,12 +155,12 @@ class InputsEmitter(Emitter):
         if slices is None or "references" not in metadata:
             raise SourceChanged(
                 "The batch was planned from a source without inputs. Declare that one until the batch has committed, or give "
-                "the batch up: tidegate skip."
+                f"the batch up: {skip_command()}"
             )
         if missing := [name for name in self._references if name not in metadata["references"]]:
             raise SourceChanged(
                 f"The batch was planned without reference {missing[0]}, so it has no version of it. Take the reference out "
-                "until the batch has committed, or give the batch up: tidegate skip."
+                f"until the batch has committed, or give the batch up: {skip_command()}"
             )
         for name, share in (*slices.items(), *metadata["references"].items()):
             if name not in self._all:

@@ -33,6 +33,7 @@ from tidegate.state_store.base.errors import (
     SourceUnreadable,
     SparkFailed,
     TidegateError,
+    skip_command,
 )
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -213,7 +214,7 @@ class KafkaReader(Emitter):
             raise SourceChanged(
                 f"Topic {topic.name} was deleted and created again since this batch was planned: its id was "
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
-                f'tidegate skip {attempt.pipeline} {attempt.txid} --reason "..."'
+                f"{skip_command(attempt.pipeline, attempt.txid)}"
             )
         first_left, ranges = topic.offsets("earliest"), _ranges(metadata)
         left: dict[int, tuple[int, int]] = {}
@@ -240,12 +241,12 @@ class KafkaReader(Emitter):
         if self._source.when_expired == "continue":
             return SourceUnavailable(f"{message} The next attempt goes without them.")
         attempt = self._attempt
-        batch = f'{attempt.pipeline} {attempt.txid} --reason "..."' if attempt else ""
+        skip = skip_command(attempt.pipeline, attempt.txid) if attempt else skip_command()
         all_of_it = ", with what can still be read," if is_partial else ""
-        advice = f"Give the batch up{all_of_it} by: tidegate skip {batch}".rstrip()
+        advice = f"Give the batch up{all_of_it} by: {skip}"
         if self._source.kind == "opaque":
             advice += '; or declare when_expired="continue", and all but what has expired is read'
-        return RangeExpired(f"{message} {advice}.")
+        return RangeExpired(f"{message} {advice}")
 
     def _options(self, topic: str, ranges: dict[int, tuple[int, int]]) -> dict[str, str]:
         """Return the options of Spark's Kafka source, without secrets."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, Source
+from tidegate.state_store.base.errors import skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -39,7 +40,7 @@ Kind = Literal["transactional", "opaque"]
 WhenExpired = Literal["fail", "continue"]
 OF_ANOTHER_SOURCE = (
     "The batch was planned from another source than a topic. Declare that one until the batch has committed, or give the batch "
-    "up: tidegate skip."
+    f"up: {skip_command()}"
 )
 
 
@@ -104,7 +105,7 @@ class Kafka(Source):
         if self.when_expired == "continue" and self.kind != "opaque":
             raise ValueError(
                 f"{me} cannot continue without expired records: a transactional source leaves none out. "
-                'Use kind="opaque", or leave when_expired out; an expired batch is then given up by: tidegate skip'
+                f'Use kind="opaque", or leave when_expired out; an expired batch is then given up by: {skip_command()}'
             )
         if self.group == "":
             raise ValueError(f"{me} cannot commit for a group without a name. Leave group out.")

@@ -1,7 +1,7 @@
 """The verbs that explain: why, explain, error."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import click
 
 from tidegate import completion, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
-from tidegate.explain import airflow_report, error_pages, remedies
+from tidegate.explain import airflow_report, error_pages
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
 from tidegate.state_store.base.settings import Settings
@@ -73,12 +73,7 @@ def _explain(pipeline: str, txid: int | None) -> "Why":
     try:
         with StateStore.connect(Settings.load()) as store:
             found = causes.explain(store, pipeline, txid, ask_source=store)
-            through_airflow, fitting = (
-                remedies.command("trigger", pipeline, "--wait"),
-                remedies.run_of(pipeline, store.settings),
-            )
-            fitted = [replace(each, command=fitting) if each.command == through_airflow else each for each in found.causes]
-            return causes.Why((*fitted, *_of_airflow(pipeline, store.settings, fitted)))
+            return causes.Why((*found.causes, *_of_airflow(pipeline, store.settings, found.causes)))
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:
         return causes.Why((causes.of_error(error),))
 
