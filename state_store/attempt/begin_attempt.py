@@ -17,14 +17,16 @@ from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.attempt import turns
 from tidegate.state_store.commit import commit_facts, ordered_commit, verdicts
+from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts, PipelineFacts
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
-from tidegate.state_store.ledger import batches, cursors, tables
+from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import BatchInput, decode_metadata, encode_metadata
 from tidegate.state_store.ledger.commit_witness import Witness
+from tidegate.state_store.ledger.cursors import check_not_retired
 from tidegate.state_store.operate.redo_refusals import check_not_read, check_redoable
 from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.seal.attempts import FENCED, AirflowTry, Attempt, AttemptRow, LockedBatch
+from tidegate.state_store.seal.attempts import FENCED, AirflowTry, Attempt, LockedBatch
 
 BATCHES_LOOKED_BACK = 10
 # resume: unless the newest attempt is sealed; take over: so, too, though another process is at work; first: only if there is no
@@ -73,13 +75,13 @@ class Request:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the ledger says of a batch, whose row is locked, and the input of the batch before it."""
+    """What the ledger says of a batch, whose row is locked, its pipeline, and the input of the batch before it."""
 
     spec: PipelineSpec
-    batch: LockedBatch
+    batch: BatchFacts
     previous: BatchInput | None
-    planned: BatchInput
-    newest: AttemptRow | None
+    committed: int
+    pipeline: PipelineFacts
 
     @property
     def previous_digest(self) -> bytes | None:
@@ -87,16 +89,27 @@ class _Facts:
         return self.previous.digest if self.previous else None
 
     @property
+    def continues_previous(self) -> bool:
+        """Whether the batch continues the input that the previous one has now."""
+        return self.batch.input.continues == self.previous_digest
+
+    @property
     def keeps_input(self) -> bool:
         """Whether the planned input is still the one to read."""
-        return self.spec.source_kind == "transactional" or self.planned.continues == self.previous_digest
+        return self.spec.source_kind == "transactional" or self.continues_previous
 
     @property
     def is_sealed(self) -> bool:
         """Whether the newest attempt is sealed by this declaration and continues the previous batch."""
-        if self.newest is None or self.newest.sealed_at is None:
+        if (newest := self.batch.newest) is None or newest.sealed_at is None:
             return False
-        return self.newest.fingerprint == self.spec.fingerprint and self.planned.continues == self.previous_digest
+        return newest.fingerprint == self.spec.fingerprint and self.continues_previous
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the window has room for the batch; one that reads states as of the previous txid follows its commit (I21)."""
+        window = min(self.pipeline.window, 1) if self.spec.awaits_previous else self.pipeline.window
+        return turns.has_room(self.batch.locked.txid, self.committed, window)
 
 
 def start_attempt(
@@ -108,45 +121,52 @@ def start_attempt(
     """
     txid = request.txid
     batch = attempts.lock_batch(connection, spec.name, txid)
+    facts = commit_facts.read(connection, spec.name, batch.history, witness, [txid - 1, txid])
     if request.mode == "redo":
-        check_redoable(spec, txid, cursors.committed(connection, spec.name))
+        check_redoable(spec, txid, facts.cursor.txid)
         check_not_read(connection, spec, txid)
-    elif done := ordered_commit.find(connection, spec.name, txid):
-        return done
-    cursors.check_history(connection, spec.name, witness)
-    verdicts.check_declaration(spec, commit_facts.read_registered(connection, spec.name))
-    previous = batches.input_of(connection, spec.name, txid - 1)
-    planned = batches.existing_input(connection, spec.name, txid)
-    facts = _Facts(spec, batch, previous, planned, attempts.newest(connection, batch))
-    if request.mode != "redo" and (reason := _reason_against(connection, facts, request.mode)):
-        return reason
-    if _must_replan(facts, request.new_input):
-        return ReplanNeeded(previous.metadata if previous else None, planned.metadata, facts.previous_digest)
-    if spec.awaits_previous and previous is not None:
-        attempts.lock_batch(connection, spec.name, previous.txid)  # waits for a redo of it, and lets no other begin
-    attempt = _take_fence(connection, facts, request)
+    elif facts.batches[txid].is_committed:
+        return ordered_commit.already_committed(connection, spec.name, txid, facts.cursor.txid)
+    chosen = decide(spec, request, facts)
+    if not isinstance(chosen, BatchInput):
+        return chosen
+    if spec.awaits_previous and txid - 1 in facts.batches:
+        attempts.lock_batch(connection, spec.name, txid - 1)  # waits for a redo of it, and lets no other begin
+    attempt = _take_fence(connection, spec, batch, request, chosen)
     staging_tables.create(connection, spec, txid, attempt.number)
     return attempt
 
 
-def _reason_against(connection: Connection, facts: _Facts, mode: Mode) -> NotStarted | None:
+def decide(spec: PipelineSpec, request: Request, facts: CommitFacts) -> BatchInput | ReplanNeeded | NotStarted:
+    """Return the input that an attempt at a batch reads, or why it does not start.
+
+    Raises: PipelineRetired, DeclarationChanged, HoleDetected, GuardMismatch, MetadataCorrupt.
+    """
+    check_not_retired(spec.name, facts.database.retired)
+    verdicts.check_declaration(spec, facts.registered)
+    batch, before = facts.batches[request.txid], facts.batches.get(request.txid - 1)
+    known = _Facts(spec, batch, before.input if before else None, facts.cursor.txid, facts.pipeline)
+    if request.mode != "redo" and (reason := _reason_against(known, request.mode)):
+        return reason
+    if _must_replan(known, request.new_input):
+        return ReplanNeeded(before.input.metadata if before else None, batch.input.metadata, known.previous_digest)
+    return batch.input if request.new_input is None else _planned_again(spec.name, batch.input, request.new_input)
+
+
+def _reason_against(facts: _Facts, mode: Mode) -> NotStarted | None:
+    newest = facts.batch.newest
     # A decision to give up concerns the batch with this input: with another input, it is tried again.
-    if facts.batch.skip_reason is not None and facts.keeps_input:
+    if facts.batch.locked.skip_reason is not None and facts.keeps_input:
         return NotStarted.GIVEN_UP
     if mode != "restage" and facts.is_sealed:
         return NotStarted.SEALED
-    if mode == "first" and facts.newest is not None:
+    if mode == "first" and newest is not None:
         return NotStarted.BEGUN
-    if facts.newest is not None and mode != "take over" and turns.is_in_work(connection, facts.spec.name, facts.batch.txid):
+    if newest is not None and mode != "take over" and newest.is_at_work_elsewhere:
         return NotStarted.IN_WORK
-    if facts.newest is None and _is_held(connection, facts.batch):
+    if newest is None and facts.pipeline.paused_at is not None:  # what has begun goes on
         return NotStarted.PAUSED
-    return None if batches.has_room(connection, facts.spec, facts.batch.txid) else NotStarted.AHEAD
-
-
-def _is_held(connection: Connection, batch: LockedBatch) -> bool:
-    txid, pipeline = sa.literal(batch.txid, sa.BigInteger), sa.literal(batch.pipeline, sa.Text)
-    return bool(connection.scalar(sa.select(batches.is_held(txid, pipeline))))
+    return None if facts.has_room else NotStarted.AHEAD
 
 
 def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
@@ -154,17 +174,17 @@ def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
         return new_input.continues != facts.previous_digest  # the previous batch has got a new input since
     # A rebuild has the batches that have committed, and never plans others.
     is_planned_again = facts.spec.source_kind != "transactional" and facts.spec.rebuilds is None
-    return not facts.keeps_input or (is_planned_again and facts.newest is not None)
+    return not facts.keeps_input or (is_planned_again and facts.batch.newest is not None)
 
 
-def _take_fence(connection: Connection, facts: _Facts, request: Request) -> Attempt:
+def _take_fence(
+    connection: Connection, spec: PipelineSpec, batch: LockedBatch, request: Request, chosen: BatchInput
+) -> Attempt:
     """Record a new attempt at a locked batch as its newest; lift a halt, or a decision to skip.
 
     Older attempts that have not ended are recorded as failed, and returned as `fenced`.
     """
-    spec, batch, airflow = facts.spec, facts.batch, request.airflow
-    number = batch.attempt + 1
-    chosen = facts.planned if request.new_input is None else _planned_again(spec.name, facts.planned, request.new_input)
+    airflow, number = request.airflow, batch.attempt + 1
     a, b = tables.attempt.c, tables.batch.c
     fenced = connection.scalars(
         sa.update(tables.attempt)

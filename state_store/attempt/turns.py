@@ -48,6 +48,11 @@ class Processing:
     is_in_work: bool
 
 
+def has_room(txid: int, committed: int, window: int) -> bool:
+    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
+    return txid - committed <= window
+
+
 RETIRED = "the pipeline was retired"
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 

@@ -1,9 +1,14 @@
-"""The facts that a commit rests on, read by one statement after its locks are held; `verdicts` decides from them."""
+"""The facts on which a commit or the start of an attempt rests, read by one statement after its locks are held.
+
+`verdicts` and `begin_attempt` decide from them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -29,11 +34,15 @@ class Registered(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What the ledger has of a locked batch: its newest attempt, if any, how many rows that has sealed, and its input."""
+    """What the ledger has of a batch: its row, its input, whether it has committed, and its committed or else newest attempt.
+
+    `newest` is None before the first attempt; `sealed_rows` are how many rows it has sealed.
+    """
 
     locked: LockedBatch
     row: InputRow
     newest: AttemptRow | None
+    is_committed: bool
     sealed_rows: int
 
     @cached_property
@@ -45,14 +54,22 @@ class BatchFacts:
         return batches.checked_input(self.locked.pipeline, self.row)
 
 
+class PipelineFacts(NamedTuple):
+    """A pipeline's last commit, the window of its batches, and since when it is paused."""
+
+    last_commit: int
+    window: int
+    paused_at: datetime | None
+
+
 @dataclass(frozen=True)
 class CommitFacts:
-    """What a commit rests on: the locked cursor, its database, the pipeline, its last commit, the locked batches by txid."""
+    """What a commit or the start of an attempt rests on; batches by txid, in order."""
 
     cursor: Cursor
     database: DatabaseFacts
     registered: Registered
-    last_commit: int
+    pipeline: PipelineFacts
     batches: Mapping[int, BatchFacts]
 
 
@@ -66,15 +83,24 @@ def _registered() -> list[sa.ColumnElement[Any]]:
 
 
 def _facts() -> sa.Select[Any]:
-    p, b, k = tables.pipeline.c, tables.batch.c, tables.commit.alias("any_commit").c
+    p, b, k, c = tables.pipeline.c, tables.batch.c, tables.commit.alias("any_commit").c, tables.cursor.c
     pipeline = sa.bindparam("pipeline", type_=sa.Text)
     last_commit = sa.select(sa.func.coalesce(sa.func.max(k.txid), 0)).where(k.pipeline == pipeline).scalar_subquery()
     current = batches.with_current_attempt(tables.batch, tables.commit, tables.attempt)
     requested = sa.and_(b.pipeline == p.pipeline, b.txid == sa.any_(sa.bindparam("txids", type_=ARRAY(sa.BigInteger))))
-    of_batch = [*batches.input_columns(), *attempts.attempt_columns(), attempts.sealed_rows()]
+    of_attempt = [*attempts.attempt_columns(), *attempts.session_columns()]
+    of_batch = [
+        *attempts.LOCKED,
+        *batches.input_columns(),
+        *of_attempt,
+        tables.commit.c.txid.is_not(None),
+        attempts.sealed_rows(),
+    ]
+    of_pipeline = [*cursors.database_facts(), *_registered(), last_commit, p.in_flight, p.paused_at]
     return (
-        sa.select(*cursors.database_facts(), *_registered(), last_commit, *of_batch)
-        .select_from(sa.outerjoin(tables.pipeline, current, requested))
+        sa.select(*cursors.CURSOR, *of_pipeline, *of_batch)
+        .select_from(sa.join(tables.pipeline, tables.cursor, c.pipeline == p.pipeline))
+        .outerjoin(current, requested)
         .where(p.pipeline == pipeline)
     )
 
@@ -96,43 +122,46 @@ def lock_and_read(connection: Connection, pipeline: str, txid: int, witness: Wit
     """
     cursor = cursors.lock(connection, pipeline)
     locked = attempts.lock_known(connection, pipeline, txid) if txid > cursor.txid else None
-    return read(connection, cursor, witness, [locked] if locked else [])
+    return read(connection, pipeline, cursor.history, witness, [txid] if locked else [])
 
 
-def read(connection: Connection, cursor: Cursor, witness: Witness, locked: Sequence[LockedBatch]) -> CommitFacts:
-    """Return what a commit of these batches rests on; cursor and batches are locked, so nothing of it changes until it ends.
+def read(connection: Connection, pipeline: str, history: UUID, witness: Witness, txids: Sequence[int]) -> CommitFacts:
+    """Return what a commit, or the start of an attempt, rests on; the batches of these txids that there are.
+
+    What is locked stays so until the transaction ends: with the cursor all but the batches, of which each has its own lock.
 
     Raises: as `lock_and_read`: the database has to be the one in which the cursor was made, and no older copy (I9).
     """
-    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
-    known = {"pipelines": [cursor.pipeline], "txids": [batch.txid for batch in locked]}
-    rows = connection.execute(_FACTS, cursors.parameters(cursor.pipeline, mark) | known).all()
-    of_database, registered, (last_commit, *_) = _split(rows[0], len(DatabaseFacts._fields), len(Registered._fields))
-    database = DatabaseFacts(*of_database)
+    mark = witness.mark_of(pipeline, str(history))
+    known = {"pipelines": [pipeline], "txids": list(txids)}
+    rows = [_cut(row, _OF_PIPELINE) for row in connection.execute(_FACTS, cursors.parameters(pipeline, mark) | known)]
+    if not rows:
+        raise cursors.unregistered(pipeline)
+    cursor, database, registered, of_pipeline, _ = rows[0]
     cursors.check_database(cursor, database, mark, witness)
-    of_batches = {row[0]: row for row in (row[_BEFORE:] for row in rows) if row[0] is not None}
-    return CommitFacts(
-        cursor,
-        database,
-        _as_registered(registered),
-        last_commit,
-        {batch.txid: _of_batch(batch, of_batches[batch.txid]) for batch in locked},
-    )
+    found = [_of_batch(of_batch) for *_, of_batch in rows if of_batch[0] is not None]
+    by_txid = {batch.locked.txid: batch for batch in sorted(found, key=lambda batch: batch.locked.txid)}
+    return CommitFacts(cursor, database, _as_registered(registered), of_pipeline, by_txid)
 
 
-_BEFORE = len(DatabaseFacts._fields) + len(Registered._fields) + 1  # columns of a row before those of a batch
+_OF_PIPELINE = Cursor, DatabaseFacts, Registered, PipelineFacts  # a row's columns before those of a batch
 
 
-def _of_batch(batch: LockedBatch, row: Sequence[Any]) -> BatchFacts:
-    of_input, of_attempt, (rows,) = _split(row, len(InputRow._fields), len(AttemptRow._fields))
-    newest = AttemptRow(*of_attempt)
-    return BatchFacts(batch, InputRow(*of_input), None if newest.owner is None else newest, int(rows))
+def _cut(row: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+    """Cut a row into named tuples, by the number of their fields, and the columns that are left."""
+    parts = []
+    for kind in kinds:
+        size = len(kind._fields)
+        parts.append(kind(*row[:size]))
+        row = row[size:]
+    return [*parts, row]
+
+
+def _of_batch(row: Sequence[Any]) -> BatchFacts:
+    locked, of_input, newest, (is_committed, rows) = _cut(row, (LockedBatch, InputRow, AttemptRow))
+    return BatchFacts(locked, of_input, None if newest.owner is None else newest, is_committed, int(rows))
 
 
 def _as_registered(row: Sequence[Any]) -> Registered:
     fingerprint, owned, strange = row
     return Registered(fingerprint, owned, StrangeTable(**strange) if strange is not None else None)
-
-
-def _split(row: Sequence[Any], first: int, second: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    return row[:first], row[first : first + second], row[first + second :]

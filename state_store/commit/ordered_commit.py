@@ -103,7 +103,7 @@ def commit_ready(
     """
     cursor = cursors.lock(connection, spec.name, wait=wait)
     locked = attempts.lock_sealed(connection, spec.name, cursor.txid, 1 if spec.commits_alone else max_batches)
-    facts = commit_facts.read(connection, cursor, witness, locked)
+    facts = commit_facts.read(connection, spec.name, cursor.history, witness, [batch.txid for batch in locked])
     together = verdicts.ready(facts, spec)
     return _merge(connection, spec, together, owner) if together else []
 

@@ -83,10 +83,10 @@ def check_in_order(facts: CommitFacts) -> None:
     """
     cursor = facts.cursor
     check_not_retired(cursor.pipeline, facts.database.retired)
-    if facts.last_commit != cursor.txid:
+    if facts.pipeline.last_commit != cursor.txid:
         raise HoleDetected(
-            f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.last_commit}. Nothing is "
-            "skipped or repeated until a person has restored one of the two.",
+            f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.pipeline.last_commit}. "
+            "Nothing is skipped or repeated until a person has restored one of the two.",
             pipeline=cursor.pipeline,
             txid=cursor.txid,
         )

@@ -212,17 +212,6 @@ def in_flight(connection: Connection, pipeline: str) -> tuple[int, int]:
     return begun_count, not_begun
 
 
-def has_room(connection: Connection, spec: PipelineSpec, txid: int) -> bool:
-    """Return whether a batch may begin: it is in the window that the newest plan recorded.
-
-    If its transform reads states as of the previous txid, that must have committed, too (I21). No lock is needed: the cursor
-    only grows.
-    """
-    number, c = sa.literal(txid, sa.BigInteger), tables.cursor.c
-    may_begin = sa.and_(in_window(number), number - c.txid <= 1) if spec.awaits_previous else in_window(number)
-    return bool(connection.scalar(sa.select(may_begin).where(c.pipeline == spec.name)))
-
-
 def note_window(connection: Connection, spec: PipelineSpec) -> None:
     """Record the pipeline's window and `commits_alone`, for tasks that wait for their turn."""
     p = tables.pipeline.c

@@ -148,12 +148,7 @@ def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, may_
     older than its witness.
     """
     cursor = lock(connection, pipeline)
-    mark = witness.mark_of(pipeline, str(cursor.history))
-    # A statement of its own, so that it sees what the lock has waited for: the pipeline may have been retired meanwhile.
-    facts = DatabaseFacts(*connection.execute(_DATABASE, parameters(pipeline, mark)).one())
-    if not may_be_retired:
-        check_not_retired(pipeline, facts.retired)
-    check_database(cursor, facts, mark, witness)
+    _check(connection, cursor, witness, may_be_retired=may_be_retired)
     return cursor
 
 
@@ -162,14 +157,19 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
 
     Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
     """
-    c, p = tables.cursor.c, tables.pipeline.c
-    known = sa.join(tables.cursor, tables.pipeline, c.pipeline == p.pipeline)
-    row = connection.execute(sa.select(*CURSOR, *RETIRED).select_from(known).where(c.pipeline == pipeline)).one_or_none()
+    row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
     if row is None:
         raise unregistered(pipeline)
-    check_not_retired(pipeline, Retired(*row[len(CURSOR) :]))
-    cursor = Cursor(*row[: len(CURSOR)])
-    _check_history(cursor, describe_loss(connection, cursor, witness), current_epoch(connection), witness)
+    _check(connection, Cursor(*row), witness)
+
+
+def _check(connection: Connection, cursor: Cursor, witness: Witness, *, may_be_retired: bool = False) -> None:
+    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
+    # A statement of its own, so that it sees what a lock has waited for: the pipeline may have been retired meanwhile.
+    facts = DatabaseFacts(*connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one())
+    if not may_be_retired:
+        check_not_retired(cursor.pipeline, facts.retired)
+    check_database(cursor, facts, mark, witness)
 
 
 def _check_history(cursor: Cursor, lost: str | None, epoch: "Epoch", witness: Witness) -> None:

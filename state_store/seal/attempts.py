@@ -108,7 +108,7 @@ class LockedBatch(NamedTuple):
 class AttemptRow(NamedTuple):
     """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock.
 
-    An attempt `is_silent` if no heartbeat has come for LONGEST_SILENCE_SECONDS.
+    Of one that has not ended, `session_columns` add whether its process has a session at this server, and is this process.
     """
 
     owner: str
@@ -119,14 +119,41 @@ class AttemptRow(NamedTuple):
     is_poison: bool | None
     quarantined_rows: int | None
     age_seconds: Decimal
-    silent_seconds: Decimal
-    is_silent: bool
+    silent_seconds: Decimal | None
+    has_session: bool = False
+    is_own: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no heartbeat has come for long: its process is taken for dead or suspended.
+
+        A clock that was set back makes the silence negative: then nothing is known of it, so the attempt is not silent.
+        """
+        return self.silent_seconds is not None and self.silent_seconds >= LONGEST_SILENCE_SECONDS
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has not ended, sends heartbeats, and its process has a session, which ends with the process.
+
+        Behind a connection pooler, an idle process may have none, and be taken for dead.
+        """
+        return self.sealed_at is None and self.failed_at is None and not self.is_silent and self.has_session
+
+    @property
+    def is_at_work_elsewhere(self) -> bool:
+        """Whether another process than this one is at work on it."""
+        return self.is_at_work and not self.is_own
 
 
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))
 OWN_SESSION = sa.func.current_setting("application_name")  # the name of this process' sessions
-_HISTORY = sa.select(tables.cursor.c.history).where(tables.cursor.c.pipeline == tables.batch.c.pipeline).scalar_subquery()
-_LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTORY]
+_HISTORY = (
+    sa.select(tables.cursor.c.history)
+    .where(tables.cursor.c.pipeline == tables.batch.c.pipeline)
+    .correlate(tables.batch)
+    .scalar_subquery()
+)
+LOCKED = [*(tables.batch.c[name] for name in LockedBatch._fields[:-1]), _HISTORY]
 
 
 def lock_batch(connection: Connection, pipeline: str, txid: int) -> LockedBatch:
@@ -143,7 +170,7 @@ def lock_known(connection: Connection, pipeline: str, txid: int) -> LockedBatch 
     """Lock and return the batch's row, if there is one."""
     b = tables.batch.c
     row = connection.execute(
-        sa.select(*_LOCKED).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
+        sa.select(*LOCKED).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True)
     ).one_or_none()
     return LockedBatch(*row) if row else None
 
@@ -162,7 +189,7 @@ def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) ->
         .scalar_subquery()
     )
     in_order = sa.or_(first_open.is_(None), b.txid < first_open)
-    statement = sa.select(*_LOCKED).where(*near, newest_is_sealed(tables.batch), in_order).order_by(b.txid)
+    statement = sa.select(*LOCKED).where(*near, newest_is_sealed(tables.batch), in_order).order_by(b.txid)
     return [LockedBatch(*row) for row in connection.execute(statement.with_for_update(of=tables.batch, key_share=True))]
 
 
@@ -170,7 +197,15 @@ def attempt_columns() -> list[sa.ColumnElement[Any]]:
     """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
     a = tables.attempt.c
     since = (sa.func.extract("epoch", sa.func.clock_timestamp() - moment) for moment in (a.started_at, a.seen_at))
-    return [*(a[name] for name in AttemptRow._fields[:-3]), *since, is_silent(tables.attempt)]
+    return [*(a[name] for name in AttemptRow._fields[:-4]), *since]
+
+
+def session_columns() -> list[sa.ColumnElement[Any]]:
+    """Return the last columns of `AttemptRow`; sessions are listed only for an attempt that has not ended."""
+    a, session = tables.attempt.c, _SESSIONS.c
+    own = session.datname == sa.func.current_database(), session.application_name == a.session
+    has_session = sa.case((sa.func.num_nulls(a.sealed_at, a.failed_at) == 2, sa.exists().where(*own)), else_=sa.false())
+    return [has_session, sa.func.coalesce(a.session == OWN_SESSION, sa.false())]
 
 
 def is_silent(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -192,7 +227,7 @@ def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
     a = tables.attempt.c
     of_batch = (a.pipeline == batch.pipeline, a.txid == batch.txid, a.attempt == batch.attempt)
     row = connection.execute(sa.select(*attempt_columns()).where(*of_batch)).one_or_none()
-    return AttemptRow._make(row) if row else None
+    return AttemptRow(*row) if row else None
 
 
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:

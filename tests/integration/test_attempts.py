@@ -136,6 +136,21 @@ def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: T
 # metadata
 
 
+def test_an_attempt_starts_in_a_few_statements(tally: Tally) -> None:
+    """Limits, lock, facts; if it starts, four for its record and the rows to expect, five for the staging of two states."""
+    tally.plan(2)
+    tally.process(1)
+    statements: list[str] = []
+    sa.event.listen(
+        tally.store.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement)
+    )
+
+    for mode, most in (("first", 12), ("take over", 12), ("first", 3)):
+        statements.clear()
+        tally.store.start_attempt(tally.spec, 2, "test", mode=mode)
+        assert len(statements) <= most
+
+
 @pytest.mark.promise("I6")
 def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
     """A retry processes exactly the slice of the first attempt, byte for byte (I6)."""

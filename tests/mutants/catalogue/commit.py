@@ -97,8 +97,8 @@ MUTANTS = (
         "I9",
         VERDICTS,
         "check_in_order",
-        "if facts.last_commit != cursor.txid:",
-        "if facts.last_commit > cursor.txid:",
+        "if facts.pipeline.last_commit != cursor.txid:",
+        "if facts.pipeline.last_commit > cursor.txid:",
         (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
     ),
     Mutant(
@@ -222,9 +222,9 @@ MUTANTS = (
         "a-silent-attempt-is-waited-for",
         "I20",
         "state_store/seal/attempts.py",
-        "is_silent",
-        "timedelta(seconds=LONGEST_SILENCE_SECONDS)",
-        "timedelta(hours=LONGEST_SILENCE_SECONDS)",
+        "AttemptRow.is_silent",
+        "self.silent_seconds >= LONGEST_SILENCE_SECONDS",
+        "self.silent_seconds >= 60 * LONGEST_SILENCE_SECONDS",
         (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
     ),
     Mutant(
