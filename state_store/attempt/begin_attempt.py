@@ -164,7 +164,7 @@ def _reason_against(facts: _Facts, mode: Mode) -> NotStarted | None:
         return NotStarted.BEGUN
     if newest is not None and mode != "take over" and newest.is_at_work_elsewhere:
         return NotStarted.IN_WORK
-    if newest is None and facts.pipeline.paused_at is not None:  # what has begun goes on
+    if turns.is_held(facts.batch.locked.attempt, facts.pipeline.paused_at):
         return NotStarted.PAUSED
     return None if facts.has_room else NotStarted.AHEAD
 
@@ -188,7 +188,7 @@ def _take_fence(
     a, b = tables.attempt.c, tables.batch.c
     fenced = connection.scalars(
         sa.update(tables.attempt)
-        .where(a.pipeline == spec.name, a.txid == batch.txid, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .where(a.pipeline == spec.name, a.txid == batch.txid, attempts.is_open(tables.attempt))
         .values(failed_at=sa.func.now(), error=f"{FENCED}: attempt {number} took over.", is_poison=False)
         .returning(a.attempt)
     ).all()

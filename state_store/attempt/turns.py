@@ -1,24 +1,27 @@
 """Turns: which batches may begin or commit, wait to be merged together, or have another process at work.
 
-Everything here is a hint, read without a lock, that saves work or waiting. What decides is checked under locks: only the newest
-attempt at a batch commits (it fences the older ones), in the order of the txids, the batches' numbers.
+One statement reads the facts without a lock, pure functions decide. Everything here is a hint that saves work or waiting. What
+counts is checked under locks: only the newest attempt at a batch commits (it fences the older ones), in the order of the txids,
+the batches' numbers.
 
     turn     a batch may begin if it is one of the next `window` txids after the cursor, unless its pipeline is paused, and
              commit after every earlier txid
     waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.batches import in_window, is_held, with_current_attempt
+from tidegate.state_store.ledger.batches import with_current_attempt
 from tidegate.state_store.seal import attempts
+from tidegate.state_store.seal.attempts import AttemptRow
 
 # A ready batch waits for this multiple of the last merge's duration: a long time after a large merge, hardly any after a small
 # one. It never waits longer than the limit, even if the machine's clock was changed since the last merge or the seal.
@@ -48,144 +51,192 @@ class Processing:
     is_in_work: bool
 
 
-def has_room(txid: int, committed: int, window: int) -> bool:
-    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
-    return txid - committed <= window
+class TurnFacts(NamedTuple):
+    """What the ledger has of a txid, of its pipeline, and of the newest attempt at its batch.
+
+    An unknown batch has no `attempt`. `halted_txid` is the first uncommitted one that is halted, `unended_txid` the first after
+    the next to commit whose newest attempt has not ended, and that is neither halted nor given up. `continues_previous` is
+    whether the newest attempt, or else the plan, continues the input that the batch before has now.
+    """
+
+    pipeline: str
+    txid: int
+    committed: int
+    window: int
+    paused_at: datetime | None
+    retired_at: datetime | None
+    commits_alone: bool
+    fingerprint: str
+    last_merge_seconds: float | None
+    halted_txid: int | None
+    halted_reason: str | None
+    unended_txid: int | None
+    attempt: int | None
+    skip_reason: str | None
+    awaits_ack: bool | None
+    newest: AttemptRow | None
+    continues_previous: bool = False
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the cursor has passed the txid."""
+        return self.txid <= self.committed
 
 
 RETIRED = "the pipeline was retired"
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
-def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
-    """Return the turn of each (pipeline, txid), by a single statement.
+def has_room(txid: int, committed: int, window: int) -> bool:
+    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
+    return txid - committed <= window
+
+
+def is_held(attempts_begun: int | None, paused_at: datetime | None) -> bool:
+    """Return whether a batch may not begin because its pipeline is paused: what has begun goes on."""
+    return attempts_begun == 0 and paused_at is not None
+
+
+def turn(facts: TurnFacts) -> Turn:
+    """Return the turn of a txid.
 
     It opens when every earlier txid has committed, and the batch's processing has ended or it was given up; a little later if
     others that are being processed could be merged with it. It is halted while this batch or an earlier one waits for a person,
     or once the pipeline is retired.
     """
-    if not waiting:
-        return {}
-    pipelines, txids = zip(*waiting, strict=True)
-    rows = connection.execute(_TURNS, {"pipelines": list(pipelines), "txids": list(txids)})
-    return {(row[0], row[1]): Turn(*row[2:]) for row in rows}
+    given_up = facts.skip_reason is not None
+    halted = None
+    if facts.retired_at is not None and not facts.is_committed:
+        halted = RETIRED
+    elif facts.halted_txid is not None and facts.halted_txid <= facts.txid:
+        halted = f"txid {facts.halted_txid} is halted: {facts.halted_reason}"
+    return Turn(
+        opens=facts.is_committed or (facts.txid == facts.committed + 1 and (given_up or _may_commit(facts))),
+        halted=halted,
+        given_up=given_up,
+        done=facts.is_committed and not facts.awaits_ack,
+        begins=has_room(facts.txid, facts.committed, facts.window) and not is_held(facts.attempt, facts.paused_at),
+    )
 
 
-def _turns() -> sa.Select[Any]:
-    """Return the statement, whose parameters are an array of pipelines and one of txids."""
-    b, c, a, p = tables.batch.c, tables.cursor.c, tables.attempt.c, tables.pipeline.c
-    requested = (
-        sa.func.unnest(
-            sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text)),
-            sa.bindparam("txids", type_=postgresql.ARRAY(sa.BigInteger)),
-        )
-        .table_valued(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger))
-        .render_derived(name="requested")
-    )
-    halted = (
-        sa.select(sa.func.concat("txid ", b.txid, " is halted: ", b.halted_reason))
-        .where(b.pipeline == requested.c.pipeline, b.txid > c.txid, b.txid <= requested.c.txid, b.halted_at.is_not(None))
-        .order_by(b.txid)
-        .limit(1)
-        .scalar_subquery()
-    )
-    of_batch = tables.same_batch(tables.batch, requested)
-    given_up = sa.exists().where(of_batch, b.skip_reason.is_not(None))
-    ended = (
-        sa.exists()
-        .where(of_batch, tables.same_attempt(tables.attempt, tables.batch))
-        .where(sa.or_(a.failed_at.is_not(None), sa.and_(a.sealed_at.is_not(None), ~_waits_to_merge_together())))
-        .correlate(requested, tables.cursor)
-    )
-    opens = sa.or_(c.txid >= requested.c.txid, sa.and_(c.txid == requested.c.txid - 1, sa.or_(ended, given_up)))
-    done = sa.and_(c.txid >= requested.c.txid, ~sa.exists().where(of_batch, b.awaits_ack))
-    begins = sa.and_(in_window(requested.c.txid), ~is_held(requested.c.txid, requested.c.pipeline))
-    is_retired = sa.and_(p.retired_at.is_not(None), c.txid < requested.c.txid)
-    stopped = sa.case((is_retired, sa.literal_column(f"'{RETIRED}'")), else_=halted)
-    answer = sa.select(requested.c.pipeline, requested.c.txid, opens, stopped, given_up, done, begins)
-    of_pipeline = sa.and_(c.pipeline == requested.c.pipeline, p.pipeline == c.pipeline)
-    return answer.join(sa.join(tables.cursor, tables.pipeline, p.pipeline == c.pipeline), of_pipeline)
-
-
-def _waits_to_merge_together() -> sa.ColumnElement[bool]:
-    """Return whether the sealed batch after the cursor should wait for others to be merged with it."""
-    c, a, k, p = tables.cursor.c, tables.attempt.c, tables.commit.c, tables.pipeline.c
-    later = tables.batch.alias("later")
-    others_are_coming = (
-        sa.exists()
-        .where(later.c.pipeline == c.pipeline, later.c.txid > c.txid, in_window(later.c.txid))
-        .where(~attempts.newest_has_ended(later))
-        .where(later.c.halted_at.is_(None), later.c.skip_reason.is_(None))
-        .correlate(tables.cursor)
-    )
-    last_merge = (
-        sa.select(sa.extract("epoch", k.merged_at - k.committed_at))
-        .where(tables.same_batch(tables.commit, tables.cursor))
-        .correlate(tables.cursor)
-        .scalar_subquery()
-    )
-    merges_together = sa.exists().where(p.pipeline == c.pipeline, ~p.commits_alone).correlate(tables.cursor)
-    waited = sa.extract("epoch", sa.func.clock_timestamp() - a.sealed_at)
-    patience = sa.func.least(MERGE_PATIENCE_FACTOR * sa.func.coalesce(last_merge, 0), LONGEST_MERGE_WAIT_SECONDS)
+def _may_commit(facts: TurnFacts) -> bool:
+    """Return whether the newest attempt at the next batch has failed, or is sealed and need not wait for others."""
+    if facts.newest is None or facts.newest.sealed_seconds is None:
+        return facts.newest is not None and facts.newest.failed_at is not None
+    unended = facts.unended_txid
+    others_are_coming = unended is not None and has_room(unended, facts.committed, facts.window)
+    patience = min(MERGE_PATIENCE_FACTOR * (facts.last_merge_seconds or 0), LONGEST_MERGE_WAIT_SECONDS)
     # A negative time means that the clock was set back: the time waited is unknown, so the batch waits no longer.
-    return sa.and_(waited >= 0, waited < patience, merges_together, others_are_coming)
+    return facts.commits_alone or not others_are_coming or not 0 <= facts.newest.sealed_seconds < patience
 
 
-# Executed several times by each Airflow task: built once, in the process from which the tasks are forked.
-_TURNS = _turns()
-
-
-def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
-    """Return for each (pipeline, txid) whether it is still to be processed, by a single statement.
+def processing_of(facts: TurnFacts) -> Processing:
+    """Return whether a batch is still to be processed.
 
     That is so for a sealed batch, too, if its declaration is not the registered one, or it continues other metadata than the
     previous batch has now.
     """
-    b, p, c, a = tables.batch.c, tables.pipeline.c, tables.cursor.c, tables.attempt.c
-    continues = sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest)
-    is_sealed = sa.and_(a.sealed_at.is_not(None), a.fingerprint == p.fingerprint)
-    is_decided = sa.and_(sa.or_(is_sealed, b.skip_reason.is_not(None)), continues.is_not_distinct_from(_previous_input()))
-    is_over = sa.or_(c.txid >= b.txid, sa.func.coalesce(is_decided, sa.false()))
-    statement = (
-        sa.select(b.pipeline, b.txid, is_over, attempts.newest_is_alive(tables.batch))
-        .select_from(tables.batch)
-        .join(tables.pipeline, p.pipeline == b.pipeline)
-        .join(tables.cursor, c.pipeline == b.pipeline)
-        .outerjoin(tables.attempt, tables.same_attempt(tables.attempt, tables.batch))
-        .where(sa.tuple_(b.pipeline, b.txid).in_(list(waiting)))
-    )
-    return {(row[0], row[1]): Processing(row[2], row[3]) for row in connection.execute(statement)}
+    newest = facts.newest
+    is_sealed = newest is not None and newest.sealed_at is not None and newest.fingerprint == facts.fingerprint
+    is_decided = (is_sealed or facts.skip_reason is not None) and facts.continues_previous
+    return Processing(facts.is_committed or is_decided, newest is not None and newest.is_at_work)
 
 
-def _previous_input() -> sa.ScalarSelect[bytes]:
-    """Return the digest of the metadata that the previous batch has now; NULL if there is none."""
-    before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
-    return (
-        sa.select(sa.func.coalesce(tried.c.source_digest, before.c.source_digest))
-        .select_from(with_current_attempt(before, done, tried))
-        .where(before.c.pipeline == tables.batch.c.pipeline, before.c.txid == tables.batch.c.txid - 1)
-        .correlate(tables.batch)
-        .scalar_subquery()
-    )
+def _read(connection: Connection, statement: sa.Select[Any], waiting: Sequence[tuple[str, int]]) -> Iterator[TurnFacts]:
+    """Yield the facts of these (pipeline, txid) whose pipeline is registered."""
+    if not waiting:
+        return
+    pipelines, txids = zip(*waiting, strict=True)
+    for row in connection.execute(statement, {"pipelines": list(pipelines), "txids": list(txids)}):
+        newest = AttemptRow(*row[_OWN:_END]) if row[_OWN] is not None else None
+        yield TurnFacts(*(*row[:_OWN], newest, *row[_END:]))
+
+
+def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
+    """Return the turn of each (pipeline, txid) of a registered pipeline."""
+    return {facts[:2]: turn(facts) for facts in _read(connection, _TURNS, waiting)}
+
+
+def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
+    """Return for each (pipeline, txid) of a batch whether it is still to be processed."""
+    return {facts[:2]: processing_of(facts) for facts in _read(connection, _PROCESSING, waiting) if facts.attempt is not None}
 
 
 def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
     """Return a run's next txid after this one that may begin and has not, if any."""
-    batch, run_batch = tables.batch.c, tables.run_batch.c
-    may_begin = in_window(run_batch.txid), ~is_held(run_batch.txid, run_batch.pipeline)
-    return connection.scalar(
-        sa.select(run_batch.txid)
-        .join_from(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
-        .join(tables.cursor, tables.cursor.c.pipeline == run_batch.pipeline)
-        .where(run_batch.pipeline == pipeline, run_batch.run_id == run_id, run_batch.txid > after)
-        .where(batch.attempt == 0, batch.skip_reason.is_(None), *may_begin)
-        .order_by(run_batch.txid)
-        .limit(1)
-    )
+    b, r = tables.batch.c, tables.run_batch.c
+    of_run = (r.pipeline == pipeline, r.run_id == run_id, r.txid > after, b.attempt == 0, b.skip_reason.is_(None))
+    both = sa.join(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
+    txid = connection.scalar(sa.select(r.txid).select_from(both).where(*of_run).order_by(r.txid).limit(1))
+    return txid if txid is not None and turns(connection, [(pipeline, txid)])[pipeline, txid].begins else None
 
 
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
     """Return whether another process is at work on the batch, as far as its newest attempt shows."""
+    return any(
+        facts.newest is not None and facts.newest.is_at_work_elsewhere
+        for facts in _read(connection, _PROCESSING, [(pipeline, txid)])
+    )
+
+
+def _facts() -> sa.Select[Any]:
+    """Return the statement of facts, but for the last; its parameters are an array of pipelines and one of txids."""
     b = tables.batch.c
-    by_another = attempts.newest_is_alive(tables.batch), attempts.is_of_another_process(tables.batch)
-    return bool(connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == txid, *by_another))))
+    arrays = (
+        sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text)),
+        sa.bindparam("txids", type_=postgresql.ARRAY(sa.BigInteger)),
+    )
+    each = sa.func.unnest(*arrays).table_valued(sa.column("pipeline", sa.Text), sa.column("txid", sa.BigInteger))
+    requested = sa.select(each.render_derived()).cte("requested")
+    of_pipeline = _of_pipeline(requested).cte("of_pipeline").prefix_with("MATERIALIZED")
+    return (
+        sa.select(requested.c.pipeline, requested.c.txid, *list(of_pipeline.c)[1:])
+        .add_columns(b.attempt, b.skip_reason, b.awaits_ack, *attempts.attempt_columns())
+        .select_from(requested)
+        .join(of_pipeline, of_pipeline.c.pipeline == requested.c.pipeline)
+        .outerjoin(tables.batch, tables.same_batch(tables.batch, requested))
+        .outerjoin(tables.attempt, tables.same_attempt(tables.attempt, tables.batch))
+    )
+
+
+def _of_pipeline(requested: sa.FromClause) -> sa.Select[Any]:
+    """Return what `TurnFacts` has of each requested pipeline."""
+    c, k, p, later = tables.cursor.c, tables.commit.c, tables.pipeline.c, tables.batch.alias("later")
+    last = sa.select(requested.c.pipeline, sa.func.max(requested.c.txid).label("txid")).group_by(requested.c.pipeline)
+    last_requested = last.subquery("last_requested")
+    after_cursor = sa.select(later.c.txid, later.c.halted_reason).where(later.c.pipeline == c.pipeline, later.c.txid > c.txid)
+    in_order = after_cursor.order_by(later.c.txid).limit(1).correlate(tables.cursor, last_requested)
+    halted = in_order.where(later.c.txid <= last_requested.c.txid, later.c.halted_at.is_not(None)).lateral("halted")
+    is_free = later.c.halted_at.is_(None), later.c.skip_reason.is_(None), attempts.newest_ended_at(later).is_(None)
+    unended = in_order.where(later.c.txid > c.txid + 1, *is_free).lateral("unended")
+    return (
+        sa.select(c.pipeline, c.txid, p.in_flight, p.paused_at, p.retired_at, p.commits_alone, p.fingerprint)
+        .add_columns(sa.cast(sa.extract("epoch", k.merged_at - k.committed_at), sa.Float), *halted.c, unended.c.txid)
+        .select_from(last_requested)
+        .join(tables.cursor, c.pipeline == last_requested.c.pipeline)
+        .join(tables.pipeline, p.pipeline == c.pipeline)
+        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.cursor))
+        .outerjoin(halted, sa.true())
+        .outerjoin(unended, sa.true())
+    )
+
+
+def _continues_previous() -> sa.ColumnElement[bool]:
+    """Return whether a batch continues the metadata that the previous batch has now, or none if there is none."""
+    a = tables.attempt.c
+    continues = sa.case((a.attempt.is_(None), tables.batch.c.previous_digest), else_=a.previous_digest)
+    before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
+    previous = (
+        sa.select(sa.func.coalesce(tried.c.source_digest, before.c.source_digest))
+        .select_from(with_current_attempt(before, done, tried))
+        .where(before.c.pipeline == tables.batch.c.pipeline, before.c.txid == tables.batch.c.txid - 1)
+        .correlate(tables.batch)
+    )
+    return continues.is_not_distinct_from(previous.scalar_subquery())
+
+
+# Executed several times by each Airflow task: built once, in the process from which the tasks are forked.
+_TURNS = _facts()
+_PROCESSING = _TURNS.add_columns(*attempts.session_columns(), _continues_previous())
+_OWN = len(TurnFacts._fields) - 2  # the columns of the newest attempt begin here
+_END = _OWN + len(AttemptRow._fields)  # in `_PROCESSING`, one is left

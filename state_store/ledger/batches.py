@@ -189,20 +189,6 @@ def checked_input(pipeline: str, row: InputRow) -> BatchInput:
     return BatchInput(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
 
 
-def in_window(txid: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return whether a txid is in the pipeline's window, the most batches that may be begun and not committed."""
-    p, c = tables.pipeline.c, tables.cursor.c
-    window = sa.select(p.in_flight).where(p.pipeline == c.pipeline).correlate(tables.cursor).scalar_subquery()
-    return txid - c.txid <= window  # a sum could leave the range of a bigint
-
-
-def is_held(txid: sa.ColumnElement[int], pipeline: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Return whether a batch may not begin, because it has not yet and its pipeline is paused: what has begun goes on."""
-    b, p = tables.batch.alias("held"), tables.pipeline.alias("paused")
-    is_paused = sa.and_(p.c.pipeline == b.c.pipeline, p.c.paused_at.is_not(None))
-    return sa.exists().where(b.c.pipeline == pipeline, b.c.txid == txid, b.c.attempt == 0, is_paused)
-
-
 def in_flight(connection: Connection, pipeline: str) -> tuple[int, int]:
     """Return how many uncommitted batches have begun, and how many have not."""
     b = tables.batch.c

@@ -204,13 +204,12 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
     b, a = tables.batch.c, tables.attempt.c
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
-    alive = connection.execute(
-        sa.select(a.txid, a.attempt, a.owner)
-        .where(a.pipeline == pipeline, a.txid >= committed, attempts.is_at_work(tables.attempt))
+    open_attempts = connection.execute(
+        sa.select(a.txid, a.attempt, a.owner, attempts.silent_seconds(tables.attempt).label("silent_seconds"))
+        .where(a.pipeline == pipeline, a.txid >= committed, attempts.is_open(tables.attempt))
         .order_by(a.txid)
-        .limit(1)
-    ).one_or_none()
-    if alive is not None:
+    ).all()
+    if alive := next((one for one in open_attempts if not attempts.is_silent(one.silent_seconds)), None):
         raise AttemptNotSealed(
             f"{pipeline} is at work: attempt {alive.attempt} at txid {alive.txid}, by {alive.owner}. Let no other run begin "
             f"(tidegate pause {pipeline} --reason ...), and retire it when this one has ended; or end its process, which "
@@ -230,7 +229,7 @@ def _write(connection: Connection, pipeline: str, request: Request) -> None:
     )
     connection.execute(
         sa.update(tables.attempt)
-        .where(a.pipeline == pipeline, a.sealed_at.is_(None), a.failed_at.is_(None))
+        .where(a.pipeline == pipeline, attempts.is_open(tables.attempt))
         .values(failed_at=sa.func.now(), error=ENDED, is_poison=False)
     )
     write_action(connection, pipeline, None, "retire", request.owner, request.reason)

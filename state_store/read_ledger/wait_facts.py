@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
-from tidegate.state_store.attempt.turns import turns
+from tidegate.state_store.attempt.turns import has_room, turns
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import schema_revision, tables, undeclared_columns
@@ -47,8 +47,13 @@ class Try(NamedTuple):
     seen_at: datetime
     sealed_at: datetime | None
     failed_at: datetime | None
-    is_silent: bool
+    silent_seconds: float | None
     error: str | None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no heartbeat has come for long."""
+        return attempts.is_silent(self.silent_seconds)
 
 
 class WaitingBatch(NamedTuple):
@@ -74,9 +79,9 @@ class RegisteredPipeline(NamedTuple):
     """A pipeline's row, its last commit and opened txid, and what else may need attention.
 
     `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
-    source has yet to learn of, are counted up to MOST_COUNTED. `in_work` is the first uncommitted txid with an attempt that
-    still sends heartbeats. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`, with
-    `plan_error`, cut to ERROR_CHARACTERS. `new_columns` are those of `tidegate.state_store.ledger.undeclared_columns`.
+    source has yet to learn of, are counted up to MOST_COUNTED. `silences` are the seconds since the last heartbeat of the open
+    attempts at uncommitted txids. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`,
+    with `plan_error`, cut to ERROR_CHARACTERS. `new_columns` are those of `tidegate.state_store.ledger.undeclared_columns`.
     """
 
     pipeline: str
@@ -93,13 +98,18 @@ class RegisteredPipeline(NamedTuple):
     committed_at: datetime | None
     quarantined: int
     acks_due: int
-    in_work: int | None
+    silences: Mapping[str, float | None]
     failed_plans: int
     plans_failing_since: datetime | None
     failed_run: str | None
     plan_error: str | None
     queries: Sequence[Mapping[str, str]]
     new_columns: Sequence[Mapping[str, Any]]
+
+    @property
+    def in_work(self) -> int | None:
+        """The first uncommitted txid with an attempt that still sends heartbeats."""
+        return min((int(txid) for txid, seconds in self.silences.items() if not attempts.is_silent(seconds)), default=None)
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,10 @@ class Wait:
     is_restored: bool
     is_standby: bool
     refusal: TidegateError | None
+
+    def has_room(self, txid: int) -> bool:
+        """Return whether a txid is in the pipeline's window."""
+        return has_room(txid, self.cursor.txid, self.row.in_flight)
 
     @property
     def loss(self) -> str | None:
@@ -213,11 +227,9 @@ def _pipelines() -> sa.Select[Any]:
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
     quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantined_records.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
-    in_work = (
-        sa.select(sa.func.min(a.txid))
-        .where(a.pipeline == c.pipeline, a.txid > c.txid, attempts.is_at_work(tables.attempt))
-        .scalar_subquery()
-    )
+    open_attempts = a.pipeline == c.pipeline, a.txid > c.txid, attempts.is_open(tables.attempt)
+    by_txid = sa.func.jsonb_object_agg(a.txid, attempts.silent_seconds(tables.attempt), type_=postgresql.JSONB)
+    silences = sa.select(sa.func.coalesce(by_txid, sa.text("'{}'"))).where(*open_attempts).scalar_subquery()
     plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
     of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
     return (
@@ -228,7 +240,7 @@ def _pipelines() -> sa.Select[Any]:
             k.committed_at,
             counted(quarantined),
             counted(acks),
-            in_work,
+            silences,
             *of_plans,
             p.declaration["queries"],
             undeclared_columns.new_columns(p.pipeline),
@@ -275,7 +287,7 @@ def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[t
     """Return the newest attempts at these batches, the newest first."""
     b, a = tables.batch.c, tables.attempt.c
     newest = (
-        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.is_silent(tables.attempt).label("is_silent"))
+        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.silent_seconds(tables.attempt).label("silent_seconds"))
         .add_columns(sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
         .where(tables.same_batch(tables.attempt, tables.batch))
         .order_by(a.attempt.desc())

@@ -7,8 +7,7 @@ computed, is complete. A txid is a batch's number.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
-from decimal import Decimal
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -106,7 +105,7 @@ class LockedBatch(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """An attempt's row; its age, and the time since its last heartbeat, are by the database's clock.
+    """An attempt's row; its age, and the times since its last heartbeat and its seal, are by the database's clock.
 
     Of one that has not ended, `session_columns` add whether its process has a session at this server, and is this process.
     """
@@ -118,18 +117,16 @@ class AttemptRow(NamedTuple):
     error: str | None
     is_poison: bool | None
     quarantined_rows: int | None
-    age_seconds: Decimal
-    silent_seconds: Decimal | None
+    age_seconds: float
+    silent_seconds: float | None
+    sealed_seconds: float | None
     has_session: bool = False
     is_own: bool = False
 
     @property
     def is_silent(self) -> bool:
-        """Whether no heartbeat has come for long: its process is taken for dead or suspended.
-
-        A clock that was set back makes the silence negative: then nothing is known of it, so the attempt is not silent.
-        """
-        return self.silent_seconds is not None and self.silent_seconds >= LONGEST_SILENCE_SECONDS
+        """Whether no heartbeat has come for long."""
+        return is_silent(self.silent_seconds)
 
     @property
     def is_at_work(self) -> bool:
@@ -196,30 +193,39 @@ def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) ->
 def attempt_columns() -> list[sa.ColumnElement[Any]]:
     """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
     a = tables.attempt.c
-    since = (sa.func.extract("epoch", sa.func.clock_timestamp() - moment) for moment in (a.started_at, a.seen_at))
-    return [*(a[name] for name in AttemptRow._fields[:-4]), *since]
+    since = map(_seconds_since, (a.started_at, a.seen_at, a.sealed_at))
+    return [*(a[name] for name in AttemptRow._fields[:-5]), *since]
 
 
 def session_columns() -> list[sa.ColumnElement[Any]]:
     """Return the last columns of `AttemptRow`; sessions are listed only for an attempt that has not ended."""
     a, session = tables.attempt.c, _SESSIONS.c
     own = session.datname == sa.func.current_database(), session.application_name == a.session
-    has_session = sa.case((sa.func.num_nulls(a.sealed_at, a.failed_at) == 2, sa.exists().where(*own)), else_=sa.false())
+    is_unended = sa.and_(a.attempt.is_not(None), is_open(tables.attempt))
+    has_session = sa.case((is_unended, sa.exists().where(*own)), else_=sa.false())
     return [has_session, sa.func.coalesce(a.session == OWN_SESSION, sa.false())]
 
 
-def is_silent(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether no heartbeat of an attempt has come for long: its process is taken for dead or suspended.
+def silent_seconds(attempt: sa.FromClause) -> sa.ColumnElement[float]:
+    """Return for how long no heartbeat of an attempt has come; NULL before the first."""
+    return _seconds_since(attempt.c.seen_at)
+
+
+def is_silent(seconds: float | None) -> bool:
+    """Return whether no heartbeat has come for long: the attempt's process is taken for dead or suspended.
 
     A clock that was set back makes the silence negative: then nothing is known of it, so the attempt is not silent.
     """
-    return sa.func.clock_timestamp() - attempt.c.seen_at >= timedelta(seconds=LONGEST_SILENCE_SECONDS)
+    return seconds is not None and seconds >= LONGEST_SILENCE_SECONDS
 
 
-def is_at_work(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether an attempt has not ended, and sends heartbeats."""
-    a = attempt.c
-    return sa.and_(a.sealed_at.is_(None), a.failed_at.is_(None), sa.not_(is_silent(attempt)))
+def is_open(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return whether an attempt has not ended."""
+    return sa.and_(attempt.c.sealed_at.is_(None), attempt.c.failed_at.is_(None))
+
+
+def _seconds_since(moment: sa.ColumnElement[datetime]) -> sa.ColumnElement[float]:
+    return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp() - moment), sa.Float)
 
 
 def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
@@ -232,45 +238,21 @@ def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
 
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:
     """Record that the attempt's process is alive; False if the attempt has ended or is fenced."""
-    a = tables.attempt.c
-    is_open = *_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None)
-    seen = sa.update(tables.attempt).where(*is_open).values(seen_at=sa.func.clock_timestamp())
+    seen = sa.update(tables.attempt).where(*_row_of(attempt), is_open(tables.attempt)).values(seen_at=sa.func.clock_timestamp())
     return bool(connection.execute(seen).rowcount)
 
 
-def newest_has_ended(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt at a batch of this table or alias was sealed or has failed."""
-    newest, exists = _newest_of(batch)
-    return exists.where(sa.or_(newest.c.sealed_at.is_not(None), newest.c.failed_at.is_not(None)))
+def newest_ended_at(batch: sa.FromClause) -> sa.ScalarSelect[datetime]:
+    """Return when the newest attempt at a batch of this table or alias was sealed or has failed; NULL before that."""
+    newest = tables.attempt.alias("newest")
+    ended_at = sa.select(sa.func.coalesce(newest.c.sealed_at, newest.c.failed_at))
+    return ended_at.where(tables.same_attempt(newest, batch)).correlate(batch).scalar_subquery()
 
 
 def newest_is_sealed(batch: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether the newest attempt at a batch of this table or alias was sealed."""
-    newest, exists = _newest_of(batch)
-    return exists.where(newest.c.sealed_at.is_not(None))
-
-
-def newest_is_alive(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt at a batch of this table or alias is at work.
-
-    It sends heartbeats, and its process has a session at this server: that ends with the process, before the
-    attempt falls silent. (Behind a connection pooler, an idle process may have none, and be taken for dead.)
-    """
-    newest, exists = _newest_of(batch)
-    session = _SESSIONS.c
-    own = session.datname == sa.func.current_database(), session.application_name == newest.c.session
-    return exists.where(is_at_work(newest), sa.exists().where(*own))
-
-
-def is_of_another_process(batch: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return whether the newest attempt at a batch of this table or alias was begun by another process than this one."""
-    newest, exists = _newest_of(batch)
-    return exists.where(newest.c.session.is_distinct_from(OWN_SESSION))
-
-
-def _newest_of(batch: sa.FromClause) -> tuple[sa.FromClause, sa.Exists]:
     newest = tables.attempt.alias("newest")
-    return newest, sa.exists().where(tables.same_attempt(newest, batch)).correlate(batch)
+    return sa.exists().where(tables.same_attempt(newest, batch), newest.c.sealed_at.is_not(None)).correlate(batch)
 
 
 def sealed_rows() -> sa.ScalarSelect[int]:
@@ -317,10 +299,9 @@ def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: boo
     Raises: AttemptFenced if a newer attempt owns the batch.
     """
     _lock_owned(connection, attempt)
-    a = tables.attempt.c
     connection.execute(
         sa.update(tables.attempt)
-        .where(*_row_of(attempt), a.sealed_at.is_(None), a.failed_at.is_(None))
+        .where(*_row_of(attempt), is_open(tables.attempt))
         .values(failed_at=sa.func.clock_timestamp(), error=error, is_poison=is_poison)
     )
     return poison_tries(connection, attempt.pipeline, attempt.txid)

@@ -112,7 +112,7 @@ class BatchCauses:
             )
             yield self._of(batch, "WAITS_FOR_STATE", story, since=batch.opened_at)
             return
-        if is_planned and batch.txid - self._wait.cursor.txid > row.in_flight:
+        if is_planned and not self._wait.has_room(batch.txid):
             story = (
                 f"Txid {batch.txid} may begin when txid {batch.txid - row.in_flight} has committed: the window is full, as no "
                 f"more than {row.in_flight} may be begun and not committed, and txid {following} commits next."

@@ -222,9 +222,9 @@ MUTANTS = (
         "a-silent-attempt-is-waited-for",
         "I20",
         "state_store/seal/attempts.py",
-        "AttemptRow.is_silent",
-        "self.silent_seconds >= LONGEST_SILENCE_SECONDS",
-        "self.silent_seconds >= 60 * LONGEST_SILENCE_SECONDS",
+        "is_silent",
+        "seconds >= LONGEST_SILENCE_SECONDS",
+        "seconds >= 60 * LONGEST_SILENCE_SECONDS",
         (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
     ),
     Mutant(

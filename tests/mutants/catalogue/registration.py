@@ -128,8 +128,8 @@ MUTANTS = (
         "I23",
         RETIREMENT_PY,
         "_write",
-        ".where(a.pipeline == pipeline, a.sealed_at.is_(None), a.failed_at.is_(None))",
-        ".where(a.pipeline == pipeline, a.sealed_at.is_not(None), a.failed_at.is_not(None))",
+        ".where(a.pipeline == pipeline, attempts.is_open(tables.attempt))",
+        ".where(a.pipeline == pipeline, ~attempts.is_open(tables.attempt))",
         (f"{RETIREMENT}::test_a_process_that_began_before_is_fenced",),
     ),
     Mutant(

@@ -76,9 +76,9 @@ MUTANTS = (
         "a-sealed-attempt-is-recorded-as-failed",
         "I5",
         ATTEMPTS_PY,
-        "fail",
-        "a.sealed_at.is_(None), a.failed_at.is_(None)",
-        "a.failed_at.is_(None)",
+        "is_open",
+        "attempt.c.sealed_at.is_(None), attempt.c.failed_at.is_(None)",
+        "attempt.c.failed_at.is_(None)",
         (f"{ATTEMPTS}::test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer",),
     ),
     Mutant(
