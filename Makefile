@@ -15,7 +15,7 @@ demo: setup ## Start Postgres, Spark and Airflow for the project in examples/, r
 	@cd examples && ../$(BIN)/tidegate demo
 
 test: setup ## Run the tests: 12 minutes on two cores; what takes longer is in soak, and counted
-	@$(BIN)/python -m tests.core_seconds $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.core_seconds $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
 
 soak: setup ## Run all tests at full size: a million messages, ten million records, a crash at every point (four hours)
 	@SOAK=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 100 --timeout 3600

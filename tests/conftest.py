@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.compiled_statements import compile_once
 from tests.databases import Pool
 from tests.examples import EXAMPLES  # noqa: F401 - this process has their pipelines
 from tests.layers import (  # noqa: F401 - hooks of this file
@@ -42,6 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # handler that does nothing has the same effect here, but is not inherited.
     signal.signal(signal.SIGINT, lambda *_: None)
 die_with_make()
+compile_once()
 
 COMMAND = Path(sys.executable).with_name("tidegate")
 

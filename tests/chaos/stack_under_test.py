@@ -14,7 +14,7 @@ import psycopg2
 from tests.chaos import pipelines
 from tests.chaos.wire import Link, Wire
 from tests.conftest import register_pipelines
-from tests.servers import QUICK_TO_COMPILE, do_not_sync
+from tests.servers import QUICK_TO_START, do_not_sync
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.stack.components.server_process import RunFolder
@@ -67,7 +67,7 @@ class StackUnderTest:
         variables = {
             "PGPORT": str(stack.wire.port),
             "TIDEGATE_IDLE_TIMEOUT_SECONDS": str(IDLE_TIMEOUT_SECONDS),
-            "JDK_JAVA_OPTIONS": QUICK_TO_COMPILE,
+            "JDK_JAVA_OPTIONS": QUICK_TO_START,
         }
         os.environ.update(variables)
         try:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.checkout import REPOSITORY, SUBPACKAGES, build_wheel
 from tests.end_to_end.conftest import wait_for
-from tests.servers import QUICK_TO_COMPILE
+from tests.servers import QUICK_TO_START
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 
@@ -64,7 +64,7 @@ class Foreign:
         bundles = [bundle("team", self.folder / "team/dags"), bundle("shop", self.shop / "dags")]
         environment |= {
             "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
-            "JDK_JAVA_OPTIONS": QUICK_TO_COMPILE,
+            "JDK_JAVA_OPTIONS": QUICK_TO_START,
             "PATH": os.pathsep.join([str(self.programs), os.defpath]),
             "PYTHONPATH": str(self.folder / "team"),
             "SEEN": str(self.folder / "seen"),

@@ -32,7 +32,7 @@ from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_f
 from tests.page.browsers import Trouble, Visit, dialog_of, focused, launched, needs_chromium, row_of, tab_to
 from tests.readme.console import Shell, blocks
 from tests.readme.test_readme import OWN, README, STACK
-from tests.servers import QUICK_TO_COMPILE, do_not_sync
+from tests.servers import QUICK_TO_START, do_not_sync
 from tests.stack.conftest import Stack, occupied, session  # noqa: F401 - occupied is a fixture
 from tests.stack.neighbour import SCAN, account, command_as
 from tidegate.airflow_client import AirflowClient
@@ -169,7 +169,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, occupied: set[int]) -> Iterat
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(COMMAND.parent), os.environ["PATH"]]),
-        "JDK_JAVA_OPTIONS": QUICK_TO_COMPILE,
+        "JDK_JAVA_OPTIONS": QUICK_TO_START,
         "TIDEGATE_LOCK_TIMEOUT_SECONDS": "10",  # tests hold locks for as long as anything waits for them
         USERS_VARIABLE: "admin:admin,viewer:viewer",
     }

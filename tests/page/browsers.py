@@ -27,7 +27,7 @@ def launched() -> Iterator[Browser]:
     """Run Chromium without a window."""
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work for root, as whom CI runs. It opens nothing but this project's page.
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        options = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         yield browser
         browser.close()
@@ -67,7 +67,8 @@ class Visit:
     def page(self, view: str | None = "", size: str = "wide", scheme: Any = "light", path: str = "") -> Iterator[Page]:
         """Open a view of the page, or a path of Airflow; nothing may go wrong in the browser."""
         errors: list[str] = []
-        context = self._browser.new_context(storage_state=self.login, viewport=SIZES[size], color_scheme=scheme)  # type: ignore[arg-type]
+        shown: Any = {"viewport": SIZES[size], "color_scheme": scheme, "reduced_motion": "reduce"}
+        context = self._browser.new_context(storage_state=self.login, **shown)
         context.set_default_timeout(PATIENCE_MS)
         with context:
             page = context.new_page()
@@ -147,7 +148,7 @@ class Trouble:
 
 
 def _serious(page: Page) -> list[str]:
-    violations = Axe().run(page).response["violations"]
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [
         f"{violation['id']}: {node['target']} {node['failureSummary']}"
         for violation in violations
