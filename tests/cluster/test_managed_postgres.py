@@ -114,6 +114,7 @@ def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPos
         assert table_origin._server(cursor) == table_origin.HIDDEN  # a table there can be a source, too
 
 
+@pytest.mark.soak
 def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPostgres, database: Settings) -> None:
     """A copy within the server has another number."""
     prepare(database)

@@ -142,6 +142,7 @@ ODD_TYPES = Pipeline(
 )
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("either_way")
 def test_values_of_types_that_python_reads_otherwise_are_merged_together(
     settings: Settings, register: Callable[..., None], as_role: Execute

@@ -229,6 +229,7 @@ def _mend_first(store: StateStore) -> None:
     store.mend_quarantined("tally", 1, 1, Mend("a,5", "anna", "why"))
 
 
+@pytest.mark.soak
 def test_a_record_that_stays_locked_is_reported_as_a_server_that_does_not_answer(waiting: Tally) -> None:
     """Nobody waits for ever; the mend can be tried again."""
     with waiting.store.engine.connect() as connection, connection.begin():

@@ -443,6 +443,7 @@ ROWS = "SELECT * FROM state.visit ORDER BY 1, 2"
 TABLES = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 ORDER BY 1"
 
 
+@pytest.mark.soak
 def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: Author) -> None:
     """Up and down, with every row and grant; a row that is in no range stops it, and nothing is changed."""
     author.migrates(VISITS)
@@ -538,6 +539,7 @@ BY_HAND = """
 BY_MONTH = divided('"at", "month"')
 
 
+@pytest.mark.soak
 def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Author) -> None:
     """Exactly its privileges, its triggers, and what an administrator gave it; up and down."""
 

@@ -124,6 +124,7 @@ def test_a_skipped_batch_is_recorded_as_such(tally: Tally, recorded: Recorded) -
     assert (span.name, span.attributes["tidegate.skipped"]) == ("commit", True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("offset", [-LATER, LATER])
 @pytest.mark.parametrize("column", ["started_at", "staged_at", "sealed_at"])
 def test_a_clock_that_was_set_makes_no_span_negative(

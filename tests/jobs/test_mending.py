@@ -268,6 +268,7 @@ VERSIONS: dict[str, tuple[dict[str, str], str, str | None]] = {
 }
 
 
+@pytest.mark.soak
 def test_a_record_fits_the_schema_of_today_or_waits(settings: Settings) -> None:
     """Its amount never becomes NULL, which no sum shows, or is rounded, whatever a new version makes of its columns.
 

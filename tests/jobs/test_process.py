@@ -475,6 +475,7 @@ def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pyte
         assert "which of them stays is not the same each time" in caplog.text
 
 
+@pytest.mark.soak
 def test_a_sum_ignores_nan_that_spark_casts_to_null(tables: Tables) -> None:
     """Spark casts NaN to a decimal as NULL, even in ANSI mode; the documentation of Sum says so, and how to refuse it."""
     rows = pa.table({"name": ["a", "a", "a"], "amount": pa.array([float("nan"), 1.5, float("-inf")])})

@@ -516,6 +516,7 @@ def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_a
     assert sums(settings) == {"Lisbon": (2, 400), "Porto": (3, 14), "Faro": (1, 4)}
 
 
+@pytest.mark.soak
 def test_checks_of_a_rebuild_know_its_states_by_the_names_that_they_will_have(settings: Settings, counted: Pipeline) -> None:
     """One sets partials aside, one warns of what the state has."""
 

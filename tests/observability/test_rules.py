@@ -105,6 +105,7 @@ def test_the_cases_notice_an_alert_that_never_fires(tmp_path: Path) -> None:
     assert set(re.findall(r'alertname="(\w+)"', done.stdout + done.stderr)) == {rule["alert"] for rule in RULES}
 
 
+@pytest.mark.soak
 @NEEDS_PROMTOOL
 def test_the_quiet_hour_notices_every_alert_that_always_fires(tmp_path: Path) -> None:
     """All at once: the output names each."""

@@ -90,6 +90,7 @@ READS: dict[str, tuple[int, Callable[[Moment], object]]] = {
 }
 
 
+@pytest.mark.soak
 def test_queries_read_few_rows(large: Server) -> None:
     """Each statement reads as many rows as it would with a few txids: an index leads to them."""
     for name, (limit, read) in READS.items():

@@ -328,6 +328,7 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
     assert copies(inbox, follower) == [(1, "a"), (1, "b"), (2, "a")]
 
 
+@pytest.mark.soak
 def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
     """A pipeline may join what another one commits with files of its own, and holds a redo up like any follower."""
     seats = Reference(Files("planes", format="csv", schema={"name": "string", "seats": "int"}))
@@ -356,6 +357,7 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
         steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
 
 
+@pytest.mark.soak
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("wait_for_all", [False, True])
 def test_what_one_pipeline_wrote_together_is_joined(

@@ -101,6 +101,7 @@ def test_spark_returns_what_is_read_in_this_process(
     assert sorted(in_tasks, key=lambda row: row[ORIGIN]) == sorted(expected, key=lambda row: row[ORIGIN])
 
 
+@pytest.mark.soak
 def test_sparks_reader_of_parquet_returns_what_our_tasks_do(
     inbox: Inbox, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_sparks_reader_of_parquet_returns_what_our_tasks_do(
     assert [row["amount"] for row in by_spark(inbox, source, star, flagged=False)] == [4, None]
 
 
+@pytest.mark.soak
 def test_a_damaged_page_of_parquet_is_named(inbox: Inbox) -> None:
     """Spark's own reader finds it, and the error has the file's name."""
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA))
@@ -308,6 +310,7 @@ WRONG_COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.soak
 def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox) -> None:
     """The error is one line and blames the declaration."""
     inbox.write("01.csv", HEADER + "a,1\n")
@@ -345,6 +348,7 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 300, "amount": 300}]
 
 
+@pytest.mark.soak
 @pytest.mark.promise("I11", "fault:source-changed:processing", "error:SOURCE_CHANGED")
 def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inbox) -> None:
     """Before the read or while it lasts: the batch halts, names the file, and goes on when the bytes are back."""

@@ -154,6 +154,7 @@ def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None
         folders.run(merged, "second")
 
 
+@pytest.mark.soak
 def test_a_join_with_nothing_still_counts_its_rows(folders: Folders) -> None:
     """Spark must not leave out the other side of a join that has no result: nothing would vouch for its rows."""
     (folders.settings.home / "b").mkdir()

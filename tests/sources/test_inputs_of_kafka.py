@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.sources.beside_kafka import server
 from tests.sources.feeds import SCHEMA, KafkaFeed
 from tidegate.jobs import Count, Files, Inputs, Pipeline, Reference, State, Sum
@@ -20,6 +22,7 @@ def united(inputs: Any) -> Any:
     return records.unionByName(inputs["folder"]).join(inputs["factors"], "name").selectExpr("name", "amount * factor AS amount")
 
 
+@pytest.mark.soak
 def test_topics_and_a_folder_count_under_the_same_txids(settings: Settings, register: Callable[..., None]) -> None:
     """Each record of each topic and each row once, whichever has more; the whole is opaque, as the topics are."""
     feeds = {name: KafkaFeed(settings, "opaque") for name in ("web", "app")}

@@ -149,6 +149,7 @@ def test_a_time_that_is_reached_while_a_plan_looks_is_found(topic: OrdersTopic) 
     assert ranges(topic.plan(topic.source(start=NOON))) == {"0": (4, 6)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("start", "kind"), [("earliest", "transactional"), ("latest", "opaque")])
 def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: OrdersTopic, start: str, kind: str) -> None:
     """The source's start does not matter, and records of it that expired unread are noticed."""
@@ -211,6 +212,7 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind
     assert "partition 0 from 7 to 8, partition 1 from 0 to 2" in message
 
 
+@pytest.mark.soak
 def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: OrdersTopic) -> None:
     """If declared, the next range starts with the remaining records, and the metadata names the lost ones."""
     source = topic.source(kind="opaque", when_expired="continue")

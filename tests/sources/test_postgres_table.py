@@ -395,6 +395,7 @@ def test_a_value_that_does_not_fit_fails_with_column_and_key(
     assert "CASE WHEN ... THEN v END" in str(refusal.value)
 
 
+@pytest.mark.soak
 def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
     """The executor's error is the ledger's reason."""
     shop.execute("ALTER TABLE orders ALTER amount TYPE bigint")

@@ -170,6 +170,7 @@ def as_bytes(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
 def test_values_of_a_postgres_table_are_those_of_the_table(
     settings: Settings, register: Callable[..., None], prices: Any
