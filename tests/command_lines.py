@@ -7,13 +7,14 @@ import click
 from tidegate.cli import app
 
 
-def check(line: str) -> None:
+def check(line: str) -> click.Command:
     """Parse a whole command line of `tidegate` without running it; fail on an unknown verb, option or a missing argument."""
     command, arguments = _resolve(line)
     try:
         command.make_context(command.name, list(arguments)).close()
     except click.exceptions.Exit:
         assert "--help" in arguments
+    return command
 
 
 def check_mentioned(line: str) -> None:

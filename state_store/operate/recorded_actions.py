@@ -199,7 +199,7 @@ def replay_quarantined(
     if spec.rebuilds is not None:
         raise RangeRefused(
             f"{pipeline} has the batches of {spec.rebuilds} and no others, so it replays what that has replayed. When it has "
-            f"taken its place, run: tidegate quarantine replay {spec.rebuilds}",
+            f'taken its place, run: tidegate quarantine replay {spec.rebuilds} --reason "..."',
             pipeline=pipeline,
         )
     after = batches.last_opened(connection, pipeline)
@@ -235,7 +235,7 @@ def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: S
     if missing := [name for name in references_of(spec.source_identity) if name not in metadata["references"]]:
         raise RangeRefused(
             f"{spec.name}: a replay is joined with reference {missing[0]}, whose version has to be read for it. Type the "
-            f"command: tidegate quarantine replay {spec.name}",
+            f'command: tidegate quarantine replay {spec.name} --reason "..."',
             pipeline=spec.name,
         )
 

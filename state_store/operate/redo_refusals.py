@@ -64,7 +64,8 @@ def check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) -> 
     if rebuild is not None:
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "
-            f"First let it take its pipeline's place (tidegate migrate), or retire it (tidegate retire {rebuild}).",
+            "First let it take its pipeline's place (tidegate migrate), or retire it "
+            f'(tidegate retire {rebuild} --reason "..." --yes).',
             pipeline=spec.name,
             txid=txid,
         )

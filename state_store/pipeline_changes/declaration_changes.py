@@ -115,8 +115,8 @@ def check(known: _State, spec: PipelineSpec, committed: int) -> list[ColumnChang
         batches = "a batch" if committed == 1 else f"{committed} batches"
         raise DeclarationChanged(
             f"{spec.name} has committed {batches} into other states than these: {'; '.join(refusals)}. Let them be "
-            f"computed again: raise its version, and run: tidegate rebuild {spec.name}. Or give the pipeline and its states "
-            "new names. Or take the change back, with the migration that was written for it.",
+            f"computed again: raise its version, and run: tidegate rebuild {spec.name} --yes. Or give the pipeline and its "
+            "states new names. Or take the change back, with the migration that was written for it.",
             pipeline=spec.name,
         )
     if changes and spec.version <= known["version"]:

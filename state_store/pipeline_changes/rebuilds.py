@@ -99,7 +99,7 @@ def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpe
     if known.fingerprint != rebuild.fingerprint:
         raise DeclarationChanged(
             f"{rebuild.name} was begun for another declaration of {spec.name}. Raise its version above {spec.version}, and "
-            f"retire the former rebuild: tidegate retire {rebuild.name} --drop-states",
+            f'retire the former rebuild: tidegate retire {rebuild.name} --drop-states --reason "..." --yes',
             pipeline=spec.name,
         )
 
@@ -322,7 +322,8 @@ def _why_not_ready(connection: Connection, spec: PipelineSpec) -> str | None:
     if spec.version <= before.version:
         return f"{spec.name} is registered with version {before.version}, and its rebuild is of {spec.version}: retire that."
     if why := _why_never(connection, before, spec):  # such as a pipeline that has begun to follow it
-        return f"{spec.name} cannot take over its rebuild: {why} Or retire the rebuild: tidegate retire {rebuild.name}"
+        retire = f'tidegate retire {rebuild.name} --reason "..." --yes'
+        return f"{spec.name} cannot take over its rebuild: {why} Or retire the rebuild: {retire}"
     last = txids[spec.name]
     ends = [position_of(batches.existing_input(connection, name, last).metadata) for name in (spec.name, rebuild.name)]
     if ends[0] != ends[1]:

@@ -140,7 +140,7 @@ def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) ->
     if rebuild := rebuilt_by(spec.declaration):
         raise RangeRefused(
             f"{pipeline} cannot be reinstated: what it has read may have been redone in {rebuild.pipeline} since. Begin "
-            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline}",
+            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline} --yes",
             pipeline=pipeline,
         )
     registration.check_sources(connection, spec)

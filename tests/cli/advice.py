@@ -252,14 +252,13 @@ class Project:
         act: Callable[[], object] | None = None,
         only: str = "",
         leave: str = "no command",
-        fill: str = "",
         done: bool = False,
         **environment: str,
     ) -> str:
         """Follow the one step of an error's page that has these words: an act, then its commands; return what they print.
 
-        Of several ways in one step, those `only` are typed that have this text; those that have another are `leave` out. `fill`
-        completes a command of one word. A step whose commands the test has typed before, in this situation, is `done`.
+        Of several ways in one step, those `only` are typed that have this text; those that have another are `leave` out. A
+        step whose commands the test has typed before, in this situation, is `done`.
         """
         page = self.line("error", code).stdout
         found = {number: step for number, step in enumerate(steps_of(page), start=1) if words in " ".join(step.split())}
@@ -273,7 +272,7 @@ class Project:
             if done:
                 assert command in self.typed, f"{command} is not among {self.typed}"
             elif only in command and leave not in command:
-                self.type(command + fill, **environment)
+                self.type(command, **environment)
                 printed += self.printed
         self.followed.times[f"{code}.{number}"] += 1
         return printed

@@ -159,6 +159,10 @@ def test_a_source_that_has_changed(project: Project) -> None:
     kept = project.file("a.csv").read_text()
     project.file("a.csv").write_text(kept + "UA,9\n")
     project.fails("tidegate run flights", "SOURCE_CHANGED")
+    project.follow("SOURCE_CHANGED", "Put back", only="run", act=lambda: project.file("a.csv").write_text(kept))
+    project.file("a.csv").write_text(kept + "UA,9\n")
+    project.write("f.csv", "UA,1")
+    project.fails("tidegate run flights", "SOURCE_CHANGED")
     project.heed(project.why("PLAN_FAILED"), act=lambda: project.file("a.csv").write_text(kept))
     project.goes_on()
 
@@ -241,7 +245,7 @@ def test_a_declaration_that_is_not_registered_or_invalid(project: Project) -> No
     plan(project, "c.csv")
     project.declare()
     project.fails("tidegate run flights", "DECLARATION_CHANGED")
-    project.follow("DECLARATION_CHANGED", "register it")
+    project.follow("DECLARATION_CHANGED", "register it", only="", leave="run")
     assert project.state() == project.clean()
 
 
@@ -268,7 +272,7 @@ def test_a_state_without_its_table(settings: Settings, followed: Followed) -> No
     other = first.with_name("0001_of_another_branch.py")
     other.write_text(first.read_text())
     made.fails("tidegate migrate", "SCHEMA_OUT_OF_DATE")
-    made.follow("SCHEMA_OUT_OF_DATE", "two migrations have one number", act=other.unlink, fill=" 'again'")
+    made.follow("SCHEMA_OUT_OF_DATE", "two migrations have one number", act=other.unlink)
     text = first.read_text()
     first.unlink()
     newer = made.why("SCHEMA_OUT_OF_DATE")
@@ -406,7 +410,7 @@ FAILED = {
 PASSES = {"ROWS_LOST": "If a later attempt", "TIDEGATE_ERROR": "If a later attempt", "RETRYABLE_ERROR": "Try again"}
 # The same, if they have halted the batch.
 HALTED = {
-    "EXECUTORS_UNPREPARED": ("See what is set", "Try the batch again"),
+    "EXECUTORS_UNPREPARED": ("See what is set", "If a batch is halted"),
     "SETTINGS_INVALID": ("See each setting", "if a batch is halted"),
     "ACCESS_REFUSED": ("Compare the settings", "If a batch is halted"),
     "SOURCE_UNREADABLE": ("Read the name", "if a batch is halted"),
@@ -685,12 +689,12 @@ def test_states_that_are_declared_otherwise(project: Project) -> None:
     assert project.state() == project.clean()
     project.write("c.csv", f"UA,{LARGE}")
     project.fails("tidegate run flights", "OVERFLOW")
-    project.follow("OVERFLOW", "type is too small", act=lambda: project.declare(cents='Sum("cents", "numeric(38,0)")'))
+    project.declare(cents='Sum("cents", "numeric(38,0)")')
     project.fails("tidegate migrate", "DECLARATION_CHANGED")
-    project.follow("DECLARATION_CHANGED", "it names each change", fill=" flights --yes")
+    project.follow("DECLARATION_CHANGED", "it names each change")
     project.type('tidegate migrate --new "wider"')
     project.type("tidegate migrate")
-    project.type("tidegate retry flights")
+    project.follow("OVERFLOW", "type is too small", txid=len(project.line.json("inspect", "flights")))
     project.goes_on()
 
 

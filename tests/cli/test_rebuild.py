@@ -130,7 +130,9 @@ def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine)
     declare(project.settings.home, aggregates=MORE)
 
     refused = project("migrate", "--new", "more")
-    assert "Let them be computed again: raise its version, and run: tidegate rebuild sales." in refused.stderr, refused.stderr
+    assert "Let them be computed again: raise its version, and run: tidegate rebuild sales --yes." in refused.stderr, (
+        refused.stderr
+    )
     unraised = project("rebuild", "sales")
     assert "sales cannot be rebuilt: first raise its version above 1" in unraised.stderr, unraised.stderr
     declare(project.settings.home, aggregates=MORE, version=2)

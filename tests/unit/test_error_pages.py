@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 
@@ -17,6 +18,9 @@ from tidegate.state_store.base.errors import TidegateError, skip_command
 SECTIONS = ["How it comes about", "What the ledger did", "What to do"]
 FACTS = re.compile(r"^Fault: ([A-Z]+)\. Exit code: (\d+)\.$", re.MULTILINE)
 INLINE = re.compile(r"`(tidegate [a-z][^`]*)`")
+# A verb, a pipeline that is filled in, and what follows it.
+PRINTED = re.compile(r'tidegate [a-z]+(?: [a-z]+)? 7(?: (?:7|[A-Z]{3,}|--[a-z-]+(?: (?:7|"[^"]*"|\.\.\.|[A-Z]+))?))*')
+PLACE = re.compile(r"\b[A-Z]{3,}\b")
 SHOWN = re.compile(r"^\s*\$ (tidegate .*)$", re.MULTILINE)
 
 
@@ -79,6 +83,23 @@ def test_what_gives_a_batch_up_is_printed_whole() -> None:
         "state_store/base/errors.py",
     ]
     assert len(lines) == 2, lines
+
+
+def test_commands_that_messages_print_can_be_typed() -> None:
+    """With all that their verbs ask for: a reason, and a confirmation."""
+    printed = {(path, line) for path in FILES for line in _commands_for_a_pipeline(ast.parse((REPOSITORY / path).read_text()))}
+    assert len(printed) > 30
+    for path, line in sorted(printed):
+        command = command_lines.check(line)
+        assert "--yes" in line or "--yes" not in {name for option in command.params for name in option.opts}, (path, line)
+
+
+def _commands_for_a_pipeline(tree: ast.AST) -> Iterator[str]:
+    """Yield the commands in a module's strings whose first argument is filled in; each such place has 7 here."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+            yield from (PLACE.sub("7", line) for line in PRINTED.findall(text))
 
 
 def test_the_index_lists_every_page() -> None:

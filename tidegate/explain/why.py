@@ -215,10 +215,11 @@ def _needs_attention(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
             command="tidegate migrate",
         )
     if row.quarantined:
+        replay = remedies.command("quarantine", "replay", name, "--reason", "...")
         yield cause(
             "QUARANTINED",
             f"{_count(row.quarantined, 'bad record waits', 'bad records wait')} in quarantine.",
-            advice="Look at the reasons; when their cause is fixed, take them up again (tidegate quarantine replay).",
+            advice=f"Look at the reasons; when their cause is fixed, take them up again ({replay}).",
             command=remedies.command("quarantine", "list", name),
             action=Action("replay"),
         )
