@@ -628,6 +628,7 @@ def test_servers_that_are_away(project: Project) -> None:
     (password := project.home / "password").write_text("secret")
     airflow = {"TIDEGATE_AIRFLOW_URL": "http://127.0.0.1:1", "TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
     project.write("e.csv", "UA,7")
+    assert "Without Airflow: tidegate run flights" in project.fails("tidegate trigger flights --wait", "SETTINGS_INVALID")
     project.fails("tidegate trigger flights --wait", "AIRFLOW_UNAVAILABLE", exits=75, **airflow)
     project.follow("AIRFLOW_UNAVAILABLE", "If Airflow is elsewhere")
     project.follow("AIRFLOW_UNAVAILABLE", "Start the run again")

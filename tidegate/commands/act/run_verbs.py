@@ -16,7 +16,7 @@ from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, ve
 from tidegate.explain import remedies, source_report, why
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import RetryableError, SettingsInvalid, TidegateError, UsageError, class_of
+from tidegate.state_store.base.errors import RetryableError, TidegateError, UsageError, class_of
 from tidegate.state_store.base.settings import Settings
 from tidegate.status import run_progress
 from tidegate.status.run_progress import ranges
@@ -228,13 +228,11 @@ def through_airflow(
 
     If no run can be started, the error also says what was prepared for it: that stays done.
     """
-    from tidegate.airflow_client import NO_LOGIN, AirflowClient  # noqa: PLC0415
+    from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
     from tidegate.state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
 
     find_pipeline(pipeline)
     settings = Settings.load()
-    if not settings.has_airflow:
-        raise SettingsInvalid(f"{NO_LOGIN}. Without Airflow: {remedies.run_of(pipeline, settings)}")
     with contextlib.closing(StateStore.connect(settings)) as store:
         committed, _ = _position(store, pipeline, parameters)
         with contextlib.ExitStack() as connected:
@@ -243,6 +241,8 @@ def through_airflow(
                 run_id = airflow.trigger(pipeline, parameters)
                 outcome = Outcome(pipeline, run_id, runs=[run_id])
             except TidegateError as error:
+                if not settings.has_airflow:
+                    raise type(error)(f"{error}. Without Airflow: {remedies.run_of(pipeline, settings)}") from error
                 if not prepared.message:
                     raise
                 raise type(error)(
