@@ -117,10 +117,11 @@ class Wait:
     """Everything that the ledger and the witness say about what one pipeline waits for.
 
     `first` is the first uncommitted batch, `requested` the requested one; None if there is none. `may_commit` is whether the
-    first batch may commit now: a sealed one waits a little for others to be merged with it. `holder` is the process of Postgres
-    that holds the cursor's lock, as each commit does; looked up if the first batch may commit. `lost` says which commits this
-    database lacks; `is_restored` whether it was restored, promoted or copied since the cursor was made. `refusal` is the error
-    if the database's revision keeps every step from beginning.
+    first batch may commit now: a sealed one waits a little for others to be merged with it. `holder` is the process of
+    Postgres that holds the cursor's lock, as each commit does; looked up if the first batch may commit. `damaged` is what is
+    wrong with the witness's mark; `lost` says which commits this database lacks; `is_restored` whether it was restored,
+    promoted or copied since the cursor was made. `refusal` is the error if the database's revision keeps every step from
+    beginning.
     """
 
     row: RegisteredPipeline
@@ -129,6 +130,7 @@ class Wait:
     requested: WaitingBatch | None
     may_commit: bool
     holder: int | None
+    damaged: str | None
     lost: str | None
     is_restored: bool
     is_standby: bool
@@ -139,9 +141,16 @@ class Wait:
         return has_room(txid, self.cursor.txid, self.row.in_flight)
 
     @property
+    def may_go_on_without(self) -> bool:
+        """Return whether a person may accept what is lost: no damaged mark, and no ledger that contradicts itself."""
+        return self.damaged is None and (self.lost is not None or self.is_restored)
+
+    @property
     def loss(self) -> str | None:
-        """A sentence saying that this database lacks commits, or may; None if it has all."""
+        """A sentence saying that this database lacks commits, or may, or contradicts itself; None if all is well."""
         name, committed, last_commit = self.row.pipeline, self.cursor.txid, self.row.last_commit
+        if self.damaged is not None:
+            return f"{self.damaged.rstrip('.')}."
         if self.lost is not None:
             return f"This database lacks commits of {name}: {self.lost.rstrip('.')}."
         if self.is_restored:
@@ -195,7 +204,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
     def lost(cursor: Cursor) -> str | None:
         name = cursor.pipeline
         known = marks.known.get(name)
-        return marks.damaged.get(name) or (describe_loss_since(cursor, known, marked.get(name), witness) if known else None)
+        return describe_loss_since(cursor, known, marked.get(name), witness) if known else None
 
     return {
         name: Wait(
@@ -205,6 +214,7 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
             holder=holders.get(name),
+            damaged=marks.damaged.get(name),
             lost=lost(cursor),
             is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
             is_standby=is_standby,

@@ -20,7 +20,7 @@ from tidegate.explain.why import explain, of_error, root_causes
 from tidegate.jobs import Changes, Pipeline
 from tidegate.jobs.engine.poison import OUTCOMES
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
+from tidegate.state_store.base.errors import RangeRefused, SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 OFTEN = replace(TALLY, on_poison="skip", tries=3)
@@ -287,6 +287,18 @@ def test_plans_that_fail_are_named_beside_open_batches(tally: Tally) -> None:
     tally.store.halt_batch("tally", 1, "SOURCE_CHANGED: a.csv")
     assert codes(tally) == ["HALTED", "PLAN_FAILED"]
     assert [lag.failed_plans for lag in tally.store.lag(["tally"])] == [1]
+
+
+def test_a_batch_that_is_tried_again_cannot_be_given_up_meanwhile(tally: Tally) -> None:
+    """The verb refuses a batch at which an attempt is at work, so the advice does not name it."""
+    tally.plan(1)
+    fail(tally, 1, "SOURCE_CHANGED: a.csv")
+    assert "give the batch up" in causes(tally)[-1].advice
+    tally.start(1)
+    assert [cause.code for cause in causes(tally)] == ["IN_WORK", "FAILED_BEFORE"]
+    assert "give the batch up" not in causes(tally)[-1].advice
+    with pytest.raises(RangeRefused, match="has not failed"):
+        tally.store.skip_batch(tally.spec, 1, "ann", "it is wrong")
 
 
 def test_every_error_of_a_plan_has_an_advice_that_gives_up_no_batch() -> None:

@@ -189,7 +189,7 @@ class BatchCauses:
     def _failed_before(self, batch: "WaitingBatch", before: "Try") -> Cause:
         code = remedies.code_of(before.error)
         story = f"Attempt {before.attempt} at txid {batch.txid} failed: {quoted(before.error)}."
-        advice = f"{self._fix(batch, code)} It is tried again at this moment."
+        advice = f"{remedies.fix_of_batch(code, self._pipeline, batch.txid, may_skip=False)} It is tried again at this moment."
         known: dict[str, Any] = {"since": _since(batch, before), "severity": "warning", "error": code}
         return self._of(batch, "FAILED_BEFORE", story, advice=advice, **known)
 

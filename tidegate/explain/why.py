@@ -136,7 +136,7 @@ def _causes(wait: "Wait", declared: _Declared, run: Mapping[str, Any], of_source
         yield _retired(wait)
         return
     if wait.loss is not None:  # nothing of the pipeline goes on, whatever its batches look like
-        yield _lost(wait.loss)
+        yield _lost(wait, wait.loss)
         return
     batches = BatchCauses(wait, declared.pipeline, run)
     if requested is not None and first is not None and requested.txid > first.txid:
@@ -312,9 +312,14 @@ def _blocked(wait: "Wait", declared: _Declared) -> Iterator[Cause]:
         yield _error("STORE_UNAVAILABLE", "This Postgres is a standby, and commits need the primary.")
 
 
-def _lost(loss: str) -> Cause:
-    advice = "Check which commits are lost, and what depends on them (tidegate error HOLE_DETECTED); then go on without them."
-    command = remedies.command("migrate", "--accept-epoch")
+def _lost(wait: "Wait", loss: str) -> Cause:
+    """Return what is lost or damaged: only the loss of commits may be accepted."""
+    advice, command = remedies.fix_of("HOLE_DETECTED"), remedies.command_of("HOLE_DETECTED")
+    if wait.may_go_on_without:
+        advice = f"Check which commits are lost, and what depends on them ({command}); then go on without them."
+        command = remedies.command("migrate", "--accept-epoch")
+    elif wait.damaged is None:
+        advice = "Restore the rows of the ledger that were changed, from a backup; then start a run."
     return cause("HOLE_DETECTED", loss, advice=advice, command=command, severity="error", error="HOLE_DETECTED")
 
 
