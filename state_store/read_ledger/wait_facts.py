@@ -98,7 +98,7 @@ class RegisteredPipeline(NamedTuple):
     committed_at: datetime | None
     quarantined: int
     acks_due: int
-    silences: Mapping[str, float | None]
+    silences: Mapping[str, float | None] | None
     failed_plans: int
     plans_failing_since: datetime | None
     failed_run: str | None
@@ -109,7 +109,8 @@ class RegisteredPipeline(NamedTuple):
     @property
     def in_work(self) -> int | None:
         """The first uncommitted txid with an attempt that still sends heartbeats."""
-        return min((int(txid) for txid, seconds in self.silences.items() if not attempts.is_silent(seconds)), default=None)
+        silences = (self.silences or {}).items()
+        return min((int(txid) for txid, seconds in silences if not attempts.is_silent(seconds)), default=None)
 
 
 @dataclass(frozen=True)
@@ -237,9 +238,10 @@ def _pipelines() -> sa.Select[Any]:
     opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
     quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantined_records.waits()).correlate(tables.cursor)
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
-    open_attempts = a.pipeline == c.pipeline, a.txid > c.txid, attempts.is_open(tables.attempt)
-    by_txid = sa.func.jsonb_object_agg(a.txid, attempts.silent_seconds(tables.attempt), type_=postgresql.JSONB)
-    silences = sa.select(sa.func.coalesce(by_txid, sa.text("'{}'"))).where(*open_attempts).scalar_subquery()
+    after_cursor = sa.select(a.txid, a.seen_at, a.sealed_at, a.failed_at).where(a.pipeline == c.pipeline, a.txid > c.txid)
+    later = after_cursor.order_by(a.txid).limit(MOST_COUNTED).correlate(tables.cursor).subquery()
+    by_txid = sa.func.jsonb_object_agg(later.c.txid, attempts.silent_seconds(later), type_=postgresql.JSONB)
+    silences = sa.select(by_txid).where(attempts.is_open(later)).scalar_subquery()
     plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
     of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
     return (
