@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.attempt import begin_attempt, turns
 from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
-from tidegate.state_store.attempt.turns import UNREGISTERED, Processing, Turn
+from tidegate.state_store.attempt.turns import UNREGISTERED, Turn, TurnFacts
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable, storable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit import (
@@ -662,8 +662,8 @@ class StateStore(Database):
         """Return whether a txid may commit now, as far as is known without the cursor's lock."""
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
-    def processing(self, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
-        """Return for each existing (pipeline, txid) whether it is still to be processed. A hint: `start_attempt` decides."""
+    def processing(self, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], TurnFacts]:
+        """Return for each batch whether its processing `is_over`, or it `is_in_work`. A hint: `start_attempt` decides."""
         with self._transaction("reading what is processed") as connection:
             return turns.processing(connection, waiting)
 

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.attempt import turns
 from tidegate.state_store.commit import commit_facts, ordered_commit, verdicts
-from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts, PipelineFacts
+from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts
 from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
 from tidegate.state_store.ledger import tables
@@ -73,45 +73,6 @@ class Request:
     new_input: NewInput | None
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What the ledger says of a batch, whose row is locked, its pipeline, and the input of the batch before it."""
-
-    spec: PipelineSpec
-    batch: BatchFacts
-    previous: BatchInput | None
-    committed: int
-    pipeline: PipelineFacts
-
-    @property
-    def previous_digest(self) -> bytes | None:
-        """The digest of the input that this batch has to continue."""
-        return self.previous.digest if self.previous else None
-
-    @property
-    def continues_previous(self) -> bool:
-        """Whether the batch continues the input that the previous one has now."""
-        return self.batch.input.continues == self.previous_digest
-
-    @property
-    def keeps_input(self) -> bool:
-        """Whether the planned input is still the one to read."""
-        return self.spec.source_kind == "transactional" or self.continues_previous
-
-    @property
-    def is_sealed(self) -> bool:
-        """Whether the newest attempt is sealed by this declaration and continues the previous batch."""
-        if (newest := self.batch.newest) is None or newest.sealed_at is None:
-            return False
-        return newest.fingerprint == self.spec.fingerprint and self.continues_previous
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the window has room for the batch; one that reads states as of the previous txid follows its commit (I21)."""
-        window = min(self.pipeline.window, 1) if self.spec.awaits_previous else self.pipeline.window
-        return turns.has_room(self.batch.locked.txid, self.committed, window)
-
-
 def start_attempt(
     connection: Connection, spec: PipelineSpec, request: Request, witness: Witness
 ) -> Attempt | Commit | ReplanNeeded | NotStarted:
@@ -145,36 +106,48 @@ def decide(spec: PipelineSpec, request: Request, facts: CommitFacts) -> BatchInp
     check_not_retired(spec.name, facts.database.retired)
     verdicts.check_declaration(spec, facts.registered)
     batch, before = facts.batches[request.txid], facts.batches.get(request.txid - 1)
-    known = _Facts(spec, batch, before.input if before else None, facts.cursor.txid, facts.pipeline)
-    if request.mode != "redo" and (reason := _reason_against(known, request.mode)):
+    previous, planned = before.input if before else None, batch.input  # both have to fit their digests
+    if request.mode != "redo" and (reason := _reason_against(spec, request.mode, facts, batch, previous)):
         return reason
-    if _must_replan(known, request.new_input):
-        return ReplanNeeded(before.input.metadata if before else None, batch.input.metadata, known.previous_digest)
-    return batch.input if request.new_input is None else _planned_again(spec.name, batch.input, request.new_input)
+    if _must_replan(spec, request.new_input, batch, previous):
+        return ReplanNeeded(previous.metadata if previous else None, planned.metadata, previous.digest if previous else None)
+    return planned if request.new_input is None else _planned_again(spec.name, planned, request.new_input)
 
 
-def _reason_against(facts: _Facts, mode: Mode) -> NotStarted | None:
-    newest = facts.batch.newest
+def _reason_against(
+    spec: PipelineSpec, mode: Mode, facts: CommitFacts, batch: BatchFacts, previous: BatchInput | None
+) -> NotStarted | None:
     # A decision to give up concerns the batch with this input: with another input, it is tried again.
-    if facts.batch.locked.skip_reason is not None and facts.keeps_input:
+    if batch.locked.skip_reason is not None and _keeps_input(spec, batch, previous):
         return NotStarted.GIVEN_UP
-    if mode != "restage" and facts.is_sealed:
-        return NotStarted.SEALED
-    if mode == "first" and newest is not None:
-        return NotStarted.BEGUN
-    if newest is not None and mode != "take over" and newest.is_at_work_elsewhere:
-        return NotStarted.IN_WORK
-    if turns.is_held(facts.batch.locked.attempt, facts.pipeline.paused_at):
+    if (newest := batch.newest) is not None:
+        if mode != "restage" and newest.is_sealed_by(spec.fingerprint) and batch.continues(previous):
+            return NotStarted.SEALED
+        if mode == "first":
+            return NotStarted.BEGUN
+        if mode != "take over" and newest.is_at_work_elsewhere:
+            return NotStarted.IN_WORK
+    if turns.is_held(batch.locked.attempt, facts.pipeline.paused_at):
         return NotStarted.PAUSED
-    return None if facts.has_room else NotStarted.AHEAD
+    return None if _has_room(spec, facts, batch) else NotStarted.AHEAD
 
 
-def _must_replan(facts: _Facts, new_input: NewInput | None) -> bool:
-    if new_input is not None:
-        return new_input.continues != facts.previous_digest  # the previous batch has got a new input since
+def _has_room(spec: PipelineSpec, facts: CommitFacts, batch: BatchFacts) -> bool:
+    """Return whether the window has room; a batch that reads states as of the previous txid follows its commit (I21)."""
+    window = min(facts.pipeline.window, 1) if spec.awaits_previous else facts.pipeline.window
+    return turns.has_room(batch.locked.txid, facts.cursor.txid, window)
+
+
+def _keeps_input(spec: PipelineSpec, batch: BatchFacts, previous: BatchInput | None) -> bool:
+    return spec.source_kind == "transactional" or batch.continues(previous)
+
+
+def _must_replan(spec: PipelineSpec, new: NewInput | None, batch: BatchFacts, previous: BatchInput | None) -> bool:
+    if new is not None:
+        return new.continues != (previous.digest if previous else None)  # the previous batch has got a new input since
     # A rebuild has the batches that have committed, and never plans others.
-    is_planned_again = facts.spec.source_kind != "transactional" and facts.spec.rebuilds is None
-    return not facts.keeps_input or (is_planned_again and facts.batch.newest is not None)
+    is_planned_again = spec.source_kind != "transactional" and spec.rebuilds is None
+    return not _keeps_input(spec, batch, previous) or (is_planned_again and batch.newest is not None)
 
 
 def _take_fence(

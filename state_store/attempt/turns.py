@@ -43,14 +43,6 @@ class Turn:
     begins: bool = True
 
 
-@dataclass(frozen=True)
-class Processing:
-    """Whether processing `is_over` (sealed, given up or committed), and whether an attempt is at it."""
-
-    is_over: bool
-    is_in_work: bool
-
-
 class TurnFacts(NamedTuple):
     """What the ledger has of a txid, of its pipeline, and of the newest attempt at its batch.
 
@@ -81,6 +73,20 @@ class TurnFacts(NamedTuple):
     def is_committed(self) -> bool:
         """Whether the cursor has passed the txid."""
         return self.txid <= self.committed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the batch need not be processed: it has committed, or is sealed or given up as it is planned now.
+
+        A seal by another declaration than the registered one, or after other metadata than the previous batch has, is void.
+        """
+        is_sealed = self.newest is not None and self.newest.is_sealed_by(self.fingerprint)
+        return self.is_committed or ((is_sealed or self.skip_reason is not None) and self.continues_previous)
+
+    @property
+    def is_in_work(self) -> bool:
+        """Whether a process is at work on the batch."""
+        return self.newest is not None and self.newest.is_at_work
 
 
 RETIRED = "the pipeline was retired"
@@ -130,18 +136,6 @@ def _may_commit(facts: TurnFacts) -> bool:
     return facts.commits_alone or not others_are_coming or not 0 <= facts.newest.sealed_seconds < patience
 
 
-def processing_of(facts: TurnFacts) -> Processing:
-    """Return whether a batch is still to be processed.
-
-    That is so for a sealed batch, too, if its declaration is not the registered one, or it continues other metadata than the
-    previous batch has now.
-    """
-    newest = facts.newest
-    is_sealed = newest is not None and newest.sealed_at is not None and newest.fingerprint == facts.fingerprint
-    is_decided = (is_sealed or facts.skip_reason is not None) and facts.continues_previous
-    return Processing(facts.is_committed or is_decided, newest is not None and newest.is_at_work)
-
-
 def _read(connection: Connection, statement: sa.Select[Any], waiting: Sequence[tuple[str, int]]) -> Iterator[TurnFacts]:
     """Yield the facts of these (pipeline, txid) whose pipeline is registered."""
     if not waiting:
@@ -157,9 +151,9 @@ def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tu
     return {facts[:2]: turn(facts) for facts in _read(connection, _TURNS, waiting)}
 
 
-def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Processing]:
-    """Return for each (pipeline, txid) of a batch whether it is still to be processed."""
-    return {facts[:2]: processing_of(facts) for facts in _read(connection, _PROCESSING, waiting) if facts.attempt is not None}
+def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], TurnFacts]:
+    """Return for each (pipeline, txid) of a batch what says whether it is still to be processed."""
+    return {facts[:2]: facts for facts in _read(connection, _PROCESSING, waiting) if facts.attempt is not None}
 
 
 def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
@@ -173,10 +167,8 @@ def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int)
 
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
     """Return whether another process is at work on the batch, as far as its newest attempt shows."""
-    return any(
-        facts.newest is not None and facts.newest.is_at_work_elsewhere
-        for facts in _read(connection, _PROCESSING, [(pipeline, txid)])
-    )
+    facts = processing(connection, [(pipeline, txid)]).get((pipeline, txid))
+    return facts is not None and facts.newest is not None and facts.newest.is_at_work_elsewhere
 
 
 def _facts() -> sa.Select[Any]:

@@ -53,6 +53,10 @@ class BatchFacts:
         """
         return batches.checked_input(self.locked.pipeline, self.row)
 
+    def continues(self, previous: BatchInput | None) -> bool:
+        """Return whether it continues the input that the batch before has now; the first continues none (I12)."""
+        return self.input.continues == (previous.digest if previous else None)
+
 
 class PipelineFacts(NamedTuple):
     """A pipeline's last commit, the window of its batches, and since when it is paused."""

@@ -205,7 +205,7 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
     open_batches = sa.select(b.txid).where(b.pipeline == pipeline, b.txid >= committed).order_by(b.txid)
     connection.execute(open_batches.with_for_update(key_share=True))
     open_attempts = connection.execute(
-        sa.select(a.txid, a.attempt, a.owner, attempts.silent_seconds(tables.attempt).label("silent_seconds"))
+        sa.select(a.txid, a.attempt, a.owner, attempts.seconds_since(a.seen_at).label("silent_seconds"))
         .where(a.pipeline == pipeline, a.txid >= committed, attempts.is_open(tables.attempt))
         .order_by(a.txid)
     ).all()

@@ -240,7 +240,7 @@ def _pipelines() -> sa.Select[Any]:
     acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
     after_cursor = sa.select(a.txid, a.seen_at, a.sealed_at, a.failed_at).where(a.pipeline == c.pipeline, a.txid > c.txid)
     later = after_cursor.order_by(a.txid).limit(MOST_COUNTED).correlate(tables.cursor).subquery()
-    by_txid = sa.func.jsonb_object_agg(later.c.txid, attempts.silent_seconds(later), type_=postgresql.JSONB)
+    by_txid = sa.func.jsonb_object_agg(later.c.txid, attempts.seconds_since(later.c.seen_at), type_=postgresql.JSONB)
     silences = sa.select(by_txid).where(attempts.is_open(later)).scalar_subquery()
     plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
     of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
@@ -299,7 +299,7 @@ def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[t
     """Return the newest attempts at these batches, the newest first."""
     b, a = tables.batch.c, tables.attempt.c
     newest = (
-        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.silent_seconds(tables.attempt).label("silent_seconds"))
+        sa.select(*(a[name] for name in Try._fields[:-2]), attempts.seconds_since(a.seen_at).label("silent_seconds"))
         .add_columns(sa.func.left(a.error, ERROR_CHARACTERS).label("error"))
         .where(tables.same_batch(tables.attempt, tables.batch))
         .order_by(a.attempt.desc())

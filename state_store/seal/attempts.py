@@ -123,6 +123,10 @@ class AttemptRow(NamedTuple):
     has_session: bool = False
     is_own: bool = False
 
+    def is_sealed_by(self, fingerprint: str) -> bool:
+        """Return whether it is sealed, and has computed by this declaration (I16)."""
+        return self.sealed_at is not None and self.fingerprint == fingerprint
+
     @property
     def is_silent(self) -> bool:
         """Whether no heartbeat has come for long."""
@@ -193,7 +197,7 @@ def lock_sealed(connection: Connection, pipeline: str, after: int, most: int) ->
 def attempt_columns() -> list[sa.ColumnElement[Any]]:
     """Return the columns of `AttemptRow`, of a statement that reads ``attempt``."""
     a = tables.attempt.c
-    since = map(_seconds_since, (a.started_at, a.seen_at, a.sealed_at))
+    since = map(seconds_since, (a.started_at, a.seen_at, a.sealed_at))
     return [*(a[name] for name in AttemptRow._fields[:-5]), *since]
 
 
@@ -204,11 +208,6 @@ def session_columns() -> list[sa.ColumnElement[Any]]:
     is_unended = sa.and_(a.attempt.is_not(None), is_open(tables.attempt))
     has_session = sa.case((is_unended, sa.exists().where(*own)), else_=sa.false())
     return [has_session, sa.func.coalesce(a.session == OWN_SESSION, sa.false())]
-
-
-def silent_seconds(attempt: sa.FromClause) -> sa.ColumnElement[float]:
-    """Return for how long no heartbeat of an attempt has come; NULL before the first."""
-    return _seconds_since(attempt.c.seen_at)
 
 
 def is_silent(seconds: float | None) -> bool:
@@ -224,7 +223,8 @@ def is_open(attempt: sa.FromClause) -> sa.ColumnElement[bool]:
     return sa.and_(attempt.c.sealed_at.is_(None), attempt.c.failed_at.is_(None))
 
 
-def _seconds_since(moment: sa.ColumnElement[datetime]) -> sa.ColumnElement[float]:
+def seconds_since(moment: sa.ColumnElement[datetime]) -> sa.ColumnElement[float]:
+    """Return how long ago a moment was by the database's clock, which goes on during a transaction."""
     return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp() - moment), sa.Float)
 
 

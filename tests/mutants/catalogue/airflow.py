@@ -105,9 +105,9 @@ MUTANTS = (
         "a-batch-sealed-under-another-declaration-gets-no-worker",
         "I16",
         TURNS,
-        "processing_of",
-        "newest.sealed_at is not None and newest.fingerprint == facts.fingerprint",
-        "newest.sealed_at is not None",
+        "TurnFacts.is_over",
+        "self.newest.is_sealed_by(self.fingerprint)",
+        "self.newest.sealed_at is not None",
         (f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",),
     ),
     Mutant(
