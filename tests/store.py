@@ -4,17 +4,20 @@ Tests import them from here, and `Settings`, `StateStore` and the errors from `t
 """
 
 from tidegate.state_store import store
+from tidegate.state_store.attempt import begin_attempt, turns
 from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
 from tidegate.state_store.attempt.turns import Turn
 from tidegate.state_store.base import errors, project
 from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
 from tidegate.state_store.commit import (
     combine_batches,
+    commit_facts,
     event_windows,
     merge_expressions,
     merge_into_states,
     ordered_commit,
     quarantined_records,
+    verdicts,
 )
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
@@ -142,8 +145,10 @@ __all__ = [
     "batch_details",
     "batch_search",
     "batch_status",
+    "begin_attempt",
     "changes",
     "combine_batches",
+    "commit_facts",
     "commit_witness",
     "connect",
     "copy_partition",
@@ -186,5 +191,7 @@ __all__ = [
     "tables",
     "timeline",
     "translate",
+    "turns",
+    "verdicts",
     "version_of",
 ]

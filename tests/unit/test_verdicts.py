@@ -1,0 +1,334 @@
+"""The verdicts of the commit, of the start of an attempt and of turns, over all combinations of facts in a small scope.
+
+Numbers such as I3 are rules of docs/protocol.md.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from itertools import product
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.store import (
+    AirflowTry,
+    BatchInput,
+    Mode,
+    NewInput,
+    NotStarted,
+    PipelineSpec,
+    ReplanNeeded,
+    StateRead,
+    attempts,
+    begin_attempt,
+    commit_facts,
+    cursors,
+    encode_metadata,
+    turns,
+    verdicts,
+)
+from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.state_store.base.errors import (
+    AttemptNotSealed,
+    CommitOutOfOrder,
+    DeclarationChanged,
+    GuardMismatch,
+    HoleDetected,
+    MetadataCorrupt,
+    PipelineRetired,
+    TidegateError,
+    UnknownBatch,
+    Unprocessed,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HISTORY = UUID(int=1)
+YES_AND_NO = (True, False)
+
+
+class Spec(PipelineSpec):
+    """A declaration that computes what it is compared by once."""
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Return the SHA-256 of the declaration."""
+        return super().fingerprint
+
+    @cached_property
+    def tables(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the names of the tables."""
+        return super().tables
+
+
+def _spec(**changed: Any) -> Spec:
+    source = Files("p", glob="*", format="csv", schema={"k": "string"})
+    spec = Pipeline(name="p", source=source, states={"s": State(key={"k": "text"}, aggregates={"n": Count()})}).spec
+    return Spec(**{**vars(spec), **changed})
+
+
+TRANSACTIONAL, OPAQUE = _spec(), _spec(source_kind="opaque")
+OPEN = {"sealed_at": None, "failed_at": None, "error": None, "is_poison": None, "quarantined_rows": None}
+SEALED = OPEN | {"sealed_at": NOW, "quarantined_rows": 0, "sealed_seconds": 1.0}
+
+
+def attempt(spec: PipelineSpec, **facts: Any) -> attempts.AttemptRow:
+    """Return an attempt that another process has begun a moment ago."""
+    known = {"owner": "me", "fingerprint": spec.fingerprint, "age_seconds": 1.0, "silent_seconds": 1.0, "sealed_seconds": None}
+    return attempts.AttemptRow(**{**OPEN, **known, "has_session": True, **facts})
+
+
+def attempts_of(spec: PipelineSpec) -> dict[str, attempts.AttemptRow | None]:
+    """Return the newest attempts that a batch may have."""
+    return {
+        "none": None,
+        "at work": attempt(spec),
+        "own": attempt(spec, is_own=True),
+        "gone": attempt(spec, has_session=False),
+        "silent": attempt(spec, silent_seconds=60.0),
+        "late": attempt(spec, age_seconds=100.0),
+        "failed": attempt(spec, failed_at=NOW, error="POISON: bad", is_poison=True),
+        "sealed": attempt(spec, **SEALED),
+        "sealed otherwise": attempt(spec, **SEALED | {"fingerprint": "of another declaration"}),
+        "sealed with bad records": attempt(spec, **SEALED | {"quarantined_rows": 1}),
+    }
+
+
+@cache
+def digest(txid: int) -> bytes:
+    """Return the digest of a batch's metadata."""
+    return hashlib.sha256(encode_metadata({"number": txid})).digest()
+
+
+def batch(
+    txid: int, newest: attempts.AttemptRow | None, *, given_up: bool = False, halted: bool = False, continues: bool = True
+) -> commit_facts.BatchFacts:
+    """Return what the ledger has of a batch."""
+    number, skip = int(newest is not None), "why" if given_up else None
+    locked = attempts.LockedBatch("p", txid, digest(txid), number, NOW if halted else None, skip, skip, HISTORY)
+    previous = (digest(txid - 1) if txid > 1 else None) if continues else b"of another plan"
+    row = commit_facts.InputRow(txid, encode_metadata({"number": txid}), digest(txid), digest(txid), previous, number)
+    return commit_facts.BatchFacts(locked, row, newest, is_committed=False, sealed_rows=1)
+
+
+def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts, **changed: Any) -> commit_facts.CommitFacts:
+    """Return what the ledger has of a pipeline, in service and as it is declared, and of some batches."""
+    known = {"last_commit": committed, "window": 16, "paused_at": None, "retired_at": None, "fingerprint": spec.fingerprint}
+    known |= {"tables": spec.tables, "strange": None, **changed}
+    cursor = cursors.Cursor("p", committed, committed or None, digest(committed) if committed else None, "1/1/1", HISTORY)
+    retired_at = known["retired_at"]
+    database = cursors.DatabaseFacts("d", False, "l", "1/1/1", retired_at, "me", "why", None, None)
+    registered = commit_facts.Registered(known["fingerprint"], known["tables"], known["strange"])
+    pipeline = commit_facts.PipelineFacts(known["last_commit"], known["window"], known["paused_at"])
+    return commit_facts.CommitFacts(cursor, database, registered, pipeline, {each.locked.txid: each for each in batches})
+
+
+def outcome(decide: Callable[[], Any]) -> Any:
+    """Return what is decided, or the class of the error."""
+    try:
+        return decide()
+    except TidegateError as error:
+        return type(error)
+
+
+# the commit
+
+STRANGE = commit_facts.StrangeTable("p", "s", 2, False, False, True, None)
+REGISTERED: dict[str, tuple[dict[str, Any], type[TidegateError] | None]] = {
+    "as declared": ({}, None),
+    "otherwise": ({"fingerprint": "another"}, DeclarationChanged),
+    "without its state": ({"tables": ()}, DeclarationChanged),
+    "with an open table": ({"strange": STRANGE}, GuardMismatch),
+}
+NOT_SEALED = {"at work": AttemptNotSealed, "own": AttemptNotSealed, "gone": AttemptNotSealed, "sealed": None}
+
+
+@pytest.mark.promise("I3", "I4", "I6", "I9", "I12", "I16", "I23")
+@pytest.mark.parametrize("spec", [TRANSACTIONAL, OPAQUE], ids=["transactional", "opaque"])
+def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
+    """And the error is that of the first rule that is broken, in the order of the protocol."""
+    commits = 0
+    for (name, newest), retired, hole, ahead, known, corrupt, given_up, continues, registered in product(
+        attempts_of(spec).items(), *[YES_AND_NO] * 7, REGISTERED
+    ):
+        changed, undeclared = REGISTERED[registered]
+        txid = 4 if ahead else 3
+        found = batch(txid, newest, given_up=given_up, continues=continues)
+        if corrupt:
+            found = replace(found, row=found.row._replace(source_metadata=b"{}"))
+        shown = facts(spec, 2, *[found] * known, retired_at=NOW if retired else None, last_commit=1 if hole else 2, **changed)
+        unlinked = MetadataCorrupt if spec.source_kind == "transactional" else Unprocessed
+        broken = [
+            PipelineRetired if retired else None,
+            HoleDetected if hole else None,
+            CommitOutOfOrder if ahead else None,
+            None if known else UnknownBatch,
+            MetadataCorrupt if corrupt else None,
+            None if given_up else NOT_SEALED.get(name, Unprocessed),
+            None if continues else unlinked,
+            None if given_up else undeclared,
+        ]
+        first = next((error for error in broken if error), None)
+
+        decided = outcome(lambda shown=shown, txid=txid: verdicts.may_commit(shown, spec, txid, 100))
+
+        assert decided is (first or found), (name, broken)
+        commits += first is None
+    assert commits == 1 + 10 * len(REGISTERED), "one is sealed as it should be; given up, it needs no attempt"
+
+
+@pytest.mark.promise("I3", "I12")
+def test_batches_are_merged_together_up_to_the_first_that_is_not_ready() -> None:
+    """That is one which would not commit, waits for a person or its skip, or has more rows than fit beside the others."""
+    ready = {"newest": attempts_of(OPAQUE)["sealed"]}
+    of_kinds = {name: {"newest": newest} for name, newest in attempts_of(OPAQUE).items() if name != "sealed"}
+    of_kinds |= {what: ready | {what: what != "continues"} for what in ("halted", "given_up", "continues")}
+    kinds = ["ready", "large", *of_kinds]
+    for chosen in product(kinds, repeat=3):
+        batches = [batch(3 + place, **(of_kinds.get(kind, ready))) for place, kind in enumerate(chosen)]
+        most = verdicts.MAX_ROWS_TOGETHER
+        batches = [
+            replace(each, sealed_rows=most if kind == "large" else 1) for each, kind in zip(batches, chosen, strict=True)
+        ]
+        together = verdicts.ready(facts(OPAQUE, 2, *batches), OPAQUE)
+
+        assert together == batches[: len(together)]
+        rows = [each.sealed_rows for each in together]
+        assert set(chosen[: len(together)]) <= {"ready", "large"}
+        assert len(rows) == 1 or sum(rows) <= most
+        if len(together) < 3:
+            assert chosen[len(together)] in of_kinds or (together and sum(rows) + batches[len(rows)].sealed_rows > most)
+
+
+# the start of an attempt
+
+NEW = {
+    "fresh": None,
+    "planned again": NewInput(encode_metadata({"new": 1}), digest(2)),
+    "planned too early": NewInput(encode_metadata({"new": 1}), b"of an earlier plan"),
+}
+MODES: tuple[Mode, ...] = ("resume", "take over", "first", "restage", "redo")
+
+
+def starts() -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the facts of each situation, and what is decided."""
+    of_specs = product(("transactional", "opaque"), (None, "q"), ((), (StateRead("p.s", "previous txid"),)))
+    specs = [_spec(source_kind=kind, rebuilds=rebuilds, queries=queries) for kind, rebuilds, queries in of_specs]
+    before = batch(2, None)
+    for spec, given_up, continues in product(specs, YES_AND_NO, YES_AND_NO):
+        for name, newest in attempts_of(spec).items():
+            planned = batch(3, newest, given_up=given_up, continues=continues)
+            of_batch = {"spec": spec, "name": name, "newest": newest, "given_up": given_up, "continues": continues}
+            for paused, distance in product(YES_AND_NO, (1, 2, 3)):
+                shown = facts(spec, 3 - distance, before, planned, window=2, paused_at=NOW if paused else None)
+                for mode, look in product(MODES, NEW):
+                    request = begin_attempt.Request(3, "me", mode, None, NEW[look])
+                    now = {"mode": mode, "look": look, "paused": paused, "distance": distance, "planned": planned.input}
+                    yield of_batch | now, begin_attempt.decide(spec, request, shown)
+
+
+@pytest.fixture(scope="module")
+def started() -> list[tuple[dict[str, Any], Any]]:
+    """Every situation, and what is decided in it."""
+    return list(starts())
+
+
+@pytest.mark.promise("I3", "I6", "I8", "I12", "I20", "I21", "I24")
+def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[dict[str, Any], Any]]) -> None:
+    """With the planned input, or with one that continues the batch before."""
+    inputs = [(now, chosen) for now, chosen in started if isinstance(chosen, BatchInput)]
+    assert len(inputs) > 1000
+    for now, chosen in inputs:
+        spec, is_kept = now["spec"], now["spec"].source_kind == "transactional" or now["continues"]
+        assert chosen.continues == digest(2) or (is_kept and chosen is now["planned"]), "I12"
+        if now["look"] == "fresh":
+            assert chosen is now["planned"], "I6"
+            assert spec.source_kind == "transactional" or spec.rebuilds or now["newest"] is None, "I12, I24"
+        if now["mode"] == "redo":
+            continue
+        assert now["distance"] <= (1 if spec.awaits_previous else 2), "I3, I21"
+        assert not (now["paused"] and now["newest"] is None)
+        assert not (now["given_up"] and is_kept)
+        assert now["mode"] != "first" or now["newest"] is None
+        assert now["mode"] == "take over" or now["name"] not in ("at work", "late"), "no other process is fenced at its work"
+        is_done = now["name"] in ("sealed", "sealed with bad records") and now["continues"]
+        assert now["mode"] == "restage" or not is_done, "I8"
+
+
+@pytest.mark.promise("I20")
+def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[str, Any], Any]]) -> None:
+    """So every batch whose turn it is gets an attempt."""
+    reasons: dict[Any, Callable[[dict[str, Any]], bool]] = {
+        NotStarted.GIVEN_UP: lambda now: now["given_up"],
+        NotStarted.SEALED: lambda now: now["newest"].sealed_at is not None and now["continues"],
+        NotStarted.BEGUN: lambda now: now["mode"] == "first" and now["newest"] is not None,
+        NotStarted.IN_WORK: lambda now: now["name"] in ("at work", "late"),
+        NotStarted.PAUSED: lambda now: now["paused"] and now["newest"] is None,
+        NotStarted.AHEAD: lambda now: now["distance"] > (1 if now["spec"].awaits_previous else 2),
+    }
+    seen = set()
+    for now, chosen in started:
+        if isinstance(chosen, NotStarted):
+            seen.add(chosen)
+            assert now["mode"] != "redo"
+            assert reasons[chosen](now), (chosen, now)
+        elif isinstance(chosen, ReplanNeeded):
+            assert chosen.continues == digest(2)
+            opaque_again = now["spec"].source_kind == "opaque" and now["newest"] is not None
+            assert now["look"] == "planned too early" or (
+                now["look"] == "fresh" and now["spec"].source_kind == "opaque" and (opaque_again or not now["continues"])
+            )
+    assert seen == set(NotStarted)
+
+
+@pytest.mark.promise("I16", "I23")
+@pytest.mark.parametrize("registered", [name for name in REGISTERED if name != "as declared"])
+def test_no_attempt_starts_under_another_declaration_or_once_retired(registered: str) -> None:
+    """Whatever it is asked for."""
+    changed, error = REGISTERED[registered]
+    for mode, retired in product(("resume", "take over", "redo"), YES_AND_NO):
+        request = begin_attempt.Request(3, "me", mode, AirflowTry("run", "task", 1), None)
+        shown = facts(OPAQUE, 2, batch(3, None), **changed, retired_at=NOW if retired else None)
+        decided = outcome(lambda shown=shown, request=request: begin_attempt.decide(OPAQUE, request, shown))
+        assert decided is (PipelineRetired if retired else error)
+
+
+# turns
+
+
+@pytest.mark.promise("I3", "I20", "I23")
+def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
+    """A hint is never more than the commit and the start allow, and no wait is without an end."""
+    sealed_long_ago = {
+        f"sealed {s} s ago": attempt(OPAQUE, **SEALED | {"sealed_seconds": s}) for s in (-1.0, 29.0, 30.0, 200.0)
+    }
+    newest_ones = attempts_of(OPAQUE) | sealed_long_ago
+    for name, committed, paused, retired, alone, merge, halted, unended, given_up, awaits in product(
+        newest_ones, (1, 2, 3), *[YES_AND_NO] * 3, (None, 10.0), (None, 3, 4), (None, 4, 9), *[YES_AND_NO] * 2
+    ):
+        newest = newest_ones[name]
+        of_pipeline = (committed, 2, NOW if paused else None, NOW if retired else None, alone, OPAQUE.fingerprint, merge)
+        now = turns.TurnFacts(
+            *("p", 3, *of_pipeline, halted, "why", unended, int(newest is not None), "why" if given_up else None),
+            awaits_ack=awaits,
+            newest=newest,
+            continues_previous=True,
+        )
+        turn = turns.turn(now)
+        is_next, is_committed = committed == 2, committed == 3
+        has_ended = newest is not None and (newest.sealed_at or newest.failed_at) is not None
+        others_come = unended is not None and unended - committed <= 2 and not alone
+        waited = newest.sealed_seconds if newest and newest.sealed_seconds is not None else -1.0
+        waits = others_come and 0 <= waited < min(3 * (merge or 0), 180)
+
+        assert turn.opens == (is_committed or (is_next and (given_up or (has_ended and not waits)))), "I3, I20"
+        assert turn.begins == (3 - committed <= 2 and not (paused and newest is None)), "I3"
+        assert (turn.halted is not None) == ((retired and not is_committed) or halted == 3), "I20, I23"
+        assert turn.done == (is_committed and not awaits)
+        is_sealed = newest is not None and newest.sealed_at is not None and name != "sealed otherwise"
+        assert now.is_over == (is_committed or given_up or is_sealed)
+        assert now._replace(continues_previous=False).is_over == is_committed
+        assert now.is_in_work == (name in ("at work", "own", "late"))
