@@ -333,7 +333,7 @@ def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
     """
     b, p = tables.batch.c, tables.pipeline.c
     _lock(connection, pipeline, b.txid == txid)
-    is_retired = sa.exists().where(p.pipeline == pipeline, p.retired_at.is_not(None))
+    is_retired = sa.exists().where(p.pipeline == pipeline, ~tables.IN_SERVICE)
     connection.execute(
         sa.update(tables.batch)
         .where(b.pipeline == pipeline, b.txid == txid, b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None), ~is_retired)

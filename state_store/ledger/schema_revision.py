@@ -197,7 +197,7 @@ def check_all_but_states(connection: Connection) -> None:
 def rebuilds_in_service(connection: Connection) -> dict[str, RebuildName]:
     """Return the registered rebuilds that are not retired, by their names: until they end, migrations of states may wait."""
     p = tables.pipeline.c
-    named_so = sa.select(p.declaration).where(p.pipeline.regexp_match("__v[0-9]+$"), p.retired_at.is_(None))
+    named_so = sa.select(p.declaration).where(p.pipeline.regexp_match("__v[0-9]+$"), tables.IN_SERVICE)
     found = ((each["name"], rebuilt_by(each)) for each in connection.scalars(named_so))
     return {name: rebuild for name, rebuild in found if rebuild is not None}
 

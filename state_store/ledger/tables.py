@@ -59,6 +59,8 @@ pipeline = _table(
     retired_reason=Null(Text),
 )
 
+IN_SERVICE = pipeline.c.retired_at.is_(None)  # what is retired has no more batches that count (I23)
+
 state_table = _table(
     "state_table",
     state=Text,

@@ -70,7 +70,7 @@ def followers(connection: Connection, pipeline: str, state: str) -> list[Followe
     registered = connection.execute(
         sa.select(p.pipeline, k.txid, identity)
         .join(tables.cursor, k.pipeline == p.pipeline)
-        .where(p.retired_at.is_(None))
+        .where(tables.IN_SERVICE)
         .order_by(p.pipeline)
     )
     followed = followed_as(pipeline, state)

@@ -262,7 +262,7 @@ def accept_epoch(connection: Connection, witness: Witness, owner: str) -> dict[s
     epoch = cursors.current_epoch(connection)
     c, p = tables.cursor.c, tables.pipeline.c
     accepted = {}
-    in_service = sa.select(*cursors.CURSOR).join(tables.pipeline, p.pipeline == c.pipeline).where(p.retired_at.is_(None))
+    in_service = sa.select(*cursors.CURSOR).join(tables.pipeline, p.pipeline == c.pipeline).where(tables.IN_SERVICE)
     locked = connection.execute(in_service.order_by(c.pipeline).with_for_update(of=tables.cursor)).all()
     for cursor in map(cursors.Cursor._make, locked):
         lost = cursors.describe_loss(connection, cursor, witness)

@@ -39,7 +39,7 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
     p = tables.pipeline.c
     streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
     source = p.declaration["source_identity"].astext
-    in_service = connection.execute(sa.select(p.pipeline, source).where(p.retired_at.is_(None)).order_by(p.pipeline)).all()
+    in_service = connection.execute(sa.select(p.pipeline, source).where(tables.IN_SERVICE).order_by(p.pipeline)).all()
     followers = [(name, part) for name, identity in in_service for part in parts_of(identity).values() if part in streams]
     if unknown := sorted(set(without) - {name for name, _ in followers}):
         raise UsageError(f"Pipeline {unknown[0]} follows no state of {spec.name}.")

@@ -134,7 +134,7 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
             return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
     if any(query.pipeline == spec.name for query in spec.queries):
         return "its transform reads its own states, by their names."
-    others = sa.select(p.declaration).where(p.pipeline != spec.name, p.retired_at.is_(None)).order_by(p.pipeline)
+    others = sa.select(p.declaration).where(p.pipeline != spec.name, tables.IN_SERVICE).order_by(p.pipeline)
     for other in map(spec_of, connection.scalars(others)):
         if spec.name in other.read_pipelines:
             return f"{other.name} follows or reads its states, and would not learn that they are others now."

@@ -150,7 +150,7 @@ def check_sources(connection: Connection, spec: PipelineSpec) -> None:
     Raises: PipelineRetired.
     """
     p = tables.pipeline.c
-    read = sa.select(p.pipeline).where(p.pipeline.in_(spec.read_pipelines), p.retired_at.is_not(None)).order_by(p.pipeline)
+    read = sa.select(p.pipeline).where(p.pipeline.in_(spec.read_pipelines), ~tables.IN_SERVICE).order_by(p.pipeline)
     if gone := list(connection.scalars(read)):
         raise PipelineRetired(
             f"{spec.name} follows or reads states of {' and '.join(gone)}, and {gone[0]} was retired: its states never change "
@@ -198,7 +198,7 @@ def retired(connection: Connection, specs: Sequence[PipelineSpec]) -> dict[str, 
         return {}
     statement = sa.select(p.pipeline, *cursors.RETIRED).where(p.pipeline.in_([spec.name for spec in specs]))
     sentences = {}
-    for name, *when in connection.execute(statement.where(p.retired_at.is_not(None)).order_by(p.pipeline)):
+    for name, *when in connection.execute(statement.where(~tables.IN_SERVICE).order_by(p.pipeline)):
         at, by, reason = Retired(*when)
         sentences[name] = (
             f"Pipeline {name} is declared, and left out: {by} retired it on {at:%Y-%m-%d} ({reason}). Take its file away, give "

@@ -154,7 +154,7 @@ def retired_pipelines(connection: Connection) -> list[RetiredPipeline]:
     """Return the retired pipelines, in the order of their names."""
     p, c = tables.pipeline.c, tables.cursor.c
     known = sa.join(tables.pipeline, tables.cursor, c.pipeline == p.pipeline)
-    statement = sa.select(p.pipeline, c.txid, *cursors.RETIRED).select_from(known).where(p.retired_at.is_not(None))
+    statement = sa.select(p.pipeline, c.txid, *cursors.RETIRED).select_from(known).where(~tables.IN_SERVICE)
     return [RetiredPipeline(*row) for row in connection.execute(statement.order_by(p.pipeline))]
 
 
@@ -165,7 +165,7 @@ def drop_staging(connection: Connection, pipeline: str, limit: int) -> int:
     """
     p = tables.pipeline.c
     declaration = connection.scalar(
-        sa.select(p.declaration).where(p.pipeline == pipeline, p.retired_at.is_not(None)).with_for_update(key_share=True)
+        sa.select(p.declaration).where(p.pipeline == pipeline, ~tables.IN_SERVICE).with_for_update(key_share=True)
     )
     return staging_tables.drop_all(connection, spec_of(declaration), limit) if declaration else 0
 
@@ -182,7 +182,7 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
 
 def _others(connection: Connection, pipeline: str) -> Mapping[str, PipelineSpec]:
     p = tables.pipeline.c
-    others = sa.select(p.pipeline, p.declaration).where(p.pipeline != pipeline, p.retired_at.is_(None)).order_by(p.pipeline)
+    others = sa.select(p.pipeline, p.declaration).where(p.pipeline != pipeline, tables.IN_SERVICE).order_by(p.pipeline)
     return {name: spec_of(declaration) for name, declaration in connection.execute(others)}
 
 

@@ -121,7 +121,7 @@ def measures(connection: Connection, witness: Witness) -> Measures:
 def _in_service(pipeline: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """Return the condition that joins a pipeline in service, which is one not retired."""
     p = tables.pipeline.c
-    return sa.and_(p.pipeline == pipeline, p.retired_at.is_(None))
+    return sa.and_(p.pipeline == pipeline, tables.IN_SERVICE)
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:

@@ -51,7 +51,7 @@ def moment(connection: Connection) -> datetime:
 def pipeline_names(connection: Connection) -> list[str]:
     """Return the names of all pipelines in service, in order: those that are registered and not retired."""
     p = tables.pipeline.c
-    return list(connection.scalars(sa.select(p.pipeline).where(p.retired_at.is_(None)).order_by(p.pipeline)))
+    return list(connection.scalars(sa.select(p.pipeline).where(tables.IN_SERVICE).order_by(p.pipeline)))
 
 
 def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:

@@ -221,7 +221,10 @@ def starts() -> Iterator[tuple[dict[str, Any], Any]]:
     for spec, given_up, continues in product(specs, YES_AND_NO, YES_AND_NO):
         for name, newest in attempts_of(spec).items():
             planned = batch(3, newest, given_up=given_up, continues=continues)
-            of_batch = {"spec": spec, "name": name, "newest": newest, "given_up": given_up, "continues": continues}
+            is_kept = spec.source_kind == "transactional" or continues
+            is_done = name in ("sealed", "sealed with bad records") and continues
+            of_batch = {"spec": spec, "newest": newest, "given_up": given_up, "is_kept": is_kept, "is_done": is_done}
+            of_batch["is_in_work"] = name in ("at work", "late")
             for paused, distance in product(YES_AND_NO, (1, 2, 3)):
                 shown = facts(spec, 3 - distance, before, planned, window=2, paused_at=NOW if paused else None)
                 for mode, look in product(MODES, NEW):
@@ -242,8 +245,8 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[d
     inputs = [(now, chosen) for now, chosen in started if isinstance(chosen, BatchInput)]
     assert len(inputs) > 1000
     for now, chosen in inputs:
-        spec, is_kept = now["spec"], now["spec"].source_kind == "transactional" or now["continues"]
-        assert chosen.continues == digest(2) or (is_kept and chosen is now["planned"]), "I12"
+        spec = now["spec"]
+        assert chosen.continues == digest(2) or (now["is_kept"] and chosen is now["planned"]), "I12"
         if now["look"] == "fresh":
             assert chosen is now["planned"], "I6"
             assert spec.source_kind == "transactional" or spec.rebuilds or now["newest"] is None, "I12, I24"
@@ -251,21 +254,20 @@ def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[d
             continue
         assert now["distance"] <= (1 if spec.awaits_previous else 2), "I3, I21"
         assert not (now["paused"] and now["newest"] is None)
-        assert not (now["given_up"] and is_kept)
+        assert not (now["given_up"] and now["is_kept"])
         assert now["mode"] != "first" or now["newest"] is None
-        assert now["mode"] == "take over" or now["name"] not in ("at work", "late"), "no other process is fenced at its work"
-        is_done = now["name"] in ("sealed", "sealed with bad records") and now["continues"]
-        assert now["mode"] == "restage" or not is_done, "I8"
+        assert now["mode"] == "take over" or not now["is_in_work"], "no other process is fenced at its work"
+        assert now["mode"] == "restage" or not now["is_done"], "I8"
 
 
 @pytest.mark.promise("I20")
 def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[str, Any], Any]]) -> None:
     """So every batch whose turn it is gets an attempt."""
     reasons: dict[Any, Callable[[dict[str, Any]], bool]] = {
-        NotStarted.GIVEN_UP: lambda now: now["given_up"],
-        NotStarted.SEALED: lambda now: now["newest"].sealed_at is not None and now["continues"],
+        NotStarted.GIVEN_UP: lambda now: now["given_up"] and now["is_kept"],
+        NotStarted.SEALED: lambda now: now["is_done"],
         NotStarted.BEGUN: lambda now: now["mode"] == "first" and now["newest"] is not None,
-        NotStarted.IN_WORK: lambda now: now["name"] in ("at work", "late"),
+        NotStarted.IN_WORK: lambda now: now["is_in_work"],
         NotStarted.PAUSED: lambda now: now["paused"] and now["newest"] is None,
         NotStarted.AHEAD: lambda now: now["distance"] > (1 if now["spec"].awaits_previous else 2),
     }
@@ -277,10 +279,9 @@ def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[
             assert reasons[chosen](now), (chosen, now)
         elif isinstance(chosen, ReplanNeeded):
             assert chosen.continues == digest(2)
-            opaque_again = now["spec"].source_kind == "opaque" and now["newest"] is not None
-            assert now["look"] == "planned too early" or (
-                now["look"] == "fresh" and now["spec"].source_kind == "opaque" and (opaque_again or not now["continues"])
-            )
+            chooses = now["spec"].source_kind == "opaque" and now["spec"].rebuilds is None
+            is_again = chooses and now["newest"] is not None
+            assert now["look"] == "planned too early" or (now["look"] == "fresh" and (is_again or not now["is_kept"])), "I24"
     assert seen == set(NotStarted)
 
 

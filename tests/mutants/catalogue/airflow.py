@@ -4,6 +4,7 @@ from tests.mutants.planted_fault import Mutant
 
 TRIGGER, DISPATCH, TASKS = "dags/batch_trigger.py", "dags/dispatch.py", "dags/batch_tasks.py"
 TURNS = "state_store/attempt/turns.py"
+OF_TURNS = "tests/unit/test_verdicts.py::test_turns_open_in_order_and_wait_only_for_batches_that_come"
 OF_TRIGGER, OF_DISPATCH = "tests/dags/test_turn_trigger.py", "tests/dags/test_dispatch.py"
 OF_DAG = "tests/dags/test_batch_dag.py"
 
@@ -81,7 +82,10 @@ MUTANTS = (
         "turn",
         "facts.txid == facts.committed + 1",
         "facts.txid <= facts.committed + 2",
-        (f"{OF_TRIGGER}::test_turns_open_in_txid_order",),
+        (
+            OF_TURNS,
+            f"{OF_TRIGGER}::test_turns_open_in_txid_order",
+        ),
     ),
     Mutant(
         "a-halted-batch-halts-the-ones-before-it",
@@ -90,7 +94,10 @@ MUTANTS = (
         "turn",
         "and facts.halted_txid <= facts.txid:",
         "and facts.halted_txid > 0:",
-        (f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",),
+        (
+            OF_TURNS,
+            f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",
+        ),
     ),
     Mutant(
         "tasks-that-wait-do-not-learn-of-a-retirement",
@@ -99,7 +106,28 @@ MUTANTS = (
         "turn",
         "if facts.retired_at is not None and not facts.is_committed:",
         "if facts.retired_at is not None and facts.is_committed:",
-        ("tests/integration/test_retirement.py::test_tasks_that_wait_learn_that_it_is_retired",),
+        (
+            OF_TURNS,
+            "tests/integration/test_retirement.py::test_tasks_that_wait_learn_that_it_is_retired",
+        ),
+    ),
+    Mutant(
+        "a-clock-that-was-set-back-keeps-a-batch-waiting",
+        "I20",
+        TURNS,
+        "_may_commit",
+        "not 0 <= facts.newest.sealed_seconds < patience",
+        "not facts.newest.sealed_seconds < patience",
+        (OF_TURNS,),
+    ),
+    Mutant(
+        "a-batch-waits-for-others-outside-the-window",
+        "I20",
+        TURNS,
+        "_may_commit",
+        "unended is not None and has_room(unended, facts.committed, facts.window)",
+        "unended is not None",
+        (OF_TURNS,),
     ),
     Mutant(
         "a-batch-sealed-under-another-declaration-gets-no-worker",
@@ -108,7 +136,10 @@ MUTANTS = (
         "TurnFacts.is_over",
         "self.newest.is_sealed_by(self.fingerprint)",
         "self.newest.sealed_at is not None",
-        (f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",),
+        (
+            OF_TURNS,
+            f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",
+        ),
     ),
     Mutant(
         "more-tasks-get-workers-than-the-run-may-have",

@@ -7,6 +7,9 @@ TURNS = "state_store/attempt/turns.py"
 ATTEMPTS = "tests/integration/test_attempts.py"
 AT_WORK = "tests/integration/test_attempts_at_work.py"
 MATRIX = "tests/conformance/test_matrix.py"
+VERDICTS = "tests/unit/test_verdicts.py"
+STARTS = f"{VERDICTS}::test_an_attempt_starts_only_where_the_protocol_lets_it"
+REASONS = f"{VERDICTS}::test_an_attempt_that_does_not_start_has_its_reason"
 QUERIES = "tests/jobs/test_state_queries.py"
 
 MUTANTS = (
@@ -17,7 +20,10 @@ MUTANTS = (
         "_reason_against",
         "if turns.is_held(batch.locked.attempt,",
         "if turns.is_held(batch.locked.attempt - 1,",
-        ("tests/conformance/test_policies.py::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",),
+        (
+            STARTS,
+            "tests/conformance/test_policies.py::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",
+        ),
     ),
     Mutant(
         "a-new-attempt-fences-those-at-other-batches",
@@ -89,7 +95,10 @@ MUTANTS = (
         "_keeps_input",
         "or batch.continues(previous)",
         "or batch is not None",
-        (f"{MATRIX}::test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read",),
+        (
+            STARTS,
+            f"{MATRIX}::test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read",
+        ),
     ),
     Mutant(
         "a-sealed-batch-outlives-a-new-plan-of-its-predecessor",
@@ -98,7 +107,10 @@ MUTANTS = (
         "_reason_against",
         "newest.is_sealed_by(spec.fingerprint) and batch.continues(previous)",
         "newest.is_sealed_by(spec.fingerprint)",
-        (f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",),
+        (
+            REASONS,
+            f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",
+        ),
     ),
     Mutant(
         "a-batch-sealed-by-another-declaration-is-kept",
@@ -107,7 +119,10 @@ MUTANTS = (
         "_reason_against",
         "newest.is_sealed_by(spec.fingerprint) and batch.continues(previous)",
         "newest.sealed_at is not None and batch.continues(previous)",
-        (f"{ATTEMPTS}::test_partials_of_another_declaration_never_meet_the_state",),
+        (
+            REASONS,
+            f"{ATTEMPTS}::test_partials_of_another_declaration_never_meet_the_state",
+        ),
     ),
     Mutant(
         "a-decision-to-skip-outlives-a-new-input",
@@ -116,7 +131,10 @@ MUTANTS = (
         "_reason_against",
         "if batch.locked.skip_reason is not None and _keeps_input(spec, batch, previous):",
         "if batch.locked.skip_reason is not None:",
-        (f"{MATRIX}::test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn",),
+        (
+            REASONS,
+            f"{MATRIX}::test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn",
+        ),
     ),
     Mutant(
         "an-idle-task-fences-another-that-has-begun-its-batch",
@@ -125,7 +143,10 @@ MUTANTS = (
         "_reason_against",
         'if mode == "first":',
         'if mode == "first" and newest.sealed_at is not None:',
-        (f"{AT_WORK}::test_of_two_idle_tasks_one_begins_a_batch",),
+        (
+            STARTS,
+            f"{AT_WORK}::test_of_two_idle_tasks_one_begins_a_batch",
+        ),
     ),
     Mutant(
         "a-killed-process-holds-its-batch-until-it-falls-silent",
@@ -134,7 +155,10 @@ MUTANTS = (
         "AttemptRow.is_at_work",
         "not self.is_silent and self.has_session",
         "not self.is_silent",
-        (f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up",),
+        (
+            REASONS,
+            f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up",
+        ),
     ),
     Mutant(
         "a-task-fences-another-process-that-is-at-work",
@@ -143,7 +167,10 @@ MUTANTS = (
         "_reason_against",
         'if mode != "take over" and newest',
         'if mode == "take over" and newest',
-        (f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",),
+        (
+            STARTS,
+            f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",
+        ),
     ),
     Mutant(
         "a-plan-from-before-its-predecessor-s-new-plan-is-taken",
@@ -152,7 +179,10 @@ MUTANTS = (
         "_must_replan",
         "return new.continues != (previous.digest if previous else None)",
         "return False",
-        (f"{MATRIX}::test_a_plan_that_comes_too_late_is_requested_again",),
+        (
+            STARTS,
+            f"{MATRIX}::test_a_plan_that_comes_too_late_is_requested_again",
+        ),
     ),
     Mutant(
         "the-first-attempt-does-not-read-the-plan",
@@ -161,7 +191,10 @@ MUTANTS = (
         "_must_replan",
         "(is_planned_again and batch.newest is not None)",
         "is_planned_again",
-        (f"{MATRIX}::test_the_first_attempt_reads_the_plan_and_the_next_plans_again",),
+        (
+            REASONS,
+            f"{MATRIX}::test_the_first_attempt_reads_the_plan_and_the_next_plans_again",
+        ),
     ),
     Mutant(
         "a-rebuild-plans-its-batches-again",
@@ -170,7 +203,10 @@ MUTANTS = (
         "_must_replan",
         'spec.source_kind != "transactional" and spec.rebuilds is None',
         'spec.source_kind != "transactional"',
-        ("tests/jobs/test_rebuilds.py::test_an_opaque_source_plans_no_batch_of_a_rebuild_again",),
+        (
+            REASONS,
+            "tests/jobs/test_rebuilds.py::test_an_opaque_source_plans_no_batch_of_a_rebuild_again",
+        ),
     ),
     Mutant(
         "the-window-is-one-batch-shorter",
@@ -179,7 +215,10 @@ MUTANTS = (
         "has_room",
         "return txid - committed <= window",
         "return txid - committed < window",
-        (f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",),
+        (
+            REASONS,
+            f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",
+        ),
     ),
     Mutant(
         "the-window-is-one-batch-longer",
@@ -188,7 +227,10 @@ MUTANTS = (
         "has_room",
         "return txid - committed <= window",
         "return txid - committed <= window + 1",
-        (f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",),
+        (
+            STARTS,
+            f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",
+        ),
     ),
     Mutant(
         "a-batch-that-reads-its-states-begins-too-early",
@@ -197,7 +239,10 @@ MUTANTS = (
         "_has_room",
         "min(facts.pipeline.window, 1) if",
         "min(facts.pipeline.window, 2) if",
-        (f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so",),
+        (
+            STARTS,
+            f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so",
+        ),
     ),
     Mutant(
         "a-begun-batch-may-be-given-up-by-the-policy",
