@@ -10,23 +10,8 @@ key; the cursor is the pipeline's row with the last committed txid.
              seal           which task attempt counts for each partition, how many rows, which digest (I7)
     commit   commit_batch   one transaction: lock the cursor, check, merge, advance, record (I1-I3, I14)
 
-A batch goes from planned through processing and processed to committed; it may be failed or halted, waiting for a person, in
-between. No column holds this phase: it is derived from the rows that exist, so it cannot contradict them.
-
-The commit checks, under the cursor's row lock and in this order: that the database is the primary and the incarnation in
-which the cursor was made (I9); whether the txid has committed, in which case it says so and changes nothing (I8); that its
-predecessor has (I3); that the frozen metadata is intact (I6); that the newest attempt is sealed (I4); that it continues the
-batch that committed last (I12); that the declaration is the registered one (I16); that staging holds exactly the sealed rows
-(I7); after the merge, that every key was written (I14).
-
-A batch's planned metadata is written once. An attempt of an opaque source may plan the batch again until it commits: the new
-metadata belongs to the attempt, the planned metadata stays. All metadata carries the digest of the metadata that it continues,
-and the commit compares that with the digest in the cursor: if batch n was planned again, so must n + 1 be before it can commit.
-
-A batch that keeps failing is given up by its pipeline's policy or by a person: when its turn comes, a commit without rows
-skips it and records the owner and the reason. Bad records that a pipeline sets aside are staged and sealed beside the
-partials, and the commit moves them into the quarantine. Each source row up to the cursor therefore counts, is in quarantine, or
-belongs to a skipped batch.
+The commit and the start of an attempt lock, read their facts in one statement (`commit.commit_facts`), and let pure functions
+decide (`commit.verdicts`, `attempt.begin_attempt`); turns, which are hints, decide so, too, without a lock (`attempt.turns`).
 
 What a crash leaves, and what follows:
 

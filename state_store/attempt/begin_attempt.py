@@ -127,14 +127,14 @@ def _reason_against(
             return NotStarted.BEGUN
         if mode != "take over" and newest.is_at_work_elsewhere:
             return NotStarted.IN_WORK
-    if turns.is_held(batch.locked.attempt, facts.pipeline.paused_at):
+    if turns.is_held(batch.locked.attempt, facts.registered.paused_at):
         return NotStarted.PAUSED
     return None if _has_room(spec, facts, batch) else NotStarted.AHEAD
 
 
 def _has_room(spec: PipelineSpec, facts: CommitFacts, batch: BatchFacts) -> bool:
     """Return whether the window has room; a batch that reads states as of the previous txid follows its commit (I21)."""
-    window = min(facts.pipeline.window, 1) if spec.awaits_previous else facts.pipeline.window
+    window = min(facts.registered.window, 1) if spec.awaits_previous else facts.registered.window
     return turns.has_room(batch.locked.txid, facts.cursor.txid, window)
 
 

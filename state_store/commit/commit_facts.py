@@ -25,9 +25,15 @@ from tidegate.state_store.states.table_identity import StrangeTable
 
 
 class Registered(NamedTuple):
-    """As what a pipeline is registered: its declaration's fingerprint, its states, the first table that is not as they are."""
+    """A registered pipeline: its declaration's fingerprint, its window, since when it is paused, the last txid with a commit.
 
-    fingerprint: str | None
+    `tables` are those of its states, `strange` is the first of them that is not as it was.
+    """
+
+    fingerprint: str
+    window: int
+    paused_at: datetime | None
+    last_commit: int
     tables: Sequence[str]
     strange: StrangeTable | None
 
@@ -58,14 +64,6 @@ class BatchFacts:
         return self.input.continues == (previous.digest if previous else None)
 
 
-class PipelineFacts(NamedTuple):
-    """A pipeline's last commit, the window of its batches, and since when it is paused."""
-
-    last_commit: int
-    window: int
-    paused_at: datetime | None
-
-
 @dataclass(frozen=True)
 class CommitFacts:
     """What a commit or the start of an attempt rests on; batches by txid, in order."""
@@ -73,23 +71,22 @@ class CommitFacts:
     cursor: Cursor
     database: DatabaseFacts
     registered: Registered
-    pipeline: PipelineFacts
     batches: Mapping[int, BatchFacts]
 
 
 def _registered() -> list[sa.ColumnElement[Any]]:
-    p, s, pipeline = tables.pipeline.c, tables.state_table.c, sa.bindparam("pipeline", type_=sa.Text)
+    p, s, k = tables.pipeline.c, tables.state_table.c, tables.commit.alias("any_commit").c
+    last_commit = sa.select(sa.func.coalesce(sa.func.max(k.txid), 0)).where(k.pipeline == p.pipeline)
+    states = sa.select(s.state).where(s.pipeline == p.pipeline).correlate(tables.pipeline)
     return [
-        sa.select(p.fingerprint).where(p.pipeline == pipeline).scalar_subquery(),
-        sa.func.array(sa.select(s.state).where(s.pipeline == pipeline).scalar_subquery(), type_=ARRAY(sa.Text)),
+        *(p.fingerprint, p.in_flight, p.paused_at, last_commit.scalar_subquery()),
+        sa.func.array(states.scalar_subquery(), type_=ARRAY(sa.Text)),
         table_identity.strange_table(),
     ]
 
 
 def _facts() -> sa.Select[Any]:
-    p, b, k, c = tables.pipeline.c, tables.batch.c, tables.commit.alias("any_commit").c, tables.cursor.c
-    pipeline = sa.bindparam("pipeline", type_=sa.Text)
-    last_commit = sa.select(sa.func.coalesce(sa.func.max(k.txid), 0)).where(k.pipeline == pipeline).scalar_subquery()
+    p, b, c = tables.pipeline.c, tables.batch.c, tables.cursor.c
     current = batches.with_current_attempt(tables.batch, tables.commit, tables.attempt)
     requested = sa.and_(b.pipeline == p.pipeline, b.txid == sa.any_(sa.bindparam("txids", type_=ARRAY(sa.BigInteger))))
     of_attempt = [*attempts.attempt_columns(), *attempts.session_columns()]
@@ -100,20 +97,20 @@ def _facts() -> sa.Select[Any]:
         tables.commit.c.txid.is_not(None),
         attempts.sealed_rows(),
     ]
-    of_pipeline = [*cursors.database_facts(), *_registered(), last_commit, p.in_flight, p.paused_at]
     return (
-        sa.select(*cursors.CURSOR, *of_pipeline, *of_batch)
+        sa.select(*cursors.CURSOR, *cursors.database_facts(), *_registered(), *of_batch)
         .select_from(sa.join(tables.pipeline, tables.cursor, c.pipeline == p.pipeline))
         .outerjoin(current, requested)
-        .where(p.pipeline == pipeline)
+        .where(_REQUESTED)
     )
 
 
-_REGISTERED, _FACTS = sa.select(*_registered()), _facts()
+_REQUESTED = tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text)
+_REGISTERED, _FACTS = sa.select(*_registered()).where(_REQUESTED), _facts()
 
 
 def read_registered(connection: Connection, pipeline: str) -> Registered:
-    """Return as what a pipeline is registered; without a fingerprint if it is not."""
+    """Return as what a pipeline is registered, which the caller knows it to be."""
     return _as_registered(connection.execute(_REGISTERED, {"pipeline": pipeline, "pipelines": [pipeline]}).one())
 
 
@@ -141,14 +138,14 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
     rows = [_cut(row, _OF_PIPELINE) for row in connection.execute(_FACTS, cursors.parameters(pipeline, mark) | known)]
     if not rows:
         raise cursors.unregistered(pipeline)
-    cursor, database, registered, of_pipeline, _ = rows[0]
+    cursor, database, registered, _ = rows[0]
     cursors.check_database(cursor, database, mark, witness)
     found = [_of_batch(of_batch) for *_, of_batch in rows if of_batch[0] is not None]
     by_txid = {batch.locked.txid: batch for batch in sorted(found, key=lambda batch: batch.locked.txid)}
-    return CommitFacts(cursor, database, _as_registered(registered), of_pipeline, by_txid)
+    return CommitFacts(cursor, database, _as_registered(registered), by_txid)
 
 
-_OF_PIPELINE = Cursor, DatabaseFacts, Registered, PipelineFacts  # a row's columns before those of a batch
+_OF_PIPELINE = Cursor, DatabaseFacts, Registered  # a row's columns before those of a batch
 
 
 def _cut(row: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
@@ -167,5 +164,5 @@ def _of_batch(row: Sequence[Any]) -> BatchFacts:
 
 
 def _as_registered(row: Sequence[Any]) -> Registered:
-    fingerprint, owned, strange = row
-    return Registered(fingerprint, owned, StrangeTable(**strange) if strange is not None else None)
+    *known, strange = row
+    return Registered._make([*known, StrangeTable(**strange) if strange is not None else None])

@@ -83,9 +83,9 @@ def check_in_order(facts: CommitFacts) -> None:
     """
     cursor = facts.cursor
     check_not_retired(cursor.pipeline, facts.database.retired)
-    if facts.pipeline.last_commit != cursor.txid:
+    if facts.registered.last_commit != cursor.txid:
         raise HoleDetected(
-            f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.pipeline.last_commit}. "
+            f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.registered.last_commit}. "
             "Nothing is skipped or repeated until a person has restored one of the two.",
             pipeline=cursor.pipeline,
             txid=cursor.txid,

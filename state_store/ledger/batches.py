@@ -96,16 +96,6 @@ def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
     return metadata["source"] if metadata is not None and QUARANTINED in metadata else metadata
 
 
-def input_of(connection: Connection, pipeline: str, txid: int) -> BatchInput | None:
-    """Return the input of a batch; None if there is no such batch.
-
-    Raises: MetadataCorrupt.
-    """
-    statement = _inputs(pipeline).where(tables.batch.c.txid == txid)
-    row = connection.execute(statement).one_or_none()
-    return checked_input(pipeline, InputRow(*row)) if row else None
-
-
 def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
     """Return the input of the newest batch; None before the first batch.
 
@@ -130,9 +120,10 @@ def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInp
 
     Raises: UnknownBatch, MetadataCorrupt.
     """
-    if (batch_input := input_of(connection, pipeline, txid)) is None:
+    row = connection.execute(_inputs(pipeline).where(tables.batch.c.txid == txid)).one_or_none()
+    if row is None:
         raise unknown_batch(pipeline, txid)
-    return batch_input
+    return checked_input(pipeline, InputRow(*row))
 
 
 def unknown_batch(pipeline: str, txid: int) -> UnknownBatch:

@@ -121,9 +121,8 @@ def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts,
     cursor = cursors.Cursor("p", committed, committed or None, digest(committed) if committed else None, "1/1/1", HISTORY)
     retired_at = known["retired_at"]
     database = cursors.DatabaseFacts("d", False, "l", "1/1/1", retired_at, "me", "why", None, None)
-    registered = commit_facts.Registered(known["fingerprint"], known["tables"], known["strange"])
-    pipeline = commit_facts.PipelineFacts(known["last_commit"], known["window"], known["paused_at"])
-    return commit_facts.CommitFacts(cursor, database, registered, pipeline, {each.locked.txid: each for each in batches})
+    registered = commit_facts.Registered(**{name: known[name] for name in commit_facts.Registered._fields})
+    return commit_facts.CommitFacts(cursor, database, registered, {each.locked.txid: each for each in batches})
 
 
 def outcome(decide: Callable[[], Any]) -> Any:

@@ -97,8 +97,8 @@ MUTANTS = (
         "I9",
         VERDICTS,
         "check_in_order",
-        "if facts.pipeline.last_commit != cursor.txid:",
-        "if facts.pipeline.last_commit > cursor.txid:",
+        "if facts.registered.last_commit != cursor.txid:",
+        "if facts.registered.last_commit > cursor.txid:",
         (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
     ),
     Mutant(
