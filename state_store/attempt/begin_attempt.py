@@ -1,9 +1,7 @@
 """Begin an attempt at a batch: decide whether it is needed, choose its input, and fence older ones (I4 in docs/protocol.md).
 
-An attempt begins unless the batch has committed, its newest attempt is sealed, it was given up, it has not begun while its
-pipeline is paused, or the pipeline's window is full: too many batches are in flight. The input is the metadata of what to
-read. A transactional source keeps the planned input. Any other source plans the batch again for every attempt but the first,
-and whenever the previous batch has another input than the one that this batch continues. A txid is a batch's number.
+The input is the metadata of what to read. A transactional source keeps the planned input. Any other source plans the batch
+again for every attempt but the first, and whenever the previous batch has another input than the one that this continues.
 """
 
 import hashlib
@@ -125,17 +123,16 @@ def _reason_against(
             return NotStarted.SEALED
         if mode == "first":
             return NotStarted.BEGUN
-        if mode != "take over" and newest.is_at_work_elsewhere:
+        if mode != "take over" and newest.is_at_work and not newest.is_own:
             return NotStarted.IN_WORK
     if turns.is_held(batch.locked.attempt, facts.registered.paused_at):
         return NotStarted.PAUSED
-    return None if _has_room(spec, facts, batch) else NotStarted.AHEAD
+    return None if _has_room(spec, facts, batch.locked.txid) else NotStarted.AHEAD
 
 
-def _has_room(spec: PipelineSpec, facts: CommitFacts, batch: BatchFacts) -> bool:
+def _has_room(spec: PipelineSpec, facts: CommitFacts, txid: int) -> bool:
     """Return whether the window has room; a batch that reads states as of the previous txid follows its commit (I21)."""
-    window = min(facts.registered.window, 1) if spec.awaits_previous else facts.registered.window
-    return turns.has_room(batch.locked.txid, facts.cursor.txid, window)
+    return turns.has_room(txid, facts.cursor.txid, 1 if spec.awaits_previous else facts.registered.window)
 
 
 def _keeps_input(spec: PipelineSpec, batch: BatchFacts, previous: BatchInput | None) -> bool:

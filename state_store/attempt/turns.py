@@ -1,12 +1,8 @@
 """Turns: which batches may begin or commit, wait to be merged together, or have another process at work.
 
-One statement reads the facts without a lock, pure functions decide. Everything here is a hint that saves work or waiting. What
-counts is checked under locks: only the newest attempt at a batch commits (it fences the older ones), in the order of the txids,
-the batches' numbers.
-
-    turn     a batch may begin if it is one of the next `window` txids after the cursor, unless its pipeline is paused, and
-             commit after every earlier txid
-    waiting  a sealed batch waits a little for others that are being processed: merged together, they take less time
+One statement reads the facts without a lock, pure functions decide. Everything here is a hint that saves work or waiting; what
+counts is checked under locks. A sealed batch waits a little for others that are being processed: merged together, they take
+less time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -168,7 +164,7 @@ def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int)
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
     """Return whether another process is at work on the batch, as far as its newest attempt shows."""
     facts = processing(connection, [(pipeline, txid)]).get((pipeline, txid))
-    return facts is not None and facts.newest is not None and facts.newest.is_at_work_elsewhere
+    return facts is not None and facts.newest is not None and facts.newest.is_at_work and not facts.newest.is_own
 
 
 def _facts() -> sa.Select[Any]:

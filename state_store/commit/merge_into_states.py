@@ -1,6 +1,6 @@
 """The upsert: partials, sealed rows of an attempt, go into state tables by each state's kind, under the cursor's lock.
 
-A txid is a batch's number; the cursor is the row with the pipeline's last one. I13 and I14 are rules of docs/protocol.md.
+I13 and I14 are rules of docs/protocol.md.
 
     transactional      (value, txid)                       the value is merged in; the row's txid must be older (I14)
     opaque             (value, previous value, txid)       the same, and the previous value is kept, so that the last txid can

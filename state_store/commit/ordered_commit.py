@@ -1,10 +1,8 @@
 """The ordered commit of one or more batches in one transaction: lock the cursor, check, merge, advance.
 
-A txid is a batch's number; the cursor is a pipeline's row with its last committed txid. An attempt is a try at a batch, sealed
-once its staged rows are complete. Numbers such as I3 are rules of docs/protocol.md.
-
 No function here opens or ends a transaction: their callers in `StateStore` do. If the process dies at any statement, Postgres
-rolls all of them back; if it dies after COMMIT was sent, the cursor's row shows the outcome (I10).
+rolls all of them back; if it dies after COMMIT was sent, the cursor's row shows the outcome. Numbers such as I10 are rules of
+docs/protocol.md.
 """
 
 from collections.abc import Sequence

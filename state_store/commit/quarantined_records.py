@@ -3,7 +3,7 @@
     bad records   rows that a source or transform could not use; they wait until a later batch, a replay, reads them
     partials      a batch's results per key that a check or a final window keeps out of a state; never replayed
 
-Either is moved in the commit of its batch, with the reason, so that no row is lost. A txid is a batch's number.
+Either is moved in the commit of its batch, with the reason, so that no row is lost.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
 Authors write a `tidegate.jobs.Pipeline`, which hands the store a `PipelineSpec`. The spec's `fingerprint` is registered in the
 database, written into every attempt and compared by commits (I16 in docs/protocol.md): partials, an attempt's results per key,
-of one declaration are never merged into a state of another. A txid is a batch's number.
+of one declaration are never merged into a state of another.
 """
 
 import hashlib

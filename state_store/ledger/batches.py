@@ -1,8 +1,7 @@
 """Batches: opened without gaps, assigned to runs, halted, given up; metadata are frozen before a read (I6 in docs/protocol.md).
 
-A txid is a batch's number; the cursor is the pipeline's row with the last committed txid and the digest of its metadata. Each
-batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits only if
-it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
+Each batch records the digest of the metadata that it continues. The commit compares that with the cursor's: a batch commits
+only if it continues exactly what has committed, whichever batches were planned again in the meantime (I12).
 
 A failed batch may be halted, to wait for a person, or given up: then a commit without rows skips it in its turn.
 """

@@ -4,7 +4,7 @@ A file is identified by name and content: it stays the same file when it is move
 Rows are written in the commit's own transaction, under the cursor's lock; the primary key refuses files that have counted. The
 table grows with the input, as a file that comes back after years is still known, so a row holds little more than what
 identifies the file. Until a planned batch commits, its files are only in its metadata, because its source may still plan it
-differently. A txid is a batch's number.
+differently.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,8 @@
 """A pipeline's cursor: its last commit, and whether this database is the one of that commit (HOLE_DETECTED).
 
-A txid is a batch's number, and the cursor is the row with the last committed one. Each commit locks it, so order and
-exactly-once are decided under its lock. An epoch names the incarnation of the database that answers; the witness is a file
-outside Postgres that marks each pipeline's last commit. Both show whether commits are lost, in a database that was restored,
-promoted or copied (I9 in docs/protocol.md).
+Each commit locks the cursor, so order and exactly-once are decided under its lock. An epoch names the incarnation of the
+database that answers; the witness is a file outside Postgres that marks each pipeline's last commit. Both show whether commits
+are lost, in a database that was restored, promoted or copied (I9 in docs/protocol.md).
 """
 
 from datetime import UTC, datetime
@@ -135,7 +134,21 @@ def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witn
         raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=cursor.pipeline)
     schema_revision.check_known(facts.name, facts.ledger)
     lost = describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
-    _check_history(cursor, lost, Epoch.of(facts.epoch), witness)
+    identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
+    if lost is not None:
+        raise HoleDetected(
+            f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
+            "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
+            "folder, then run: tidegate migrate --accept-epoch",
+            **identity,
+        )
+    if not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness):
+        raise HoleDetected(
+            f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
+            f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
+            "tidegate migrate --accept-epoch",
+            **identity,
+        )
 
 
 def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, may_be_retired: bool = False) -> Cursor:
@@ -163,43 +176,23 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
     _check(connection, Cursor(*row), witness)
 
 
-def _check(connection: Connection, cursor: Cursor, witness: Witness, *, may_be_retired: bool = False) -> None:
+def _database(connection: Connection, cursor: Cursor, witness: Witness) -> tuple[Mark | None, DatabaseFacts]:
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     # A statement of its own, so that it sees what a lock has waited for: the pipeline may have been retired meanwhile.
-    facts = DatabaseFacts(*connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one())
+    return mark, DatabaseFacts(*connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one())
+
+
+def _check(connection: Connection, cursor: Cursor, witness: Witness, *, may_be_retired: bool = False) -> None:
+    mark, facts = _database(connection, cursor, witness)
     if not may_be_retired:
         check_not_retired(cursor.pipeline, facts.retired)
     check_database(cursor, facts, mark, witness)
 
 
-def _check_history(cursor: Cursor, lost: str | None, epoch: "Epoch", witness: Witness) -> None:
-    identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
-    if lost is not None:
-        raise HoleDetected(
-            f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
-            "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
-            "folder, then run: tidegate migrate --accept-epoch",
-            **identity,
-        )
-    if not is_same_database(cursor, epoch, witness):
-        raise HoleDetected(
-            f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
-            f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
-            "tidegate migrate --accept-epoch",
-            **identity,
-        )
-
-
 def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
     """Return as text which commits the witness knows and the database lacks, if any."""
-    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
-    if mark is None:
-        return None
-    c = tables.commit.c
-    row = connection.execute(
-        sa.select(c.attempt, c.committed_at).where(c.pipeline == cursor.pipeline, c.txid == mark.txid)
-    ).one_or_none()
-    return describe_loss_since(cursor, mark, MarkedCommit(*row) if row else None, witness)
+    mark, facts = _database(connection, cursor, witness)
+    return describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
 
 
 def describe_loss_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:

@@ -1,6 +1,6 @@
 """Operators' actions: pause, resume, retry, skip, redo, replay, accept a loss; what each does, and when it is refused.
 
-Each is recorded in ``operator_action``, with owner and reason, in the same transaction. A txid is a batch's number.
+Each is recorded in ``operator_action``, with owner and reason, in the same transaction.
 """
 
 from collections.abc import Collection

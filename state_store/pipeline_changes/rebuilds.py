@@ -5,8 +5,6 @@ and states end with the declaration's version, as in `flights__v3`. Its batches 
 the same txids and the same frozen metadata, and what operators skipped or replayed there is skipped or replayed here. Once both
 have committed the same txid, `tidegate migrate` puts the rebuilt states in the place of the others, in one transaction under
 the locks of both cursors (I24 in docs/protocol.md). Until then, readers have the states as they were.
-
-A txid is a batch's number; the cursor is the row of a pipeline with the last committed one.
 """
 
 from collections.abc import Sequence

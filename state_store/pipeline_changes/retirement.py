@@ -1,7 +1,7 @@
 """Retire a pipeline, and reinstate it: decided under the lock of its cursor, as its commits are (I23 in docs/protocol.md).
 
 A retired pipeline keeps its ledger, its name and the names of its states, so nothing ever counts again under them. Readers keep
-its states, unless they are dropped. A txid is a batch's number; the cursor is the pipeline's row with the last committed one.
+its states, unless they are dropped.
 """
 
 import re

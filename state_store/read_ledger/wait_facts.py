@@ -1,8 +1,7 @@
 """What the ledger and the witness say about why pipelines wait, read in one snapshot by a constant number of statements.
 
-The witness is a file outside Postgres that marks each pipeline's last commit; a txid is a batch's number. Every statement
-serves any number of pipelines, and looks at no more than their first uncommitted batch, one requested batch, and the newest
-attempts at both; counts stop at a limit.
+Every statement serves any number of pipelines, and looks at no more than their first uncommitted batch, one requested batch,
+and the newest attempts at both; counts stop at a limit.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

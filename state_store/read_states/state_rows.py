@@ -1,4 +1,4 @@
-"""Rows of a state from one snapshot: by key, in a range, page by page, or all. A txid is a batch's number.
+"""Rows of a state from one snapshot: by key, in a range, page by page, or all.
 
     with StateReader.open(settings, "flights", "daily") as daily:
         found = daily.get_many([("UA", "2013-01-01"), ("AA", "2013-01-01")])

@@ -2,7 +2,7 @@
 
 The fence is ``batch.attempt``, the number of the newest attempt, raised under the batch's row lock (I4 in docs/protocol.md).
 Airflow's try number, clocks and process ids play no part in it. A seal declares that an attempt's staging, the rows that it
-computed, is complete. A txid is a batch's number.
+computed, is complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,11 +139,6 @@ class AttemptRow(NamedTuple):
         Behind a connection pooler, an idle process may have none, and be taken for dead.
         """
         return self.sealed_at is None and self.failed_at is None and not self.is_silent and self.has_session
-
-    @property
-    def is_at_work_elsewhere(self) -> bool:
-        """Whether another process than this one is at work on it."""
-        return self.is_at_work and not self.is_own
 
 
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))

@@ -237,8 +237,8 @@ MUTANTS = (
         "I21",
         FILE,
         "_has_room",
-        "min(facts.registered.window, 1) if",
-        "min(facts.registered.window, 2) if",
+        "1 if spec.awaits_previous",
+        "2 if spec.awaits_previous",
         (
             STARTS,
             f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so",

@@ -34,8 +34,8 @@ MUTANTS = (
         "I9",
         CURSORS,
         "check_database",
-        "_check_history(cursor, lost, Epoch.of(facts.epoch), witness)",
-        "pass",
+        "if not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness):",
+        "if (epoch := Epoch.of(facts.epoch)) is None:",
         (f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",),
     ),
     Mutant(
