@@ -194,9 +194,9 @@ class Project:
         assert f"More: tidegate error {code}" in self.printed, f"{command}: {self.printed}"
         return self.printed
 
-    def why(self, code: str, *, txid: int | None = None, **environment: str) -> Answer:
+    def why(self, code: str, *, txid: int | None = None, pipeline: str = "flights", **environment: str) -> Answer:
         """Ask `why` of the pipeline; return the cause with this code as it is printed."""
-        words = "tidegate why flights" if txid is None else f"tidegate why flights {txid}"
+        words = f"tidegate why {pipeline}" if txid is None else f"tidegate why {pipeline} {txid}"
         self.type(words, **environment)
         printed = self.printed
         codes = [cause["code"] for cause in self._causes(words, environment)]

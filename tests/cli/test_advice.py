@@ -708,6 +708,31 @@ def test_states_that_are_declared_otherwise(project: Project) -> None:
     project.goes_on()
 
 
+def test_a_rebuild_that_is_halted(project: Project) -> None:
+    """Goes on with corrected code of the same version; a batch of it can be given up."""
+    wider = {"cents": 'Sum("cents", "bigint")'}
+    broken = transform("selectExpr('carrier', \"IF(cents = 2, raise_error('two'), cents) AS cents\")")
+    project.declare(**wider, more=broken)
+    project.fails("tidegate rebuild flights --yes", "TRANSFORM_FAILED")
+    cause = project.why("HALTED", pipeline="flights__v2")
+    assert cause.commands == ("tidegate rebuild flights --yes",)
+    assert "migrate" not in cause.advice
+    project.heed(cause, act=partial(project.declare, **wider, version="2"))
+    project.type('tidegate migrate --new "wider"')
+    project.type("tidegate migrate")
+    assert project.state() == project.clean()
+    project.declare(more=broken)
+    project.fails("tidegate rebuild flights --yes", "TRANSFORM_FAILED")
+    project.heed(project.why("HALTED", pipeline="flights__v3"), skips=True)
+    project.give_up("a.csv")
+    project.type("tidegate rebuild flights --yes")
+    project.type('tidegate migrate --new "narrow"')
+    project.type("tidegate migrate")
+    project.declare()
+    project.type("tidegate migrate")
+    project.goes_on()
+
+
 def test_a_policy_that_leaves_batches_out(project: Project) -> None:
     """Needs nothing; a batch that is corrected in time is taken back."""
     project.declare(more="on_poison='skip',")

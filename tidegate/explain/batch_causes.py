@@ -157,7 +157,9 @@ class BatchCauses:
         if code in remedies.ENDS_IN_SKIP:
             known["command"] = skip_command(self._pipeline, batch.txid)
             return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Action("skip", batch.txid), **known)
-        return self._of(batch, "HALTED", story, advice=self._fix(batch, code, then=", then retry it"), retry=True, **known)
+        is_rebuild = named_rebuild(self._pipeline) is not None
+        advice = self._fix(batch, code, then=", then let the rebuild go on" if is_rebuild else ", then retry it")
+        return self._of(batch, "HALTED", story, advice=advice, run=is_rebuild, retry=not is_rebuild, **known)
 
     def _fix(self, batch: "WaitingBatch", code: str | None, *, then: str = "") -> str:
         """Return what to do about an error of a batch.

@@ -74,9 +74,10 @@ def fix_of(code: str | None) -> str:
 def fix_of_batch(code: str | None, pipeline: str, txid: int, *, then: str = "", may_skip: bool = True) -> str:
     """Return what to do about an error of a batch, as a sentence: correct its cause and do what comes `then`.
 
-    Or, where that is a way out and the batch `may_skip`, give it up.
+    Or, where that is a way out and the batch `may_skip`, give it up. A rebuild takes corrected code as it is: it is of one
+    version, which counts once it has been registered.
     """
-    fix = fix_of(code)
+    fix = fix_of(code) if named_rebuild(pipeline) is None else fix_of(code).replace(_REGISTERED, "")
     if code not in _FIXES:
         fix = fix.replace(" and ", f" ({command('inspect', pipeline, '--txid', txid)}) and ")
     or_skip = f"; or give the batch up ({skip_command(pipeline, txid)})" if may_skip and code in _MAY_SKIP else ""

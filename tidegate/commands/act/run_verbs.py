@@ -15,7 +15,7 @@ from tidegate import output, tracing
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
 from tidegate.explain import remedies, source_report, why
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
-from tidegate.jobs.registry import find_pipeline
+from tidegate.jobs.registry import find_pipeline, named_rebuild
 from tidegate.state_store.base.errors import RetryableError, TidegateError, UsageError, class_of
 from tidegate.state_store.base.settings import Settings
 from tidegate.status import run_progress
@@ -181,9 +181,9 @@ def run(
 def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
     """Run the batches that a verb has prepared and all left-over ones before them, through Airflow or in this process.
 
-    Without Airflow, all is done in this process.
+    Without Airflow, all is done in this process, and so is a rebuild, which has no Dag.
     """
-    if here or not Settings.load().has_airflow:
+    if here or not Settings.load().has_airflow or named_rebuild(pipeline) is not None:
         output.show_log(logging.ERROR)
         in_this_process(pipeline, {"to_txid": to_txid}, as_json, prepared)
     else:
