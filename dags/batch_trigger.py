@@ -216,13 +216,11 @@ class TurnPoller:
         tried_no_more = {
             (*run, txids[i]) for run, txids in txids_of.items() for i in self._failed_tasks(*run) if i < len(txids)
         }
-        committed = {pipeline: store.committed(pipeline) for pipeline in {pipeline for pipeline, _, _ in tried_no_more}}
-        waiting = {each for each in tried_no_more if each[2] > committed[each[0]]}
-        known = store.processing(sorted({(pipeline, txid) for pipeline, _, txid in waiting})) if waiting else {}
+        known = store.processing(sorted({(pipeline, txid) for pipeline, _, txid in tried_no_more})) if tried_no_more else {}
         seen = set()
-        for pipeline, run_id, txid in waiting:
+        for pipeline, run_id, txid in tried_no_more:
             batch = known.get((pipeline, txid))
-            if batch and not batch.is_in_work and (not batch.is_over or txid == committed[pipeline] + 1):
+            if batch and not batch.is_in_work and (batch.is_next or not batch.is_over):
                 seen.add((pipeline, run_id, txid))
         failed, self._seen_failed = seen & self._seen_failed, seen
         return failed

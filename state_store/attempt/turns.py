@@ -71,6 +71,11 @@ class TurnFacts(NamedTuple):
         return self.txid <= self.committed
 
     @property
+    def is_next(self) -> bool:
+        """Whether the txid is the next to commit."""
+        return self.txid == self.committed + 1
+
+    @property
     def is_over(self) -> bool:
         """Whether the batch need not be processed: it has committed, or is sealed or given up as it is planned now.
 
@@ -113,7 +118,7 @@ def turn(facts: TurnFacts) -> Turn:
     elif facts.halted_txid is not None and facts.halted_txid <= facts.txid:
         halted = f"txid {facts.halted_txid} is halted: {facts.halted_reason}"
     return Turn(
-        opens=facts.is_committed or (facts.txid == facts.committed + 1 and (given_up or _may_commit(facts))),
+        opens=facts.is_committed or (facts.is_next and (given_up or _may_commit(facts))),
         halted=halted,
         given_up=given_up,
         done=facts.is_committed and not facts.awaits_ack,

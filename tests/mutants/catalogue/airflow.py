@@ -41,8 +41,8 @@ MUTANTS = (
         "I20",
         TRIGGER,
         "TurnPoller._failed_twice",
-        "(not batch.is_over or txid == committed[pipeline] + 1)",
-        "(not batch.is_over or txid > committed[pipeline])",
+        "(batch.is_next or not batch.is_over)",
+        "(not batch.is_committed or not batch.is_over)",
         (
             f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",
             f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
@@ -79,9 +79,9 @@ MUTANTS = (
         "a-turn-opens-one-txid-too-early",
         "I3",
         TURNS,
-        "turn",
-        "facts.txid == facts.committed + 1",
-        "facts.txid <= facts.committed + 2",
+        "TurnFacts.is_next",
+        "self.txid == self.committed + 1",
+        "self.txid <= self.committed + 2",
         (
             OF_TURNS,
             f"{OF_TRIGGER}::test_turns_open_in_txid_order",
