@@ -160,9 +160,9 @@ def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> di
 def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
     """Return a run's next txid after this one that may begin and has not, if any."""
     b, r = tables.batch.c, tables.run_batch.c
-    of_run = (r.pipeline == pipeline, r.run_id == run_id, r.txid > after, b.attempt == 0, b.skip_reason.is_(None))
-    both = sa.join(tables.run_batch, tables.batch, tables.same_batch(tables.run_batch, tables.batch))
-    txid = connection.scalar(sa.select(r.txid).select_from(both).where(*of_run).order_by(r.txid).limit(1))
+    begun = sa.select(b.attempt).where(tables.same_batch(tables.batch, tables.run_batch), b.skip_reason.is_(None))
+    of_run = (r.pipeline == pipeline, r.run_id == run_id, r.txid > after, begun.scalar_subquery() == 0)
+    txid = connection.scalar(sa.select(sa.func.min(r.txid)).where(*of_run))
     return txid if txid is not None and turns(connection, [(pipeline, txid)])[pipeline, txid].begins else None
 
 
