@@ -80,14 +80,13 @@ class BatchInput:
     """The current metadata of a batch: of the committed attempt, else of the newest one, else as planned.
 
     Until the batch commits, each attempt of an opaque source may choose other rows (I12). `continues` is the digest of
-    the metadata that this continues; `attempts` is the number of the batch's attempts.
+    the metadata that this continues.
     """
 
     txid: int
     metadata: SourceMetadata
     digest: bytes
     continues: bytes | None
-    attempts: int
 
 
 def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
@@ -152,7 +151,6 @@ def input_columns() -> list[sa.ColumnElement[Any]]:
         sa.case((a.source_metadata.is_(None), b.source_digest), else_=a.source_digest).label("source_digest"),
         sa.func.coalesce(a.source_digest, b.source_digest).label("attempt_digest"),
         sa.case((a.attempt.is_(None), b.previous_digest), else_=a.previous_digest).label("previous_digest"),
-        b.attempt,
     ]
 
 
@@ -164,7 +162,6 @@ class InputRow(NamedTuple):
     source_digest: bytes
     attempt_digest: bytes
     previous_digest: bytes | None
-    attempt: int
 
 
 def checked_input(pipeline: str, row: InputRow) -> BatchInput:
@@ -176,7 +173,7 @@ def checked_input(pipeline: str, row: InputRow) -> BatchInput:
     if bytes(row.attempt_digest) != bytes(row.source_digest):
         decode_metadata(pipeline, row.txid, row.source_metadata, row.attempt_digest)
     continues = None if row.previous_digest is None else bytes(row.previous_digest)
-    return BatchInput(row.txid, metadata, bytes(row.source_digest), continues, row.attempt)
+    return BatchInput(row.txid, metadata, bytes(row.source_digest), continues)
 
 
 def in_flight(connection: Connection, pipeline: str) -> tuple[int, int]:

@@ -591,7 +591,7 @@ def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:
 
 def seen_batch(txid: int) -> BatchInput:
     """Return a batch as a planner would have seen it."""
-    return BatchInput(txid, {}, b"digest", None, 0)
+    return BatchInput(txid, {}, b"digest", None)
 
 
 def _register(settings: Settings, spec: object) -> None:

@@ -110,7 +110,7 @@ def batch(
     number, skip = int(newest is not None), "why" if given_up else None
     locked = attempts.LockedBatch("p", txid, digest(txid), number, NOW if halted else None, skip, skip, HISTORY)
     previous = (digest(txid - 1) if txid > 1 else None) if continues else b"of another plan"
-    row = commit_facts.InputRow(txid, encode_metadata({"number": txid}), digest(txid), digest(txid), previous, number)
+    row = commit_facts.InputRow(txid, encode_metadata({"number": txid}), digest(txid), digest(txid), previous)
     return commit_facts.BatchFacts(locked, row, newest, is_committed=False, sealed_rows=1)
 
 
