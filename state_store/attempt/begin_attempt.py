@@ -101,7 +101,7 @@ def decide(spec: PipelineSpec, request: Request, facts: CommitFacts) -> BatchInp
 
     Raises: PipelineRetired, DeclarationChanged, HoleDetected, GuardMismatch, MetadataCorrupt.
     """
-    check_not_retired(spec.name, facts.database.retired)
+    check_not_retired(spec.name, facts.retired)
     verdicts.check_declaration(spec, facts.registered)
     batch, before = facts.batches[request.txid], facts.batches.get(request.txid - 1)
     previous, planned = before.input if before else None, batch.input  # both have to fit their digests

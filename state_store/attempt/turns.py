@@ -90,7 +90,6 @@ class TurnFacts(NamedTuple):
         return self.newest is not None and self.newest.is_at_work
 
 
-RETIRED = "the pipeline was retired"
 UNREGISTERED = Turn(opens=False, halted="the pipeline is not registered")
 
 
@@ -114,7 +113,7 @@ def turn(facts: TurnFacts) -> Turn:
     given_up = facts.skip_reason is not None
     halted = None
     if facts.retired_at is not None and not facts.is_committed:
-        halted = RETIRED
+        halted = "the pipeline was retired"
     elif facts.halted_txid is not None and facts.halted_txid <= facts.txid:
         halted = f"txid {facts.halted_txid} is halted: {facts.halted_reason}"
     return Turn(

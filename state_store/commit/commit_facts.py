@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from tidegate.state_store.ledger import batches, cursors, tables
 from tidegate.state_store.ledger.batches import BatchInput, InputRow
 from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.ledger.cursors import Cursor, DatabaseFacts
+from tidegate.state_store.ledger.cursors import Cursor, DatabaseFacts, Retired
 from tidegate.state_store.seal import attempts
 from tidegate.state_store.seal.attempts import AttemptRow, LockedBatch
 from tidegate.state_store.states import table_identity
@@ -70,6 +70,7 @@ class CommitFacts:
 
     cursor: Cursor
     database: DatabaseFacts
+    retired: Retired
     registered: Registered
     batches: Mapping[int, BatchFacts]
 
@@ -98,7 +99,7 @@ def _facts() -> sa.Select[Any]:
         attempts.sealed_rows(),
     ]
     return (
-        sa.select(*cursors.CURSOR, *cursors.database_facts(), *_registered(), *of_batch)
+        sa.select(*cursors.CURSOR, *cursors.database_facts(), *cursors.RETIRED, *_registered(), *of_batch)
         .select_from(sa.join(tables.pipeline, tables.cursor, c.pipeline == p.pipeline))
         .outerjoin(current, requested)
         .where(_REQUESTED)
@@ -138,14 +139,14 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
     rows = [_cut(row, _OF_PIPELINE) for row in connection.execute(_FACTS, cursors.parameters(pipeline, mark) | known)]
     if not rows:
         raise cursors.unregistered(pipeline)
-    cursor, database, registered, _ = rows[0]
+    cursor, database, retired, registered, _ = rows[0]
     cursors.check_database(cursor, database, mark, witness)
     found = [_of_batch(of_batch) for *_, of_batch in rows if of_batch[0] is not None]
     by_txid = {batch.locked.txid: batch for batch in sorted(found, key=lambda batch: batch.locked.txid)}
-    return CommitFacts(cursor, database, _as_registered(registered), by_txid)
+    return CommitFacts(cursor, database, retired, _as_registered(registered), by_txid)
 
 
-_OF_PIPELINE = Cursor, DatabaseFacts, Registered  # a row's columns before those of a batch
+_OF_PIPELINE = Cursor, DatabaseFacts, Retired, Registered  # a row's columns before those of a batch
 
 
 def _cut(row: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:

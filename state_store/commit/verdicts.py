@@ -82,7 +82,7 @@ def check_in_order(facts: CommitFacts) -> None:
     Raises: PipelineRetired, HoleDetected.
     """
     cursor = facts.cursor
-    check_not_retired(cursor.pipeline, facts.database.retired)
+    check_not_retired(cursor.pipeline, facts.retired)
     if facts.registered.last_commit != cursor.txid:
         raise HoleDetected(
             f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.registered.last_commit}. "

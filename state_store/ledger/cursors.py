@@ -65,16 +65,8 @@ class DatabaseFacts(NamedTuple):
     is_standby: bool
     ledger: str | None
     epoch: str | None
-    retired_at: datetime | None
-    retired_by: str | None
-    retired_reason: str | None
     marked_attempt: int | None
     marked_at: datetime | None
-
-    @property
-    def retired(self) -> Retired:
-        """Whether the pipeline was retired."""
-        return Retired(self.retired_at, self.retired_by, self.retired_reason)
 
     @property
     def marked(self) -> MarkedCommit | None:
@@ -97,7 +89,6 @@ def database_facts() -> list[sa.ColumnElement[Any]]:
         is_standby,
         schema_revision.version_of_ledger(),
         sa.select(sa.case((sa.not_(is_standby), _ledger.epoch()))).scalar_subquery(),  # asked once, for however many rows
-        *RETIRED,
         sa.select(marked.attempt).where(*of_mark).scalar_subquery(),
         sa.select(marked.committed_at).where(*of_mark).scalar_subquery(),
     ]
@@ -108,7 +99,7 @@ def parameters(pipeline: str, mark: Mark | None) -> dict[str, Any]:
     return {"pipeline": pipeline, "marked": mark.txid if mark else None}
 
 
-_DATABASE = sa.select(*database_facts()).where(tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text))
+_DATABASE = sa.select(*database_facts(), *RETIRED).where(tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text))
 
 
 def lock(connection: Connection, pipeline: str, *, wait: bool = True) -> Cursor:
@@ -176,22 +167,23 @@ def check_history(connection: Connection, pipeline: str, witness: Witness) -> No
     _check(connection, Cursor(*row), witness)
 
 
-def _database(connection: Connection, cursor: Cursor, witness: Witness) -> tuple[Mark | None, DatabaseFacts]:
+def _database(connection: Connection, cursor: Cursor, witness: Witness) -> tuple[Mark | None, DatabaseFacts, Retired]:
     mark = witness.mark_of(cursor.pipeline, str(cursor.history))
     # A statement of its own, so that it sees what a lock has waited for: the pipeline may have been retired meanwhile.
-    return mark, DatabaseFacts(*connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one())
+    *facts, at, by, reason = connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one()
+    return mark, DatabaseFacts(*facts), Retired(at, by, reason)
 
 
 def _check(connection: Connection, cursor: Cursor, witness: Witness, *, may_be_retired: bool = False) -> None:
-    mark, facts = _database(connection, cursor, witness)
+    mark, facts, retired = _database(connection, cursor, witness)
     if not may_be_retired:
-        check_not_retired(cursor.pipeline, facts.retired)
+        check_not_retired(cursor.pipeline, retired)
     check_database(cursor, facts, mark, witness)
 
 
 def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
     """Return as text which commits the witness knows and the database lacks, if any."""
-    mark, facts = _database(connection, cursor, witness)
+    mark, facts, _ = _database(connection, cursor, witness)
     return describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
 
 

@@ -26,7 +26,7 @@ DECIDES = {
         "ledger/batches.py",
         "operate/recorded_actions.py",
     ),
-    "retired_at": ("attempt/turns.py", "ledger/cursors.py", "ledger/tables.py"),
+    "retired_at": ("attempt/turns.py", "ledger/tables.py"),
 }
 # Where it is shown to people, or handed on to one of the files above; `plan` has a column of the name, too.
 PASSES_ON = {

@@ -66,7 +66,7 @@ MUTANTS = (
         "I23",
         FILE,
         "decide",
-        "check_not_retired(spec.name, facts.database.retired)",
+        "check_not_retired(spec.name, facts.retired)",
         "pass",
         ("tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",),
     ),

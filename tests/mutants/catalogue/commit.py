@@ -79,7 +79,7 @@ MUTANTS = (
         "I23",
         VERDICTS,
         "check_in_order",
-        "check_not_retired(cursor.pipeline, facts.database.retired)",
+        "check_not_retired(cursor.pipeline, facts.retired)",
         "pass",
         ("tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",),
     ),
@@ -89,7 +89,7 @@ MUTANTS = (
         VERDICTS,
         "may_commit",
         "check_in_order(facts)",
-        "check_not_retired(spec.name, facts.database.retired)",
+        "check_not_retired(spec.name, facts.retired)",
         (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
     ),
     Mutant(
@@ -134,7 +134,7 @@ MUTANTS = (
         VERDICTS,
         "ready",
         "check_in_order(facts)",
-        "check_not_retired(spec.name, facts.database.retired)",
+        "check_not_retired(spec.name, facts.retired)",
         (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
     ),
     Mutant(

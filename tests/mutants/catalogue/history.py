@@ -61,7 +61,7 @@ MUTANTS = (
         "I23",
         CURSORS,
         "_check",
-        "check_not_retired(cursor.pipeline, facts.retired)",
+        "check_not_retired(cursor.pipeline, retired)",
         "pass",
         (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
     ),
