@@ -44,7 +44,8 @@ def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
 
 
 @pytest.mark.promise("decision:0056")
-@pytest.mark.parametrize("width", [1440, pytest.param(390, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("width", [1440, 390])
 def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
     browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:

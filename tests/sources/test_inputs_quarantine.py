@@ -92,7 +92,8 @@ def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
 
 
 @pytest.mark.promise("decision:0050")
-@pytest.mark.parametrize("routing", ["chosen", pytest.param("safe", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
     """Unreadable and unchecked ones, of files of the same names with other columns; DuckDB sums up the right files."""
     chance = random.Random(routing)
