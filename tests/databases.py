@@ -57,6 +57,7 @@ EMPTY = """
 DO $$
 DECLARE
     found text;
+    is_large boolean;
 BEGIN
     PERFORM pg_terminate_backend(pid, 10000) FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
@@ -66,12 +67,12 @@ BEGIN
     IF found IS NOT NULL THEN
         EXECUTE 'DROP TABLE ' || found || ' CASCADE';
     END IF;
-    SELECT string_agg(oid::regclass::text, ', ') INTO found FROM pg_class
+    FOR found, is_large IN SELECT oid::regclass::text, pg_relation_size(oid) > 1000000 FROM pg_class
         WHERE relnamespace = 'tidegate'::regnamespace AND relkind = 'r' AND relname <> 'alembic_version'
-        AND pg_relation_size(oid) > 0;
-    IF found IS NOT NULL THEN
-        EXECUTE 'TRUNCATE ' || found || ' CASCADE';
-    END IF;
+        AND pg_relation_size(oid) > 0
+    LOOP
+        EXECUTE CASE WHEN is_large THEN 'TRUNCATE ' || found || ' CASCADE' ELSE 'DELETE FROM ' || found END;
+    END LOOP;
 END $$
 """
 

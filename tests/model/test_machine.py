@@ -12,7 +12,7 @@ from tests.model.database import running_actors
 from tests.model.machine import HISTORIES, StoreMachine
 
 SEED = int(os.environ.get("MODEL_SEED", "1"))
-EXAMPLES, STEPS = 80, 20
+EXAMPLES, STEPS = 60, 20
 
 
 @pytest.fixture(scope="module")
