@@ -18,7 +18,7 @@ MUTANTS = (
         "lock",
         ".where(c.pipeline == pipeline).with_for_update(nowait=not wait))",
         ".where(c.pipeline == pipeline))",
-        (f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",),
+        ("tests/integration/test_commit_ready.py::test_a_commit_that_does_not_wait_leaves_a_locked_cursor_alone",),
     ),
     Mutant(
         "a-commit-waits-though-it-should-not",
