@@ -123,7 +123,7 @@ def _reason_against(
             return NotStarted.SEALED
         if mode == "first":
             return NotStarted.BEGUN
-        if mode != "take over" and newest.is_at_work and not newest.is_own:
+        if mode != "take over" and newest.is_at_work_elsewhere:
             return NotStarted.IN_WORK
     if turns.is_held(batch.locked.attempt, facts.registered.paused_at):
         return NotStarted.PAUSED

@@ -127,8 +127,10 @@ def turn(facts: TurnFacts) -> Turn:
 
 def _may_commit(facts: TurnFacts) -> bool:
     """Return whether the newest attempt at the next batch has failed, or is sealed and need not wait for others."""
-    if facts.newest is None or facts.newest.sealed_seconds is None:
-        return facts.newest is not None and facts.newest.failed_at is not None
+    if facts.newest is None:
+        return False
+    if facts.newest.sealed_seconds is None:
+        return facts.newest.failed_at is not None
     unended = facts.unended_txid
     others_are_coming = unended is not None and has_room(unended, facts.committed, facts.window)
     patience = min(MERGE_PATIENCE_FACTOR * (facts.last_merge_seconds or 0), LONGEST_MERGE_WAIT_SECONDS)
@@ -168,7 +170,7 @@ def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int)
 def is_in_work(connection: Connection, pipeline: str, txid: int) -> bool:
     """Return whether another process is at work on the batch, as far as its newest attempt shows."""
     facts = processing(connection, [(pipeline, txid)]).get((pipeline, txid))
-    return facts is not None and facts.newest is not None and facts.newest.is_at_work and not facts.newest.is_own
+    return facts is not None and facts.newest is not None and facts.newest.is_at_work_elsewhere
 
 
 def _facts() -> sa.Select[Any]:

@@ -136,9 +136,14 @@ class AttemptRow(NamedTuple):
     def is_at_work(self) -> bool:
         """Whether it has not ended, sends heartbeats, and its process has a session, which ends with the process.
 
-        Behind a connection pooler, an idle process may have none, and be taken for dead.
+        Through a connection pooler, an idle process may have none, and be taken for dead.
         """
         return self.sealed_at is None and self.failed_at is None and not self.is_silent and self.has_session
+
+    @property
+    def is_at_work_elsewhere(self) -> bool:
+        """Whether it is at work in another process than this one."""
+        return self.is_at_work and not self.is_own
 
 
 _SESSIONS = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"))

@@ -792,7 +792,7 @@ def test_plans_that_have_failed(project: Project) -> None:
 
 
 def test_columns_and_acks(project: Project) -> None:
-    """A column that comes is declared; a source that was not told of a commit is told by the next run."""
+    """A column that comes is declared; a source that has had no ack of a commit gets it from the next run."""
     project.write("b.csv", "UA,1,x", header="carrier,cents,city", counts=False)
     project.rows["b.csv"] = [("UA", "1")]
     project.type("tidegate run flights")

@@ -77,9 +77,10 @@ def fix_of_batch(code: str | None, pipeline: str, txid: int, *, then: str = "", 
     Or, where that is a way out and the batch `may_skip`, give it up. A rebuild takes corrected code as it is: it is of one
     version, which counts once it has been registered.
     """
-    fix = fix_of(code) if named_rebuild(pipeline) is None else fix_of(code).replace(_REGISTERED, "")
-    if code not in _FIXES:
-        fix = fix.replace(" and ", f" ({command('inspect', pipeline, '--txid', txid)}) and ")
+    unknown = f"Read the whole error ({command('inspect', pipeline, '--txid', txid)}) and fix its cause."
+    fix = _FIXES.get(code or "", unknown)
+    if named_rebuild(pipeline) is not None:
+        fix = fix.replace(_REGISTERED, "")
     or_skip = f"; or give the batch up ({skip_command(pipeline, txid)})" if may_skip and code in _MAY_SKIP else ""
     return f"{fix.removesuffix('.')}{then}{or_skip}."
 

@@ -245,7 +245,7 @@ class KafkaReader(Emitter):
         all_of_it = ", with what can still be read," if is_partial else ""
         advice = f"Give the batch up{all_of_it} by: {skip}"
         if self._source.kind == "opaque":
-            advice += '; or declare when_expired="continue", and all but what has expired is read'
+            advice += '; or declare when_expired="continue", and all but what has expired is read.'
         return RangeExpired(f"{message} {advice}")
 
     def _options(self, topic: str, ranges: dict[int, tuple[int, int]]) -> dict[str, str]:
