@@ -417,6 +417,20 @@ def test_sessions_a_whole_gap_apart_are_two(windows: Begin) -> None:
     assert joined == [(key, 0, 60 * MINUTE, 30 * MINUTE, 3, 3, 3) for key in keys]
 
 
+@pytest.mark.promise("I22")
+def test_what_overlaps_a_final_session_is_late_also_when_that_is_removed(windows: Begin) -> None:
+    """The piece alone would still be open: its session is final, and gone after the next batch."""
+    f, _ = windows(declare(WINDOWS["session"](**FINAL["removed at once"])))
+    f.count([("a", 0, 1)])
+    f.count([("clock", 90 * MINUTE, 1)])
+    late = ("a", 20 * MINUTE, 50 * MINUTE, 20 * MINUTE, 1, 7)
+    assert f.late(f.count([("a", 20 * MINUTE, 7)])) == [late], "the session from 0 to 30 is final"
+    assert [row[0] for row in f.found()] == ["clock"], "it is removed"
+    assert f.late(f.count([("a", 20 * MINUTE, 7)])) == [late], "none that ended until 30 is kept"
+    assert [row[0] for row in f.found()] == ["clock"]
+    assert f.emitted() == {2: [("a", 0, 30 * MINUTE, 0, 1, 1)]}
+
+
 def test_sums_near_the_limit_of_their_type_count(windows: Begin) -> None:
     """What adds up to a possible value is never refused because of how it was divided into pieces."""
     states = {name: State({"key": "text"}, AGGREGATES, window=WINDOWS[name]()) for name in ("tumbling", "session")}

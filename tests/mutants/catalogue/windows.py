@@ -9,6 +9,7 @@ TESTS = "tests/conformance/test_windows.py"
 MODEL = f"{TESTS}::test_windows_after_each_batch_are_those_of_plain_python"
 BOUNDS = f"{TESTS}::test_a_moment_at_a_bound_is_on_the_side_that_is_documented"
 SESSIONS = f"{TESTS}::test_sessions_a_whole_gap_apart_are_two"
+LATE_FOR_SESSIONS = f"{TESTS}::test_what_overlaps_a_final_session_is_late_also_when_that_is_removed"
 SLIDING = f"{TESTS}::test_sliding_windows_have_each_event_as_often_as_they_overlap"
 REDO = f"{TESTS}::test_a_redo_takes_back_windows_watermark_and_what_became_final"
 of_windows = partial(Mutant, breaks="I22")
@@ -210,10 +211,7 @@ MUTANTS = (
         function="divide",
         old=".where(~joins_final, ~is_too_old)",
         new=".where(~is_too_old)",
-        noticed_by=(
-            SESSIONS,
-            MODEL,
-        ),
+        noticed_by=(LATE_FOR_SESSIONS,),
     ),
     of_windows(
         "a-piece-may-join-what-was-removed",
@@ -221,7 +219,7 @@ MUTANTS = (
         function="divide",
         old="is_too_old = sa.false() if removed_until is None else judged.c[WINDOW_START] < removed_until",
         new="is_too_old = sa.false()",
-        noticed_by=(MODEL,),
+        noticed_by=(LATE_FOR_SESSIONS,),
     ),
     of_windows(
         "a-corrected-session-is-not-counted-as-such",
