@@ -13,10 +13,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from tidegate import output
-from tidegate.commands import INTERRUPTED
 from tidegate.state_store.base.errors import PermanentError, TidegateError, UsageError
 
 PERMANENT, USAGE, TRY_AGAIN = 1, 2, 75
+INTERRUPTED = 130  # after Ctrl-C
 READER_GONE = 1  # as click has it
 GC_THRESHOLD = 200_000  # objects allocated before a garbage collection; `status` allocates 80,000
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from traceback import StackSummary
 
     from rich.console import Console
-    from rich.table import Table
 
 CODE = Path(__file__).parent  # as it stands in tracebacks: a link in a checkout is not followed
 # The width of a table in a file or a pipe, where no window limits it.
@@ -136,27 +135,22 @@ def write(*lines: str) -> None:
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows as a table: numbers right-aligned, times in UTC to the second, NULL as an empty cell, a list as its lines."""
+    from rich.table import Table  # noqa: PLC0415
+
     rows = [list(row) for row in rows]
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for position, name in enumerate(columns):
+        numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
+        table.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
     console = out()
     with console.capture() as rendered:
         if title and rows:
             console.print(visible(title), style="bold", soft_wrap=True)  # a table would fold it to its own width
-        console.print(table(columns, rows) if rows else f"{visible(title or 'Result')}: nothing yet.")
+        console.print(table if rows else f"{visible(title or 'Result')}: nothing yet.")
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
     sys.stdout.flush()  # keeps the order with messages on stderr
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
-    """Return rows as `print_table` prints them."""
-    from rich.table import Table  # noqa: PLC0415
-
-    made = Table(header_style="bold", box=None, pad_edge=False)
-    for position, name in enumerate(columns):
-        numeric = all(isinstance(row[position], int | Decimal | None) for row in rows)
-        made.add_column(visible(name), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(_cell(value) for value in row))
-    return made
 
 
 def print_json(value: Any) -> None:

@@ -25,16 +25,14 @@ def test_every_verb_with_json_output_has_a_schema() -> None:
 
 @pytest.mark.promise("json:*")
 def test_each_schema_is_valid_and_says_its_version() -> None:
-    """Every described field is required, unless it is named in the prose of its verb."""
+    """Every described field is required."""
     for verb in json_schemas.verbs():
         schema = json_schemas.schema(verb)
         jsonschema.Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
         assert schema["title"] == f"tidegate {verb} --json"
         for part in _objects(schema):
-            assert set(part.get("required", ())) <= set(part["properties"]), verb
-            optional = set(part["properties"]) - set(part.get("required", ()))
-            assert optional <= ({"left_alone", "trouble", "unread"} if verb == "status" else set()), verb
+            assert set(part.get("required", ())) == set(part["properties"]), verb
             assert [name for name in part["properties"] if not re.fullmatch(r"[a-z]+(_[a-z]+)*", name)] == [], verb
 
 

@@ -6,7 +6,6 @@ import click
 
 from tidegate import completion
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
 LARGEST = 10**15  # beyond any txid or number of rows, and well within the range of Postgres' and Airflow's integers
 
 

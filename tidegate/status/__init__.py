@@ -1,1 +1,1 @@
-"""The status of stack and pipelines, as it is now or as it changes."""
+"""The status of stack and pipelines, and the progress of a run."""

@@ -1,9 +1,9 @@
 """The status of stack and pipelines, of one moment: as tables, as lines, and as JSON."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tidegate import output
 from tidegate.explain.batch_causes import quoted
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 STATES = {"up": "up", "starting": "...", "stopped": "stopped", "gave up": "failed"}
 PAGE_PATH = "/tidegate/"
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -46,65 +45,22 @@ class Look:
             "page": self.page,
         }
 
-    def lines(self) -> dict[str, str]:
-        """Return a line per pipeline and component, by its name; they change only with what they tell."""
-        found = {f"component {c.name}": f"{c.name}: {_state(c)}" for c in self.components}
-        for lag in self.lags:
-            parts = [f"committed {lag.committed} of {lag.opened}"]
-            parts += [f"{lag.quarantined} in quarantine"] if lag.quarantined else []
-            parts += [f"{len(lag.new_columns)} new columns not declared"] if lag.new_columns else []
-            waits = waits_for(lag, self.losses)
-            found[f"pipeline {lag.pipeline}"] = f"{lag.pipeline}: {', '.join(parts)}{f'; waits for {waits}' if waits else ''}"
-        if self.advice:
-            found["advice"] = self.advice
-        if self.trouble:
-            found["trouble"] = str(self.trouble)
-        return found
-
-
-class Background(Generic[_T]):
-    """A function that runs in a thread which does not hold up the end of the process."""
-
-    def __init__(self, function: Callable[[], _T]) -> None:
-        self._result: _T | None = None
-        self._error: BaseException | None = None
-        self._function = function
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is needed
-            self._error = error
-
-    def is_done(self, seconds: float) -> bool:
-        """Wait at most so long; return whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def result(self) -> _T:
-        """Wait for the end and return the result, or raise the error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
-
 
 def look(settings: Settings) -> Look:
     """Ask the stack and the ledger at the same time."""
     from tidegate import stack  # noqa: PLC0415 - verbs that do not need it start faster
 
-    request = Background(lambda: stack.status(settings))  # Airflow takes as long to answer as SQLAlchemy to load
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
     lags, retired, losses, trouble = [], [], {}, None
-    try:
-        with StateStore.connect(settings) as store:
-            lags, retired, losses = store.lag(), store.retired_pipelines(), store.losses()
-    except TidegateError as error:
-        trouble = error
-    components = request.result()
+    with ThreadPoolExecutor(1) as beside:
+        request = beside.submit(stack.status, settings)  # Airflow takes as long to answer as SQLAlchemy to load
+        from tidegate.state_store import StateStore  # noqa: PLC0415
+
+        try:
+            with StateStore.connect(settings) as store:
+                lags, retired, losses = store.lag(), store.retired_pipelines(), store.losses()
+        except TidegateError as error:
+            trouble = error
+        components = request.result()
     has_page = any(component.name == "airflow-api-server" and component.state == "up" for component in components)
     page = page_address(settings) if has_page else None
     return Look(lags, retired, losses, components, stack.advice(settings), page, trouble)

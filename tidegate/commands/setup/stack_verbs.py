@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tidegate import output
-from tidegate.commands import AT_LEAST_ONE, INTERRUPTED, as_json, yes
+from tidegate.commands import AT_LEAST_ONE, as_json, yes
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
 from tidegate.status import status_report
@@ -115,23 +115,14 @@ def restore(file: Path, yes: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Look again and again; on a terminal redrawn, else a line per change. End: Ctrl-C.")
-@click.option("--interval", metavar="SECONDS", type=click.FloatRange(0.2, 3600), default=2, help="Pause between two looks.")
 @as_json
-def status(watch: bool, interval: float, as_json: bool) -> None:
+def status(as_json: bool) -> None:
     """Show the state of the stack and of each pipeline: last committed txid, what is pending, why it waits or is paused.
 
     Also lag, the age of the oldest batch that is opened and not committed; rows/s of the newest commits within an hour; and how
     many names the sources leave alone.
     """
     settings = Settings.load()
-    if watch:
-        from tidegate.status.status_watch import watch as keep_watching  # noqa: PLC0415
-
-        try:
-            keep_watching(lambda: status_report.look(Settings.load()), interval, as_json=as_json)
-        except KeyboardInterrupt:
-            raise click.exceptions.Exit(INTERRUPTED) from None
     from tidegate.explain import source_report  # noqa: PLC0415
 
     found = status_report.look(settings)
