@@ -53,8 +53,6 @@ VERBS = {
     "demo": "setup.demo_verb",
     "quarantine": "act.quarantine_verbs",
     "error": "show.why_verbs",
-    "schema": "setup.schema_verbs",
-    "completion": "setup.schema_verbs",
 }
 
 

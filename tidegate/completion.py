@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
@@ -22,11 +22,7 @@ def states(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
     # click leaves arguments aside where an option lacks its value, which is just being completed.
     pipeline = context.params.get("pipeline") or next(iter(context.args), "")
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # what an author's module prints is not for the shell
-            return _starting(incomplete, find_pipeline(pipeline).states)
-    except Exception:  # noqa: BLE001 - an author's module may raise anything; the verb itself will tell
-        return []
+    return _starting(incomplete, _of_authors(lambda: find_pipeline(pipeline).states))
 
 
 def queries(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -34,13 +30,8 @@ def queries(context: click.Context, parameter: click.Parameter, incomplete: str)
     del parameter
     from tidegate.jobs.registry import all_queries  # noqa: PLC0415
 
-    if context.params.get("name") or context.args:
-        return []
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # what an author's module prints is not for the shell
-            return _starting(incomplete, all_queries().known)
-    except Exception:  # noqa: BLE001 - the verb itself will tell
-        return []
+    is_named = context.params.get("name") or context.args
+    return [] if is_named else _starting(incomplete, _of_authors(lambda: all_queries().known))
 
 
 def error_codes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -51,14 +42,11 @@ def error_codes(context: click.Context, parameter: click.Parameter, incomplete: 
     return _starting(incomplete.upper(), error_pages.codes())
 
 
-def verbs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the words of the verbs that have a schema."""
-    from tidegate import json_schemas  # noqa: PLC0415
-
-    before = [*(context.params.get(parameter.name or "") or ())]
-    words = [verb.split() for verb in json_schemas.verbs()]
-    following = {verb[len(before)] for verb in words if verb[: len(before)] == before and len(verb) > len(before)}
-    return _starting(incomplete, sorted(following))
+def _of_authors(names: Callable[[], Iterable[str]]) -> Iterable[str]:
+    """Return names that authors' modules declare; none if these raise, which the verb itself will report."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):  # what they print is not for the shell
+        return names()
+    return []
 
 
 def _starting(incomplete: str, names: Iterable[str]) -> list[str]:

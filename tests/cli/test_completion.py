@@ -1,6 +1,5 @@
 """Shell completion: verbs, options, pipelines, states, phases and error codes."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests import in_process
-from tests.cli.conftest import CommandLine, check_schema
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tests.store import HOME_VARIABLE
@@ -17,7 +15,7 @@ from tidegate.cli import VERBS
 
 # Calls the function that completes, as bash itself does after a tabulator, and prints what it offers.
 ASK_BASH = """
-eval "$(tidegate completion bash)"
+eval "$(_TIDEGATE_COMPLETE=bash_source tidegate)"
 COMP_WORDS=(tidegate quarantine mend w); COMP_CWORD=3; COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
 command=$(complete -p tidegate | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
 $command tidegate w mend
@@ -39,8 +37,6 @@ OFFERED = {
     "tidegate inspect flights --error source_": ["SOURCE_CHANGED", "SOURCE_UNAVAILABLE", "SOURCE_UNREADABLE"],
     "tidegate error MALF": ["MALFORMED_RECORD"],
     "tidegate inspect flights --from-": ["--from-txid"],
-    "tidegate schema quarantine ''": ["list", "mend", "replay"],
-    "tidegate completion ''": ["bash", "zsh", "fish"],
     "tidegate inspect flights --limit 5 --state d": ["daily"],
 }
 
@@ -53,7 +49,6 @@ def offered(words: str, **environment: str) -> list[str]:
     return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
 
 
-@pytest.mark.promise("verb:completion")
 def test_words_are_completed() -> None:
     """Only what the shell needs is looked up."""
     assert {words: offered(words) for words in OFFERED} == OFFERED
@@ -84,13 +79,3 @@ def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
             env={"PATH": "/usr/bin:/bin", "TIDEGATE_HOME": str(EXAMPLES), **asked},
         )
         assert done.stdout.splitlines() == [offered, "[]"]
-
-
-@pytest.mark.promise("json:completion")
-def test_the_help_says_how_to_install_it(tidegate: CommandLine) -> None:
-    """A line for each shell; programs get the script too."""
-    shown = tidegate("completion", "--help").stdout
-    assert 'eval "$(tidegate completion bash)"' in shown
-    assert "~/.config/fish/completions/tidegate.fish" in shown
-    done = tidegate("completion", "bash", "--json")
-    check_schema("completion", json.loads(done.stdout))

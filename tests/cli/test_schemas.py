@@ -1,18 +1,13 @@
-"""The JSON Schemas of the verbs: complete, valid, printed by `tidegate schema`. `CommandLine.json` compares each output."""
+"""The JSON Schemas of the verbs: complete and valid. `CommandLine.json` compares each output."""
 
-import json
 import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from tests import in_process
-from tests.cli.conftest import check_schema
+from tests.cli.conftest import SCHEMAS, check_schema
 from tests.cli.test_verbs import COMMANDS
-from tidegate import json_schemas
 
 VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter.opts for parameter in command.params)]
 
@@ -20,14 +15,13 @@ VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter
 @pytest.mark.promise("json:*")
 def test_every_verb_with_json_output_has_a_schema() -> None:
     """And no other."""
-    assert json_schemas.verbs() == sorted(VERBS)
+    assert list(SCHEMAS) == sorted(VERBS)
 
 
 @pytest.mark.promise("json:*")
 def test_each_schema_is_valid_and_says_its_version() -> None:
     """Every described field is required."""
-    for verb in json_schemas.verbs():
-        schema = json_schemas.schema(verb)
+    for verb, schema in SCHEMAS.items():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
         assert schema["title"] == f"tidegate {verb} --json"
@@ -53,19 +47,3 @@ def test_a_time_is_utc_and_a_txid_a_number() -> None:
     for wrong in ({"opened_at": "2026-11-25T10:30:00"}, {"opened_at": "2026-11-25T10:30:00+01:00"}, {"txid": "1"}, {"more": 1}):
         with pytest.raises(jsonschema.ValidationError):
             check_schema("inspect", [{**batch, **wrong}])
-
-
-@pytest.mark.promise("verb:schema", "json:schema")
-def test_the_command_line_prints_the_schemas(tmp_path: Path) -> None:
-    """One, or the addresses of all; a verb that does not exist is named with the nearest one."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return in_process.run(arguments, {}, tmp_path)
-
-    assert json.loads(run("schema", "quarantine", "list").stdout) == json_schemas.schema("quarantine list")
-    addresses = json.loads(run("schema", "--json").stdout)
-    assert list(addresses) == json_schemas.verbs()
-    check_schema("schema", addresses)
-    check_schema("schema", json.loads(run("schema", "inspect", "--json").stdout))
-    refused = run("schema", "inspekt")
-    assert (refused.returncode, "Did you mean inspect?" in refused.stderr) == (2, True)
