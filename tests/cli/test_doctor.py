@@ -13,17 +13,8 @@ from tidegate.stack.components.airflow import PROJECT
 
 
 def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> None:
-    """A triggerer needs Postgres and keys, and neither Spark nor a source."""
-    settings = tidegate.settings
-    database = f"postgresql+psycopg2://tidegate@{settings.pg_host}:{settings.pg_port}/{settings.pg_database}"
-    environment = {
-        "AIRFLOW_HOME": str(settings.home),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"{database}?passfile={settings.pg_passfile}",
-        "AIRFLOW__CORE__FERNET_KEY_CMD": "echo a-key",
-        "AIRFLOW__API__SECRET_KEY": "another-key",
-    }
-    lacking = CommandLine(replace(settings, spark_remote="sc://127.0.0.1:1"), environment)
-
+    """A triggerer needs Postgres, and neither Spark nor a source."""
+    lacking = CommandLine(replace(tidegate.settings, spark_remote="sc://127.0.0.1:1"), tidegate.environment)
     page = (PROJECT / "docs" / "airflow-workers.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ tidegate (.*)$", page, re.MULTILINE)
 

@@ -86,7 +86,7 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
     cluster: Cluster, settings: Settings, pipeline: Pipeline, raw: Path
 ) -> None:
     """The other worker ends the run, and the state equals DuckDB's over the raw data."""
-    for name in (*WORKERS, "scheduler", "triggerer", "dag-processor", "api-server"):
+    for name in (*WORKERS, "triggerer", "dag-processor", "api-server"):
         component = "worker" if name in WORKERS else name
         machine = cluster.machines[name]
         wait_for(

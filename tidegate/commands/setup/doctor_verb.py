@@ -13,7 +13,7 @@ from tidegate.state_store.base.settings import Settings
 @click.command()
 @click.option(
     "--component",
-    type=click.Choice(list(COMPONENTS)),
+    type=click.Choice(COMPONENTS),
     default="command-line",
     help="What runs here. Run this with the component's own account and environment.",
 )
