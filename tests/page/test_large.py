@@ -126,7 +126,7 @@ def test_answers_are_small(large: Server, visit: Visit) -> None:
     assert [row["name"] for row in worst["pipelines"]] == [row["name"] for row in in_order[:2]] != names[:2]
     assert (worst["total"], worst["next"]) == (PIPELINES + 3, None), "all were looked at"
 
-    for path in ("", "/batches", "/timeline", "/quarantine", f"/batches/{MIDDLE}", "/why"):
+    for path in ("", "/batches", "/timeline", "/quarantine", f"/batches/{MIDDLE}"):
         assert len(json.dumps(admin.json(f"/pipelines/{LARGE}{path}"))) < 100_000, path
     detail = admin.json(f"/pipelines/{LARGE}")
     assert (detail["opened"], detail["pending"], sum(detail["phases"].values())) == (TXIDS, 20, 20)

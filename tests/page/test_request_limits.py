@@ -56,24 +56,6 @@ def test_a_strangers_body_is_not_read(visit: Visit) -> None:
         assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path
 
 
-def test_a_query_is_not_asked_with_more_arguments_than_any_has_and_an_error_quotes_a_bounded_text(visit: Visit) -> None:
-    """Names, or digits, by the hundred thousand would hold up all other users."""
-    queries = "/tidegate/api/queries/clicks_of"
-    refused = visit("admin").http.post(queries, json={"arguments": {str(number): 1 for number in range(50_000)}})
-    assert (refused.status_code, "takes 2 arguments, and not 50000" in refused.text) == (422, True)
-    refused = visit("admin").http.post(queries, content='{"arguments": {"pages": [], "least": ' + "9" * 500_000 + "}}")
-    assert (refused.status_code, len(refused.text) < 11_000) == (422, True)
-
-
-@pytest.mark.promise("limit:MOST_VALUES")
-def test_a_query_takes_a_bounded_number_of_values(visit: Visit) -> None:
-    """Of an argument that is an array."""
-    arguments = {"least": 1, "pages": ["a"] * 10_001}
-    refused = visit("admin").http.post("/tidegate/api/queries/clicks_of", json={"arguments": arguments})
-    assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
-    assert "argument pages has 10001 values; at most 10000" in refused.json()["message"]
-
-
 def test_an_action_from_another_site_without_tls_is_refused(visit: Visit) -> None:
     """Browsers leave Sec-Fetch-Site out there, and name the origin."""
     admin = visit("admin")

@@ -22,7 +22,7 @@ FENCED = "ATTEMPT_FENCED"
 
 
 @dataclass(frozen=True)
-class Action:
+class Button:
     """A button that helps: an operator's verb, and the txid that it concerns."""
 
     verb: Verb
@@ -42,7 +42,7 @@ class Cause:
     since: str | None = None
     advice: str | None = None
     command: str | None = None
-    action: Action | None = None
+    action: Button | None = None
     severity: Severity = "info"
     error: str | None = None
 
@@ -54,7 +54,7 @@ def cause(code: str, sentence: str, *, since: datetime | None = None, **known: A
 
 def starts_a_run(pipeline: str, settings: "Settings | None") -> dict[str, Any]:
     """Return the command and the button that start a run (`remedies.run_of`); a rebuild has no Dag, and so no button."""
-    button = {} if named_rebuild(pipeline) is not None else {"action": Action("trigger")}
+    button = {} if named_rebuild(pipeline) is not None else {"action": Button("trigger")}
     return {"command": remedies.run_of(pipeline, settings), **button}
 
 
@@ -156,7 +156,7 @@ class BatchCauses:
         known: dict[str, Any] = {"since": batch.halted_at, "severity": "error", "error": code}
         if code in remedies.ENDS_IN_SKIP:
             known["command"] = skip_command(self._pipeline, batch.txid)
-            return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Action("skip", batch.txid), **known)
+            return self._of(batch, "HALTED", story, advice=self._fix(batch, code), action=Button("skip", batch.txid), **known)
         is_rebuild = named_rebuild(self._pipeline) is not None
         advice = self._fix(batch, code, then=", then let the rebuild go on" if is_rebuild else ", then retry it")
         return self._of(batch, "HALTED", story, advice=advice, run=is_rebuild, retry=not is_rebuild, **known)
@@ -227,7 +227,7 @@ class BatchCauses:
         if run:
             known |= self._run
         if retry:
-            known |= {"command": remedies.command("retry", self._pipeline, batch.txid), "action": Action("retry", batch.txid)}
+            known |= {"command": remedies.command("retry", self._pipeline, batch.txid), "action": Button("retry", batch.txid)}
         return cause(code, sentence, txid=batch.txid, **known)
 
 

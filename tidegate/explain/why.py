@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidegate.explain import remedies, source_report
-from tidegate.explain.batch_causes import Action, BatchCauses, Cause, cause, quoted, starts_a_run
+from tidegate.explain.batch_causes import BatchCauses, Button, Cause, cause, quoted, starts_a_run
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.state_store import Settings, StateStore
     from tidegate.state_store.read_ledger.wait_facts import Wait, WaitingBatch
 
-__all__ = ["Action", "Cause", "Why", "explain", "of_error", "root_causes", "root_of"]
+__all__ = ["Button", "Cause", "Why", "explain", "of_error", "root_causes", "root_of"]
 
 # Of the first uncommitted batch, those that pass without a new run.
 _PASSES = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE", "WAITS_FOR_COMMIT")
@@ -221,7 +221,7 @@ def _needs_attention(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
             f"{_count(row.quarantined, 'bad record waits', 'bad records wait')} in quarantine.",
             advice=f"Look at the reasons; when their cause is fixed, take them up again ({replay}).",
             command=remedies.command("quarantine", "list", name),
-            action=Action("replay"),
+            action=Button("replay"),
         )
 
 
@@ -263,7 +263,7 @@ def _paused(wait: "Wait") -> Iterator[Cause]:
             severity="warning",
             advice="When the reason is gone, let runs start again; the next one takes up what is left over.",
             command=remedies.command("resume", row.pipeline, "--reason", "..."),
-            action=Action("resume"),
+            action=Button("resume"),
             error="PIPELINE_PAUSED",
         )
 

@@ -40,7 +40,7 @@ SECURITY_HEADERS = {
 MOST_BYTES = 64 * 1024
 MOST_BYTES_OF = {
     re.compile(r"/quarantine/\d+/\d+$"): 20 * 1024 * 1024,  # a mended record of 8 MiB, escaped
-    re.compile(r"/states/[^/]+/rows$|/api/queries/[^/]+$"): 1024 * 1024,  # many keys, or values of arguments
+    re.compile(r"/states/[^/]+/rows$"): 1024 * 1024,  # many keys
 }
 MOST_PROBLEMS = 3  # that an answer names
 MOST_CHARACTERS = 10_000  # of an error, which may quote a value

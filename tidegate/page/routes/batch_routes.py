@@ -7,10 +7,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
+from tidegate.explain.why import Why, explain
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.http_answers import Refusal
-from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Why
-from tidegate.page.why_answers import causes
+from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
@@ -247,7 +247,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int, user: access.U
         (row,) = batch_details.rows(connection, [known.status])
         totals = quarantined_records.totals(connection, pipeline, txid)
         tasks = batch_details.tasks(connection, pipeline, txid, known.attempts)
-        why = causes(moment, pipeline, txid)
+        why = explain(moment, pipeline, txid)
         has_next = bool(batch_status.batch_statuses(connection, pipeline, [txid + 1], 1))
         cursor = cursors.committed(connection, pipeline)
         now = pipeline_overview.moment(connection)
@@ -266,7 +266,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int, user: access.U
         checks=[Check(**check) for check in known.checks],
         quarantined=totals.waiting,
         set_aside=totals.set_aside,
-        why=Why(causes=why),
+        why=why,
         links=_links(request, known, tasks),
     )
 

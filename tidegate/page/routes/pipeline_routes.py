@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
+from tidegate.explain.why import Cause, explain, root_causes, root_of
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import declared
-from tidegate.page.shared_models import LARGEST, Action, Cause, Column, Why
-from tidegate.page.why_answers import causes, root_and_causes, root_causes
+from tidegate.page.shared_models import Action, Column
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
 from tidegate.state_store.read_ledger import batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_search import Phase
@@ -127,15 +127,15 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
     """Return one pipeline."""
     with ledger_connection.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
         found = pipeline_overview.progress_of(moment.connection, pipeline)
-        why, chain = root_and_causes(moment, pipeline)
+        causes = explain(moment, pipeline).causes
         actions = batch_status.newest_actions(moment.connection, pipeline)
         now = pipeline_overview.moment(moment.connection)
     spec = found.spec
     is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)
     return PipelineDetail(
-        **dict(_row(found, why, access.is_allowed(user, access.ACT, pipeline))),
+        **dict(_row(found, root_of(causes), access.is_allowed(user, access.ACT, pipeline))),
         now=now,
-        causes=chain,
+        causes=list(causes),
         source_kind=found.source_kind,
         guarantee="exactly once" if is_exactly_once else "at least once",
         window=found.window,
@@ -144,13 +144,6 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
         declared=declared(pipeline) is not None,
         actions=[Action(**action) for action in actions],
     )
-
-
-@router.get("/pipelines/{pipeline}/why")
-def why(pipeline: access.Readable, txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None) -> Why:
-    """Return why the pipeline, or one of its batches, waits."""
-    with ledger_connection.reader().moment(f"reading why {pipeline} waits", [pipeline]) as moment:
-        return Why(causes=causes(moment, pipeline, txid))
 
 
 def _names() -> list[str]:

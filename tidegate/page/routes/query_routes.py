@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from tidegate.jobs.named_queries import Query
 from tidegate.page import access, ledger_connection
@@ -19,8 +18,6 @@ from tidegate.state_store.read_states.named_query_answers import ask
 
 router = APIRouter(prefix="/api/queries")
 
-MOST_VALUES = 10_000  # of an argument that is an array
-MOST_ARGUMENTS = 1000
 _AS_THEY_ARE = ("integer", "smallint", "boolean")
 
 
@@ -59,23 +56,6 @@ def askable(user: access.User, query: Annotated[str, Path(max_length=200)]) -> Q
 Asked = Annotated[Query, Depends(askable)]
 
 
-async def arguments_in(request: Request) -> dict[str, Any]:
-    """Return the arguments in a body, by name: a value, or a list of them for an array; numbers as texts of all their digits.
-
-    Raises: Refusal (422).
-    """
-    try:
-        body = await run_in_threadpool(json.loads, await request.body(), parse_int=str, parse_float=str, parse_constant=str)
-    except (ValueError, RecursionError) as error:
-        raise Refusal(422, "MALFORMED_REQUEST", f"The request is malformed: its body is not JSON: {error}.") from error
-    if not isinstance(body, dict) or not isinstance(body.get("arguments"), dict):
-        raise Refusal(
-            422, "MALFORMED_REQUEST", 'The request is malformed: its body has to be {"arguments": {NAME: VALUE, ...}}.'
-        )
-    arguments: dict[str, Any] = body["arguments"]
-    return arguments
-
-
 @router.get("")
 def queries(user: access.User) -> list[Declared]:
     """Return the queries that the user may ask."""
@@ -98,21 +78,6 @@ def answer(query: Asked, request: Request) -> Answered:
     return _answer(query, given)
 
 
-@router.post("/{query}")
-def answer_to(query: Asked, arguments: Annotated[dict[str, Any], Depends(arguments_in)]) -> Answered:
-    """Return an answer; the arguments are in the body, for those that are too long for an address."""
-    if len(arguments) > MOST_ARGUMENTS:
-        raise UsageError(f"Query {query.name} takes {len(query.arguments)} arguments, and not {len(arguments)}.")
-    for name, value in arguments.items():
-        if isinstance(value, list) and len(value) > MOST_VALUES:
-            raise UsageError(f"Query {query.name}: argument {name} has {len(value)} values; at most {MOST_VALUES} at a time.")
-    given = {
-        name: [_text(query, name, each) for each in value] if isinstance(value, list) else _text(query, name, value)
-        for name, value in arguments.items()
-    }
-    return _answer(query, given)
-
-
 def _askable(user: Any) -> dict[str, Query]:
     known = declared_queries()
     readable = set(access.allowed(user, access.READ, {name for query in known.values() for name in query.pipelines}))
@@ -131,20 +96,6 @@ def _answer(query: Query, given: Mapping[str, Any]) -> Answered:
         txids=dict(found.txids),
         columns=[Column(name=name, type=kind) for name, kind in found.columns],
         rows=[[_as_json(value, kind) for value, kind in zip(row, kinds, strict=True)] for row in found.rows],
-    )
-
-
-def _text(query: Query, name: str, value: Any) -> str:
-    """Return a value of JSON as the text that Postgres converts; numbers are texts already.
-
-    Raises: UsageError for what is no value.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return json.dumps(value)
-    raise UsageError(
-        f"Query {query.name}: argument {name} holds {json.dumps(value)[:200]}; give a text, a number or a boolean."
     )
 
 
