@@ -90,15 +90,10 @@ def up(
         if "kafka" in all_extras:
             java_libraries.fetch(kafka.PACKAGES, tell)
         status = _supervisor_status(folder)
-        if status is None or status["failure"]:
+        if status is None or _is_to_restart(status, without_airflow, all_extras):
+            airflow_stays = status is not None and not status["failure"] and not status["without_airflow"]
             _stop(folder)
-            _start_supervisor(settings.home, without_airflow, all_extras)
-        elif (status["without_airflow"] and not without_airflow) or not set(all_extras) <= set(status.get("extras", ())):
-            _stop(folder)
-            _start_supervisor(settings.home, without_airflow and status["without_airflow"], all_extras)  # Airflow stays
-        elif _gave_up(status) and not _tries_again(folder, status):
-            _stop(folder)
-            _start_supervisor(settings.home, without_airflow and status["without_airflow"], all_extras)
+            _start_supervisor(settings.home, without_airflow and not airflow_stays, all_extras)
         return _await_components(settings.home, without_airflow, wait_seconds, watch)
 
 
@@ -198,10 +193,9 @@ def _status_of(layout: Layout, component: Component, supervised: dict | None) ->
 
 
 def _await_components(home: Path, without_airflow: bool, wait_seconds: int, watch: Watcher) -> list[ComponentStatus]:
-    deadline = time.monotonic() + wait_seconds
+    deadline, layout = time.monotonic() + wait_seconds, Layout.load(home)
+    expected = _components(layout, without_airflow=without_airflow)
     while True:
-        layout = Layout.load(home)  # each time, because other ports are chosen if another process takes one of these
-        expected = _components(layout, without_airflow=without_airflow)
         supervised = _supervisor_status(layout.folder)
         if supervised is None:
             raise PermanentError(f"The supervisor ended. {_tail(log_file(layout.folder, 'supervisor'))}")
@@ -229,22 +223,11 @@ def _supervisor_status(folder: Path) -> dict | None:  # type: ignore[type-arg]
     return None
 
 
-def _gave_up(status: dict | None) -> bool:  # type: ignore[type-arg]
-    return status is not None and any(known["gave_up"] for known in status["components"].values())
-
-
-def _tries_again(folder: Path, status: dict) -> bool:  # type: ignore[type-arg]
-    """Ask the supervisor to start what has given up, and leave the rest alone; return whether it does.
-
-    It does not if it has older code in memory, or was stopped.
-    """
-    identity = RunFolder(folder).read("supervisor")
-    process = identity.process() if identity else None
-    if process is None or status.get("code") != code_digest.version():
-        return False
-    with contextlib.suppress(psutil.Error):
-        process.send_signal(components.TRY_NOW)
-    return components.wait_until(lambda: not _gave_up(_supervisor_status(folder)), SUPERVISOR_SECONDS)
+def _is_to_restart(status: dict, without_airflow: bool, extras: Collection[str]) -> bool:  # type: ignore[type-arg]
+    """Return whether a running stack lacks something that is requested, could not start, or has given up a component."""
+    lacks_airflow = status["without_airflow"] and not without_airflow
+    gave_up = any(known["gave_up"] for known in status["components"].values())
+    return bool(status["failure"]) or lacks_airflow or not set(extras) <= set(status["extras"]) or gave_up
 
 
 def _start_supervisor(home: Path, without_airflow: bool, extras: Collection[str]) -> None:

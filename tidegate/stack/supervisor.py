@@ -38,7 +38,6 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
 # A component that keeps dying, or cannot be started, may work again once there is room on the disk.
 TRY_AGAIN_SECONDS = 30
 WELL_SECONDS = 20  # a component that has lived this long no longer counts as one that keeps dying
-PORT_PATIENCE_SECONDS = 5  # until other ports are chosen: a process that has just died may hold its port a little longer
 LOGS_EVERY_SECONDS = 10
 
 
@@ -55,7 +54,6 @@ class Supervised:
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._not_before = 0.0
         self._started = 0.0
-        self._port_taken_since: float | None = None
 
     def keep_alive(self) -> None:
         """Start the component if it does not run; try less often if it keeps dying."""
@@ -71,7 +69,7 @@ class Supervised:
             self.process = None
         if now < self._not_before:
             return
-        self.hindrance = self._find_hindrance(now)
+        self.hindrance = self._find_hindrance()
         if self.hindrance is None:
             for folder in self.component.scratch:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -84,17 +82,6 @@ class Supervised:
             self._started = now
             self.restarts += 1
 
-    def try_now(self) -> None:
-        """Start the component at the next look, if it does not run, however often it has died."""
-        self.gave_up = None
-        self._deaths.clear()
-        self._not_before = 0.0
-
-    def needs_another_port(self) -> bool:
-        """Return whether another process has held a port of this component, which does not run, for a while."""
-        since = self._port_taken_since
-        return since is not None and time.monotonic() - since > PORT_PATIENCE_SECONDS
-
     def _note_death(self, now: float) -> None:
         self._deaths.append(now)
         if len(self._deaths) == MAX_RESTARTS and now - self._deaths[0] < WITHIN_SECONDS:
@@ -104,17 +91,15 @@ class Supervised:
         pause = min(FIRST_BACKOFF_SECONDS * 2 ** max(len(self._deaths) - 1, 0), MAX_BACKOFF_SECONDS)
         self._not_before = now + (TRY_AGAIN_SECONDS if self.gave_up else pause)
 
-    def _find_hindrance(self, now: float) -> str | None:
+    def _find_hindrance(self) -> str | None:
         """Return what would make the component die at start, after trying to remove it; None if nothing would."""
         components.end(self.component.left_behind(), seconds=2)
         if left := [str(process.pid) for process in self.component.left_behind()]:
             return f"it waits for the end of process {', '.join(left)}, a remnant of its killed predecessor"
-        taken = [port for port in self.component.ports if not components.is_free(port)]
-        if not taken:
-            self._port_taken_since = None
+        taken = next((port for port in self.component.ports if not components.is_free(port)), None)
+        if taken is None:
             return None
-        self._port_taken_since = self._port_taken_since or now
-        return f"port {taken[0]} belongs to {components.holder(taken[0])}"
+        return f"port {taken} belongs to {components.holder(taken)}: end that, or choose other ports by tidegate down and up"
 
     def ask_to_stop(self) -> None:
         """Signal the component to end, without waiting for it."""
@@ -151,8 +136,6 @@ class Supervisor:
         self._warnings: list[str] = []
         self._failed_at: float | None = None
         self._stopping = threading.Event()
-        self._moving = threading.Event()
-        self._asked_to_try = threading.Event()
         self._cannot_report = False
         self._logs_looked_at = 0.0
         self._removing_history: subprocess.Popen[bytes] | None = None
@@ -161,19 +144,13 @@ class Supervisor:
         """Start the stack, watch it, stop it. What the machine refuses meanwhile, such as disk space, is tried again."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        signal.signal(components.TRY_NOW, lambda _signal, _frame: self._asked_to_try.set())
         self._run.write("supervisor", Identity.of(os.getpid()))
         with ThreadPoolExecutor(1) as background:
             starting = background.submit(self._start)
             while not self._stopping.is_set():
                 for supervised in list(self._supervised):
                     supervised.keep_alive()
-                if any(supervised.needs_another_port() for supervised in self._supervised):
-                    self._moving.set()
-                    starting.exception()
-                    self._move()
-                    starting = background.submit(self._start)
-                elif starting.done() and (self._is_asked_to_try() or self._has_failed_long_ago(starting.exception())):
+                if starting.done() and self._has_failed_long_ago(starting.exception()):
                     starting = background.submit(self._start)
                 self._truncate_logs()
                 self._report()
@@ -184,14 +161,6 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._run.status_file.unlink(missing_ok=True)
             self._run.forget("supervisor")
-
-    def _is_asked_to_try(self) -> bool:
-        """Return whether `up` has asked to start what has given up; that is tried at the next look."""
-        is_asked = self._asked_to_try.is_set()
-        self._asked_to_try.clear()
-        for supervised in self._supervised if is_asked else ():
-            supervised.try_now()
-        return is_asked
 
     def _has_failed_long_ago(self, error: BaseException | None) -> bool:
         """Record the outcome of the start; return whether it failed and may be tried again."""
@@ -207,20 +176,6 @@ class Supervisor:
             return False
         self._failed_at = None
         return True
-
-    def _move(self) -> None:
-        """Choose other ports and restart all components, because each knows the old ports."""
-        hindrances = [f"{s.component.name}: {s.hindrance}" for s in self._supervised if s.needs_another_port()]
-        _log(f"Other ports are chosen. {'; '.join(hindrances)}\n")
-        self._stop_components()
-        self._ports.close()
-        try:
-            self._layout = Layout.choose(self._home, self._ports, self._layout.extras)
-        except OSError as error:  # the same ports again, then, until there is room on the disk
-            _log(f"Other ports cannot be recorded: {error}\n")
-        self._supervised.clear()
-        self._moving.clear()
-        self._failed_at = None
 
     def _stop_components(self) -> None:
         if self._removing_history is not None and self._removing_history.poll() is None:
@@ -268,10 +223,10 @@ class Supervisor:
             self._supervised.append(Supervised(component, self._layout.folder))
 
     def _await(self, component: Component) -> None:
-        def given_up() -> bool:
-            return self._stopping.is_set() or self._moving.is_set()
+        def is_over() -> bool:
+            return self._stopping.is_set() or component.check() is None
 
-        if not components.wait_until(lambda: given_up() or component.check() is None, component.deadline_seconds) or given_up():
+        if not components.wait_until(is_over, component.deadline_seconds) or self._stopping.is_set():
             raise PermanentError(f"{component.name} did not come up: {component.check()}")
 
     def _truncate_logs(self) -> None:

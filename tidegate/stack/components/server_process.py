@@ -33,7 +33,6 @@ FREE_PORTS = range(20_000, 32_000)
 # Every process of a stack has the stack's folder and its component's name in its environment.
 STACK_VARIABLE = "TIDEGATE_STACK"
 COMPONENT_VARIABLE = "TIDEGATE_COMPONENT"
-TRY_NOW = signal.SIGUSR1  # asks the supervisor to start what has given up
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 # Returns None when the component is healthy, else what is missing.
