@@ -119,7 +119,6 @@ class Trouble:
         return {
             "overview": ("", "pipelines? needs? a person"),
             "timeline": (place, "cursor is at txid"),
-            "timeline_as_table": (f"{place}/timeline?as=table", f"timeline of {self._pipeline} in figures"),
             "batches": (f"{place}/batches", "waits for"),
             "batch": (f"{place}/batches/{self.changed}", "Frozen when the batch was planned"),
             "states": (f"{place}/states/{state}", "one row per "),

@@ -81,8 +81,8 @@ def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
 @pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
-    """In the picture's words and in both tables, though the server says that all is as it was."""
-    for view in ("", "/timeline?as=table", "/batches"):
+    """In the picture's words and in the table, though the server says that all is as it was."""
+    for view in ("", "/batches"):
         page.goto("about:blank")
         page.goto(f"{CLICKS_VIEW}{view}")
         wait = (

@@ -70,7 +70,7 @@ export function Drawing({ name, timeline, isTrue }: { name: string; timeline: Ti
             width={width}
             height={drawn.height}
             role="img"
-            aria-label={`Timeline of ${name}. ${overall(timeline, spoken)} The same is available as a table.`}
+            aria-label={`Timeline of ${name}. ${overall(timeline, spoken)} The tab of batches has the same as a table.`}
             onPointerMove={(event) => setPointed(rowAt(event)?.txid ?? null)}
             onPointerLeave={() => setPointed(null)}
             onClick={(event) => {

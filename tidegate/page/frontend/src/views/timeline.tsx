@@ -1,12 +1,10 @@
 /** Processing and commit of each batch over time, with the cursor. */
 import { useState } from "preact/hooks";
 import { path } from "../api";
-import { between, count, duration } from "../format";
 import { useLive } from "../live";
 import { Answer } from "../parts/answer";
-import { Ago, Empty, ErrorCode, PhaseBadge, Since } from "../parts/basics";
-import { Table } from "../parts/table";
-import { batchHref, href } from "../route";
+import { Empty } from "../parts/basics";
+import { href, pipelineHref } from "../route";
 import { Drawing } from "../timeline/drawing";
 import { Legend } from "../timeline/legend";
 import type { Timeline } from "../server_types";
@@ -17,12 +15,11 @@ export function TimelineTab({ name, query }: { name: string; query: URLSearchPar
   const size = SIZES.find((one) => String(one) === query.get("last")) ?? 50;
   const to = Number(query.get("to")) || null;
   const [isTrue, setTrue] = useState(false);
-  const asTable = query.get("as") === "table";
   const range = to === null ? { last: size } : { from: Math.max(1, to - size + 1), to };
   const live = useLive<Timeline>(path(["pipelines", name, "timeline"], range));
   const { data } = live;
   const here = (changed: Record<string, string | number | null>) =>
-    href(["pipelines", name, "timeline"], { last: size === 50 ? null : size, to, as: asTable ? "table" : null, ...changed });
+    href(["pipelines", name, "timeline"], { last: size === 50 ? null : size, to, ...changed });
   const oldest = data?.batches.length ? Math.min(...data.batches.map((batch) => batch.txid)) : null;
   const newest = data?.batches.length ? Math.max(...data.batches.map((batch) => batch.txid)) : null;
   return (
@@ -43,7 +40,7 @@ export function TimelineTab({ name, query }: { name: string; query: URLSearchPar
           <label class="inline">
             <input type="checkbox" checked={isTrue} onChange={(event) => setTrue(event.currentTarget.checked)} /> keep idle time
           </label>
-          <a href={here({ as: asTable ? null : "table" })}>{asTable ? "as a picture" : "as a table"}</a>
+          <a href={pipelineHref(name, "batches")}>as a table</a>
         </div>
         <nav class="pages" aria-label="Older and newer batches">
           {oldest !== null && oldest > 1 && <a href={here({ to: oldest - 1 })}>&larr; older</a>}
@@ -67,58 +64,12 @@ export function TimelineTab({ name, query }: { name: string; query: URLSearchPar
             </Empty>
           ) : (
             <>
-              {!asTable && <Legend />}
-              {asTable ? <AsTable name={name} timeline={data} /> : <Drawing name={name} timeline={data} isTrue={isTrue} />}
+              <Legend />
+              <Drawing name={name} timeline={data} isTrue={isTrue} />
             </>
           )
         }
       </Answer>
     </section>
-  );
-}
-
-function AsTable({ name, timeline }: { name: string; timeline: Timeline }) {
-  const rows = [...timeline.batches].sort((a, b) => b.txid - a.txid);
-  return (
-    <Table
-      caption={`The timeline of ${name} in figures, newest first. The cursor is at txid ${timeline.cursor}.`}
-      rows={rows}
-      id={(batch) => batch.txid}
-      columns={[
-        {
-          name: "txid",
-          cell: (batch) => (
-            <a class="strong" href={batchHref(name, batch.txid)}>
-              {batch.txid}
-            </a>
-          ),
-        },
-        { name: "phase", cell: (batch) => <PhaseBadge phase={batch.phase} /> },
-        { name: "attempts", number: true, cell: (batch) => count(batch.attempts.length) },
-        {
-          name: "last error",
-          wide: true,
-          cell: (batch) => {
-            const error = batch.attempts.findLast((attempt) => attempt.error)?.error;
-            return error ? <ErrorCode code={error.split(":")[0] ?? error} /> : null;
-          },
-        },
-        { name: "planned", cell: (batch) => <Ago at={batch.opened_at} /> },
-        {
-          name: "processing",
-          number: true,
-          cell: (batch) => duration(between(batch.attempts.at(-1)?.started_at, batch.attempts.at(-1)?.sealed_at)),
-        },
-        {
-          name: "wait",
-          number: true,
-          cell: (batch) => {
-            const sealed = batch.attempts.at(-1)?.sealed_at;
-            return sealed && !batch.commit ? <Since at={sealed} /> : duration(between(sealed, batch.commit?.committed_at));
-          },
-        },
-        { name: "committed", cell: (batch) => <Ago at={batch.commit?.merged_at} /> },
-      ]}
-    />
   );
 }
