@@ -72,9 +72,9 @@ def _coordinator_of_files(source: Files, settings: Settings) -> Coordinator:
         from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator
 
         return ObjectsCoordinator(source, place, min_age_seconds=source.min_age(settings))
-    from tidegate.jobs.sources.files.plan import FilesCoordinator
+    from tidegate.jobs.sources.files.folder_plan import FolderCoordinator
 
-    return FilesCoordinator(source, settings)
+    return FolderCoordinator(source, settings)
 
 
 def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emitter:

@@ -173,7 +173,7 @@ def check_planned_object(settings: Settings, register: Callable[..., None], buck
     run_pipeline(settings, pipeline, run_id="run")
     assert stored(settings, pipeline) == [("a", 1, 1)]
     put(4)
-    with pytest.raises(SourceChanged, match="was overwritten since it counted in txid 1"):
+    with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
         steps.plan(settings, pipeline, run_id="later")
 
 
@@ -288,7 +288,7 @@ def test_objects_are_read_as_manifests_name_them(settings: Settings, register: C
     assert len(steps.plan(settings, pipeline, run_id="later")) == 1
     bucket.put("in/3.csv", "name,amount\nother content,1\n")
     bucket.put("lists/in/day=2/2", "3.csv\n")
-    with pytest.raises(SourceChanged, match=r"3\.csv was overwritten since it counted in txid 1"):
+    with pytest.raises(SourceChanged, match=r"3\.csv has changed since it counted in txid 1"):
         steps.plan(settings, pipeline, run_id="last")
 
 

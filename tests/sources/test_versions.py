@@ -91,7 +91,7 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(
     run_pipeline(settings, pipeline, run_id="run")
     assert stored(settings, pipeline) == [("a", 2, 3)]
     if spoil == "overwritten":
-        with pytest.raises(SourceChanged, match="was overwritten since it counted in txid 1"):
+        with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
             steps.plan(settings, pipeline, run_id="later")
 
 

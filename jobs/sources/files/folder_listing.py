@@ -26,6 +26,7 @@ SAME_FOLDER = "is a link to a folder that is read by another name"
 SAME_FILE = "is a link to a file that is read by another name"
 # Python's surrogates for bytes of a name that are not UTF-8.
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
+LONGEST_NAME_BYTES = 2000  # certain to fit into the ledger's index
 # Compression that cannot be checked before Spark reads the file.
 UNCHECKED = re.compile(r"\.(zst|lz4|snappy|deflate|xz)$", re.IGNORECASE)
 
@@ -176,6 +177,8 @@ def identify(folder: Path, name: str, min_age_seconds: int, *, follow_links: boo
     path = folder / name
     if NOT_UTF8.search(name):
         raise SourceUnreadable(f"{printable(path)}: the name is not in UTF-8, so no ledger can keep it. Rename the file.")
+    if len(name.encode()) > LONGEST_NAME_BYTES:
+        raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
     if UNCHECKED.search(name):
         raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
     try:

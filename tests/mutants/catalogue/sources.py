@@ -2,7 +2,8 @@
 
 from tests.mutants.planted_fault import MODULE, Mutant
 
-FILES, READ, LISTING = "jobs/sources/files/plan.py", "jobs/sources/files/read.py", "jobs/sources/files/folder_listing.py"
+FILES, FOLDER, READ = "jobs/sources/files/plan.py", "jobs/sources/files/folder_plan.py", "jobs/sources/files/read.py"
+LISTING = "jobs/sources/files/folder_listing.py"
 OBJECTS = "jobs/sources/files/stores/object_plan.py"
 KAFKA, KAFKA_READ = "jobs/sources/kafka/plan.py", "jobs/sources/kafka/read.py"
 POSTGRES, QUERY = "jobs/sources/postgres/plan.py", "jobs/sources/postgres/table_query.py"
@@ -110,16 +111,16 @@ MUTANTS = (
         "a-batch-has-one-file-too-many",
         "name:Files",
         FILES,
-        "FilesCoordinator._next_files",
-        "if len(batch) >= source.max_files:",
-        "if len(batch) > source.max_files:",
+        "FilesCoordinator._filled",
+        "len(batch) < source.max_files",
+        "len(batch) <= source.max_files",
         (f"{OF_FILES}::test_batches_are_cut_by_files_and_bytes",),
     ),
     Mutant(
         "a-file-that-changed-after-it-counted-is-passed-over",
         "I12",
-        FILES,
-        "FilesCoordinator._find_same",
+        FOLDER,
+        "FolderCoordinator._find_same",
         "next((file for file in candidates if file.sha256 == digest), None)",
         "candidates[0]",
         (f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",),
@@ -127,8 +128,8 @@ MUTANTS = (
     Mutant(
         "a-done-folder-ahead-of-the-ledger-is-not-noticed",
         "I9",
-        FILES,
-        "FilesCoordinator._check_done_folder",
+        FOLDER,
+        "FolderCoordinator._check_done_folder",
         "if txid > committed and self._done.has_files(txid)]",
         "if txid > committed + 1000 and self._done.has_files(txid)]",
         (f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",),
@@ -165,17 +166,17 @@ MUTANTS = (
         "I12",
         OBJECTS,
         "ObjectsCoordinator._find_new",
-        "return  # it is gone, perhaps for the moment in which it is replaced; an empty one stands for a folder",
-        "continue",
+        "elif self._source.names_grow and (is_held_back or page[name].size):",
+        "elif self._source.names_grow and is_held_back:",
         (f"{OF_OBJECTS}::test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",),
     ),
     Mutant(
         "an-object-that-was-overwritten-is-passed-over",
         "I12",
-        OBJECTS,
-        "ObjectsCoordinator._is_new",
-        "if last.is_committed:",
-        "if last.is_committed and last.is_done:",
+        FILES,
+        "FilesCoordinator._is_new",
+        "if not last.is_committed:",
+        "if not last.is_committed or last.inode is None:",
         (f"{OF_OBJECTS}::test_objects_keep_the_promises_of_files", OF_OBJECTS),
     ),
     Mutant(

@@ -13,12 +13,13 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from tidegate.jobs.sources.files.plan import PLACE
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
-from tidegate.jobs.sources.files.stores.object_identity import LONGEST_NAME_BYTES, entry_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_listing import EVERYTHING, matching_objects
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe, for_spark, url_for_spark
-from tidegate.jobs.sources.files.stores.object_plan import PLACE, ObjectsCoordinator
+from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest"  # where metadata has how far manifests were read
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+LONGEST_NAME_BYTES = 1024  # of a key, in every store
 
 
 class _Progress(NamedTuple):
@@ -58,11 +60,11 @@ class ManifestsCoordinator(ObjectsCoordinator):
         for progress, names in self._unread(previous):
             for start in range(progress.read, len(names), PAGE):
                 numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
-                objects = {name: self._describe_named(name, progress) for name in numbers}
-                for name in self._untaken(objects, txid, set()):
+                self._page = {name: self._describe_named(name, progress) for name in numbers}
+                for name in self._untaken(list(self._page), txid, previous):
                     if name in self._read_at:  # taken by this plan, which the history does not know yet
                         continue
-                    entry = entry_of(self._source, self._place, name, objects[name])
+                    entry = entry_of(self._source, self._place, name, self._page[name])
                     if entry is None:
                         raise self._missing(name, progress)
                     self._read_at[name] = progress._replace(read=numbers[name])

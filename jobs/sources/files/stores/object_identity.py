@@ -18,8 +18,6 @@ from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
-LONGEST_NAME_BYTES = 1024  # of a key, in every store
-
 
 def with_identity(source: Files, path: ObjectPath, listed: ObjectInfo) -> ObjectInfo | None:
     """Return an object with its ETag and version, which a listing may lack; None if it is gone, or no object at all.
@@ -51,8 +49,6 @@ def entry_of(source: Files, place: ObjectPath, name: str, info: ObjectInfo) -> d
         raise SourceUnreadable(f"{path} is compressed in a way that cannot be checked. Use gzip or bzip2.")
     if source.format == "parquet":
         check_parquet_name(path)
-    if len(name.encode()) > LONGEST_NAME_BYTES:
-        raise SourceUnreadable(f"{path} has a name of more than {LONGEST_NAME_BYTES} bytes. Rename it.")
     entry = {"name": name, "size": info.size, "mtime_ns": info.mtime_ns}
     if info.identity is None:
         try:

@@ -160,6 +160,20 @@ def pinned(path: ObjectPath, file: Mapping[str, Any]) -> ObjectPath:
     return present if is_planned else replace(present, version=file["version"])
 
 
+def exists(path: Place, file: Mapping[str, Any]) -> bool:
+    """Return whether there is a file, or an object, at the place of a planned one; or its planned version.
+
+    Raises: SourceUnreadable, SourceUnavailable.
+    """
+    if not isinstance(path, ObjectPath):
+        return path.exists()
+    try:
+        describe(pinned(path, file))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 class _Content(io.RawIOBase):
     """The bytes of one object, as a file."""
 
