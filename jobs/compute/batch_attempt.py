@@ -296,10 +296,9 @@ class _Computation:
         columns = {column for each in inputs.values() for column in each.schema.names}
         with answered_by(self._answers):
             returned = apply_transform(self._pipeline.transform, frames, columns)
-        observed = {name: each.tracker.name for name, each in inputs.items() if name and each.tracker}
-        check_used(returned, frames, observed)
+        check_used(returned, {name: frames[name] for name, each in inputs.items() if name and each.tracker})
         if self._pipeline.spec.quarantines or self._is_replay:
-            check_united(returned, frames, [name for name, each in inputs.items() if each.part.role != "reference"], observed)
+            check_united(returned, {name: frames[name] for name, each in inputs.items() if each.part.role != "reference"})
         return returned
 
     def _stage(self, state: AnyState, spec: StateSpec, partials: DataFrame) -> StagedRows:

@@ -53,13 +53,11 @@ def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files
     manager._request_add_artifacts(manager._add_artifacts(artifacts))
 
 
-def plan_of(returned: "DataFrame", rows: "Sequence[DataFrame]") -> tuple[Any, list[int]] | str:
-    """Return a DataFrame's plan as sent to the server, and the ids of the plans of `rows` in it; without a server, its text."""
-    plan = getattr(returned, "_plan", None)
-    if plan is None:
-        return str(returned._jdf.queryExecution().logical())
+def plan_of(returned: "DataFrame", rows: "Sequence[DataFrame]") -> tuple[Any, list[int]]:
+    """Return a DataFrame's plan as sent to the server, and the ids of the plans of `rows` in it."""
+    frame: Any = returned
     sources: Sequence[Any] = rows
-    return plan.plan(returned.sparkSession.client), [source._plan._plan_id for source in sources]
+    return frame._plan.plan(returned.sparkSession.client), [source._plan._plan_id for source in sources]
 
 
 def spark_schema(schema: "pa.Schema") -> "T.StructType":

@@ -111,7 +111,7 @@ def is_away(error: PySparkException | grpc.RpcError) -> bool:
 
 
 def _status_of(error: PySparkException | grpc.RpcError) -> grpc.StatusCode | None:
-    """Return the gRPC status of a call that failed; None for a session within this process."""
+    """Return the gRPC status of a call that failed; None if Spark's client has found the error itself."""
     status: grpc.StatusCode | None = getattr(error, "getGrpcStatusCode", lambda: None)()
     return status
 

@@ -41,8 +41,6 @@ def are_elsewhere(settings: Settings) -> bool:
         raise SettingsInvalid(
             f"spark_executors must be {HERE}, {ELSEWHERE} or {AUTO}, not {settings.spark_executors!r}. See: tidegate settings"
         )
-    if not settings.spark_remote.startswith("sc:"):
-        return False  # Spark runs in this process
     if settings.spark_executors == AUTO:
         try:
             return loopback_address(urlsplit(settings.spark_remote).hostname) is None
@@ -60,8 +58,7 @@ def conninfo_of_tasks(settings: Settings) -> dict[str, Any]:
     """
     conninfo = {**settings.conninfo(user=settings.pg_stager), "application_name": "tidegate staging"}
     if not are_elsewhere(settings):
-        if settings.spark_remote.startswith("sc:"):
-            conninfo.pop("passfile", None)
+        conninfo.pop("passfile", None)
         return conninfo
     own = {name: value for name, value in conninfo.items() if name not in FILES or value == "system"}
     names = {parameter: SessionFile(name) for parameter, (name, _) in sent_files(settings).items()}

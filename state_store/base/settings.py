@@ -75,7 +75,7 @@ class Settings:
     pg_owner: str = _setting("tidegate_owner", "role that owns the tables and migrates them")
     pg_stager: str = _setting("tidegate_stager", "role that Spark's executors stage rows with")
     pg_reader: str = _setting("tidegate_reader", "role that reads ledger and states for the page and its metrics")
-    spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address, or local[N] for a session in this process")
+    spark_remote: str = _setting("sc://127.0.0.1:15002", "Spark Connect address")
     spark_token_file: Path | None = _setting(None, "file with the Spark Connect server's token")
     spark_packages: str = _setting("", "Maven packages (group:artifact:version, ...) that the embedded Spark loads")
     spark_executors: str = _setting("auto", "where its executors run: here, elsewhere, or auto: here if it is on loopback")

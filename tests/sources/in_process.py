@@ -214,7 +214,9 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     each input and reference.
     """
     store, pipeline = processor._store, processor._pipeline
-    here = replace(store.settings, spark_remote="local")  # where this process' tasks find their password
+    # This process' tasks find their password in its file.
+    passfile = f"passfile='{store.settings.pg_passfile}'"
+    here = replace(store.settings, spark_executors="elsewhere", executor_conninfo=passfile)
     emitter = emitter_of(pipeline.source, ThisProcess(), here)  # type: ignore[arg-type]
     parts = emitter.emit_parts(attempt, attempt.source_metadata, flagged=False)
     by_name = {name: part.rows.table.to_pylist() for name, part in parts.items()}  # type: ignore[attr-defined]

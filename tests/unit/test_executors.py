@@ -110,7 +110,6 @@ def test_executors_find_a_password_of_their_own() -> None:
     assert "passfile" not in conninfo_of_tasks(replace(ELSEWHERE, pg_passfile=Path("/here/pgpass")))
     theirs = replace(ELSEWHERE, executor_conninfo="passfile=/run/secrets/pgpass", executor_passfile=Path("/not/read"))
     assert conninfo_of_tasks(theirs)["passfile"] == "/run/secrets/pgpass"
-    assert conninfo_of_tasks(Settings(spark_remote="local[2]", pg_passfile=Path("/here/pgpass")))["passfile"] == "/here/pgpass"
 
 
 @pytest.mark.parametrize(

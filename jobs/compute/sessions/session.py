@@ -1,8 +1,7 @@
-"""Spark sessions, over Connect or in this process: settings that exactly-once needs, heartbeat of attempts, interruption."""
+"""Spark Connect sessions: settings that exactly-once needs, heartbeat of attempts, interruption."""
 
 import logging
 import os
-import re
 import socket
 import time
 import uuid
@@ -43,7 +42,6 @@ DEADLINES = RpcDeadlines(config=20, interrupt=20, get_status=20, release_session
 # Spark's client retries a call for as long as a server's restart may take; after that, the whole batch is tried again.
 SERVER_RETRIES, MAX_BACKOFF_MILLISECONDS = 8, 10_000
 MAX_CLOSED_SESSIONS = 1000  # as many as a server remembers
-LOCAL = re.compile(r"local\[(\d+|\*)\]")
 PINNED = {
     "spark.sql.session.timeZone": "UTC",  # a date of a timestamp must not depend on where the batch runs
     "spark.sql.ansi.enabled": "true",  # overflow and bad casts fail; they never become NULL or wrap
@@ -67,8 +65,6 @@ QUICK = {
     "spark.sql.codegen.aggregate.map.twolevel.partialOnly": "false",
     "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",  # by default 65,536
 }
-# For Spark in this process: its ports listen on loopback only, and require a secret that Spark generates.
-PRIVATE = {"spark.authenticate": "true", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 # With a limit in bytes, Spark computes the size of an Arrow batch for Python before each row that it adds. UNLIMITED leaves
 # only the limit of 10,000 rows. LIMITED is Spark's default.
 BYTES_PER_ARROW_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -97,9 +93,6 @@ def spark_session(
     Raises: SparkUnavailable if nothing listens at the address, SettingsInvalid for a wrong address, token file or module,
     ListenerNotTrusted if an untrusted account listens there, ExecutorsUnprepared if executors lack a package.
     """
-    if LOCAL.fullmatch(settings.spark_remote):
-        yield _configure(_local(settings), settings, rows_are_short)
-        return
     check_reachable(settings)
     artifacts = artifacts_for(settings, modules, packages)
     code = code_of({*modules, *further_modules(settings)}) if artifacts is None else artifacts.name
@@ -124,8 +117,7 @@ def expect_brief(session: SparkSession) -> None:
     To allow reattaching, the client confirms each part of an answer by a call: several for a small batch. A short query is
     cheaper to repeat.
     """
-    if isinstance(session, ConnectSession):
-        disable_reattach(session)
+    disable_reattach(session)
 
 
 def tag_of(pipeline: str, txid: int, number: int) -> str:
@@ -191,9 +183,7 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Return whether the server answers a cheap request; a session in this process always does."""
-    if not isinstance(spark, ConnectSession):
-        return True
+    """Return whether the server answers a cheap request."""
     try:
         spark.conf.get("spark.app.id", None)
     except (PySparkException, grpc.RpcError, ValueError):  # ValueError: the channel was closed
@@ -236,12 +226,6 @@ def _send(artifacts: Artifacts, session: SparkSession, tasks: int) -> None:
     check_executors(session, tasks, artifacts.packages)
     session.conf.set(ARRIVED, artifacts.name)
     logger.info("Spark's session has %s", artifacts.name)
-
-
-def _local(settings: Settings) -> SparkSession:
-    # The process has one JVM, which stays for the next batch and ends with the process.
-    builder = SparkSession.builder.master(settings.spark_remote).appName("tidegate").config(map=dict(PRIVATE))
-    return builder.config("spark.ui.enabled", "false").getOrCreate()
 
 
 def _configure(session: SparkSession, settings: Settings, rows_are_short: bool) -> SparkSession:
@@ -316,12 +300,10 @@ class _Login(grpc.AuthMetadataPlugin):  # type: ignore[misc]  # grpc has no type
 
 
 def check_reachable(settings: Settings) -> None:
-    """Fail at once if the server cannot be reached, where Spark's client would retry; local Spark has no server.
+    """Fail at once if the server cannot be reached, where Spark's client would retry.
 
     Raises: SparkUnavailable, SettingsInvalid, ListenerNotTrusted.
     """
-    if LOCAL.fullmatch(settings.spark_remote):
-        return
     remote = settings.spark_remote
     try:
         address = urlsplit(remote)
@@ -329,7 +311,7 @@ def check_reachable(settings: Settings) -> None:
     except ValueError:
         address, port = urlsplit(""), 0
     if address.scheme != "sc" or not address.hostname:
-        raise SettingsInvalid(f"spark_remote must be like sc://host:15002 or local[2], not {remote!r}. See: tidegate settings")
+        raise SettingsInvalid(f"spark_remote must be like sc://host:15002, not {remote!r}. See: tidegate settings")
     host = loopback_address(address.hostname) or address.hostname
     try:
         with socket.create_connection((host, port), REACH_TIMEOUT_SECONDS):

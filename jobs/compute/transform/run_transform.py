@@ -45,29 +45,25 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
     return returned
 
 
-def check_used(returned: DataFrame, frames: Frames, observed: Mapping[str, str]) -> None:
-    """Refuse a transform that leaves out an input or a reference: Spark would not read it, so no lost row would be noticed.
-
-    `observed` maps the frames to look for to the names under which their rows are counted.
+def check_used(returned: DataFrame, frames: Mapping[str, DataFrame]) -> None:
+    """Refuse a transform that leaves out one of these frames: Spark would not read it, so no lost row would be noticed.
 
     Raises: DeclarationInvalid.
     """
-    if unused := unread(returned, frames, observed):
+    if unused := unread(returned, frames):
         raise errors.DeclarationInvalid(
             f"The transform does not use {unused[0]}: each row that is read has to be seen. Take it out of the Inputs, or have "
             "the transform join or unite it with the others."
         )
 
 
-def check_united(returned: DataFrame, frames: Frames, inputs: Collection[str], observed: Mapping[str, str]) -> None:
+def check_united(returned: DataFrame, inputs: Mapping[str, DataFrame]) -> None:
     """Refuse a transform that joins inputs, rather than uniting them, where bad records are set aside.
 
     A record is taken up in a batch without the rows of other inputs that it was to meet: those have counted without it.
-    `observed` is that of `check_used`.
-
     Raises: DeclarationInvalid.
     """
-    if len(inputs) > 1 and (found := meeting(returned, {name: frames[name] for name in inputs}, observed)):
+    if len(inputs) > 1 and (found := meeting(returned, inputs)):
         raise errors.DeclarationInvalid(
             f"The transform joins input {found[0]} with input {found[1]}, so bad records cannot be set aside: one that is "
             "taken up later would miss the rows of the other input that it was to be joined with. Inputs may be united "

@@ -26,10 +26,7 @@ _BARE = frozenset({"current_timestamp", "current_date", "current_time", "localti
 _CLOCK = "unix_timestamp"
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
 _NAMES_IN_PYTHON = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
-_NODES = {"GlobalLimit": "limit()", "Offset": "offset()", "Tail": "tail()", "Sample": "sample()"}
 _UNION = 2  # pyspark.sql.connect.proto.SetOperation.SET_OP_TYPE_UNION
-_UNION_NODE = re.compile(r"^[\s:+-]*'?Union\b")
-_NODE = re.compile(r"^[\s:+-]*(?:'|!)?([A-Z]\w+)", re.MULTILINE)
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
 _CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
 
@@ -41,8 +38,7 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
 
     Raises: DeclarationInvalid.
     """
-    plan = plan_of(returned, rows)
-    operations = set(_impure_in_text(plan, columns) if isinstance(plan, str) else _impure_in_message(*plan, columns))
+    operations = set(_impure_in_message(*plan_of(returned, rows), columns))
     if refused := sorted(name for name in operations if name):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
@@ -56,25 +52,16 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
         )
 
 
-def unread(returned: DataFrame, frames: Mapping[str, DataFrame], observed: Mapping[str, str]) -> list[str]:
-    """Return the observed frames that the transform's plan does not read; `observed` has the name of each one's counter."""
-    plan = plan_of(returned, [frames[name] for name in observed])
-    if isinstance(plan, str):
-        return [name for name, mark in observed.items() if mark not in plan]
-    reached = _reached(*plan)
-    return [name for name, number in zip(observed, plan[1], strict=True) if number not in reached]
+def unread(returned: DataFrame, frames: Mapping[str, DataFrame]) -> list[str]:
+    """Return the names of the frames that the transform's plan does not read."""
+    plan, numbers = plan_of(returned, list(frames.values()))
+    reached = _reached(plan, numbers)
+    return [name for name, number in zip(frames, numbers, strict=True) if number not in reached]
 
 
-def meeting(returned: DataFrame, inputs: Mapping[str, DataFrame], observed: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return two inputs whose rows a transform joins, or brings together otherwise than by uniting them; None without such.
-
-    `observed` has the name of each input's counter. Those without rows have none, and without a server they are not seen.
-    """
-    plan = plan_of(returned, list(inputs.values()))
-    if isinstance(plan, str):
-        names = {mark: name for name, mark in observed.items() if name in inputs}
-        return next(_meetings_in_text(plan.splitlines(), names), None)
-    message, numbers = plan
+def meeting(returned: DataFrame, inputs: Mapping[str, DataFrame]) -> tuple[str, str] | None:
+    """Return two inputs whose rows a transform joins, or brings together otherwise than by uniting them; None without such."""
+    message, numbers = plan_of(returned, list(inputs.values()))
     return next(_meetings(message, dict(zip(numbers, inputs, strict=True))), None)
 
 
@@ -98,27 +85,6 @@ def _relations_in(message: Any) -> Iterator[Any]:
             yield part
         else:
             yield from _relations_in(part)
-
-
-def _meetings_in_text(lines: Sequence[str], inputs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of inputs, by their marks, that a node of several others brings together, in a plan as Spark prints it."""
-    if not lines:
-        return
-    depth = _depth(lines[0])
-    starts = [number for number, line in enumerate(lines[1:], start=1) if _depth(line) == depth + 1]
-    ends = [*starts[1:], len(lines)][: len(starts)]
-    inner = [lines[start:end] for start, end in zip(starts, ends, strict=True)]
-    subqueries = lines[1 : starts[0]] if starts else lines[1:]
-    if not _UNION_NODE.match(lines[0]):
-        texts = ["\n".join(each) for each in (subqueries, *inner)]
-        yield from _different([{name for mark, name in inputs.items() if mark in text} for text in texts])
-    for each in inner:
-        yield from _meetings_in_text(each, inputs)
-
-
-def _depth(line: str) -> int:
-    """Return how deep a node is in a printed plan: each level is indented by three characters."""
-    return (len(line) - len(line.lstrip(" :+-"))) // 3
 
 
 def _different(reached: Sequence[set[str]]) -> Iterator[tuple[str, str]]:
@@ -187,11 +153,3 @@ def _impure_in_sql(text: str, columns: Collection[str]) -> Iterator[str]:
             name == _CLOCK and brackets.endswith(")")
         ):
             yield f"{name}()"
-
-
-def _impure_in_text(plan: str, columns: Collection[str]) -> Iterator[str]:
-    """Yield the impure operations of a plan as a session in this process prints it."""
-    yield from _impure_in_sql(plan, columns)
-    for node in _NODE.findall(plan):
-        if node in _NODES:
-            yield _NODES[node]
