@@ -18,31 +18,32 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Asset, ExceptionRetryPolicy, RetryRule, task, task_group
-from airflow.sdk.definitions.retry_policy import RetryAction
+from airflow.sdk import DAG, Asset, RetryPolicy, task, task_group
+from airflow.sdk.definitions.retry_policy import RetryDecision
 
-from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure
+from tidegate.dags.batch_tasks import (
+    PARAMS,
+    Announce,
+    CommitSensor,
+    ProcessBatch,
+    plan,
+    report_failure,
+    tries_since_clearing,
+)
 from tidegate.dags.batch_trigger import BATCH
+from tidegate.jobs.engine.poison import pause_after
 from tidegate.jobs.engine.txid_ranges import BATCHES_PER_RUN, MAX_BATCHES_PER_RUN
-from tidegate.jobs.registry import choice, folder, has_pipeline, pipeline_names
-from tidegate.state_store.base.errors import DeclarationInvalid, UnknownPipeline
+from tidegate.jobs.pipeline import LONGEST_RETRY_PAUSE_SECONDS, Retry
+from tidegate.jobs.registry import choice, find_pipeline, folder, has_pipeline, pipeline_names
+from tidegate.state_store.base.errors import DeclarationInvalid, PermanentError, UnknownPipeline
 
-# The one place where our errors become Airflow's decisions. An error that is not permanent is tried again after 5 to 10 s, then
-# twice as long each time: some five minutes in all, enough for a restart of Postgres or Spark.
+# For a task that was killed: the scheduler, which tries it again, does not load pipelines. By default the pauses are some five
+# minutes in all, enough for a restart of Postgres or Spark.
 TASK_DEFAULTS: dict[str, Any] = {
-    "retries": 5,
-    "retry_delay": timedelta(seconds=5),
+    "retries": Retry.tries - 1,
+    "retry_delay": timedelta(seconds=Retry.delay_seconds),
     "retry_exponential_backoff": 2,
-    "max_retry_delay": timedelta(minutes=2),
-    "retry_policy": ExceptionRetryPolicy(
-        [
-            RetryRule(
-                exception="tidegate.state_store.base.errors.PermanentError",
-                action=RetryAction.FAIL,
-                reason="A person has to look; trying again cannot help.",
-            )
-        ]
-    ),
+    "max_retry_delay": timedelta(seconds=LONGEST_RETRY_PAUSE_SECONDS),
 }
 
 # All absolute: by default Airflow adds the priorities of the tasks that come after, so that process would go before commit. A
@@ -91,6 +92,25 @@ ANNOUNCE_DOC = (
 )
 
 
+class PipelineRetries(RetryPolicy):  # type: ignore[misc]
+    """Decides in the task that has failed whether and when it is tried again, as the pipeline declares it."""
+
+    def __init__(self, pipeline_name: str) -> None:
+        self._pipeline_name = pipeline_name
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Mapping[str, Any] | None = None
+    ) -> RetryDecision:
+        """Return the decision. Airflow bounds the number of tries by the task's `retries`, too."""
+        if isinstance(exception, PermanentError):
+            return RetryDecision.fail("A person has to look; trying again cannot help.")
+        failures = tries_since_clearing(try_number, max_tries, context["task"].retries) if context else try_number
+        pause = pause_after(exception, find_pipeline(self._pipeline_name), failures)
+        if pause is None:
+            return RetryDecision.fail(f"Try {failures} was the last: the pipeline declares no more.")
+        return RetryDecision.retry(timedelta(seconds=pause))
+
+
 def asset_of(pipeline_name: str) -> Asset:
     """Return the asset that stands for all states of a pipeline: they advance together, in one transaction."""
     return Asset(f"tidegate://pipelines/{pipeline_name}")
@@ -115,6 +135,9 @@ def batch_dag(
     it (`tidegate.jobs.engine.txid_ranges`), so that other Dags get their turns. `turn_timeout`, counted from the plan, ends
     waits that nothing else ended. With `announce`, each run that has committed something ends with an event of the asset
     ``tidegate://pipelines/NAME``, on which other Dags can be scheduled; that costs one more task per run.
+
+    A failed task is tried again as its pipeline says (`tries`, `retry_delay_seconds`), but at most `retries` times: with more
+    than six tries, give `default_args` that number, too.
 
     All other arguments are the Dag's own; with an `execution_timeout` among `default_args`, a task keeps to its own batch
     instead of going on with others. More than one active run is safe, but each would cover the same left-over batches, and
@@ -146,7 +169,7 @@ def batch_dag(
     # Runs that are active at once have no order, so none can go on where another ends.
     limit = batches_per_run if arguments["max_active_runs"] == 1 else MAX_BATCHES_PER_RUN
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
-    defaults = TASK_DEFAULTS | dict(default_args or {})
+    defaults = TASK_DEFAULTS | {"retry_policy": PipelineRetries(pipeline_name)} | dict(default_args or {})
     with DAG(
         pipeline_name,
         schedule=schedule,

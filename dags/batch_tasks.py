@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_POKES = 1.0  # only where Airflow runs the sensor without a triggerer, as `airflow tasks test` does
-
 LARGEST = 10**15  # beyond any txid; a task that gets a number of more than 64 bits dies before its first log line
 PARAMS = {
     "from_txid": Param(
@@ -119,10 +117,10 @@ def plan(
         logger.warning(
             "The pipeline declares concurrency=%d, its Dag processes %d batches at once.", declared.concurrency, concurrency
         )
-    if declared.tries != (tries := dag.get_task(PROCESS).retries + 1):
+    if declared.tries > (most := dag.get_task(PROCESS).retries + 1):
         logger.warning(
-            "The pipeline declares tries=%d, its Dag tries %d times: give batch_dag default_args={'retries': %d}.",
-            *(declared.tries, tries, declared.tries - 1),
+            "The pipeline declares tries=%d, its Dag tries at most %d times: give batch_dag default_args={'retries': %d}.",
+            *(declared.tries, most, declared.tries - 1),
         )
     if not txids:
         raise AirflowSkipException("Nothing to do: all batches have committed, and the source has no new data.")
@@ -250,7 +248,9 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
             logger.info(
                 "The same by hand: tidegate run %s --from-txid %d --to-txid %d", self.pipeline_name, self.txid, self.txid
             )
-            self._execute(context, "restage" if _is_first_since_clearing(context["ti"], self.retries) else "resume")
+            ti = context["ti"]
+            was_cleared = ti.try_number > 1 and tries_since_clearing(ti.try_number, ti.max_tries, self.retries) == 1
+            self._execute(context, "restage" if was_cleared else "resume")
 
     def execute_begin(self, context: Any, event: Halt | None = None) -> None:
         """Go on when a worker, or room in the window, is there for the batch, or fail with the reason why not in this run."""
@@ -301,7 +301,7 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
     start_from_trigger = True
 
     def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
-        super().__init__(poke_interval=SECONDS_BETWEEN_POKES, timeout=turn_timeout, **arguments)
+        super().__init__(timeout=turn_timeout, **arguments)
         self.pipeline_name = pipeline_name
         self.txid = txid
         self.turn_timeout = turn_timeout
@@ -312,20 +312,8 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
             timeout=turn_timeout,
         )
 
-    def poke(self, context: Any) -> bool:  # noqa: ARG002 - Airflow's signature
-        """Return whether the batch may commit, or has committed.
-
-        Raises: WaitedInVain.
-        """
-        with StateStore.connect(Settings.load()) as store:
-            turn = store.turn(self.pipeline_name, self.txid)
-        if turn.halted:
-            raise WaitedInVain(turn.halted)
-        return turn.opens
-
     def execute(self, context: Any) -> None:
-        """Wait here, in a worker, then commit: for an Airflow that does not start the wait in a triggerer."""
-        super().execute(context)
+        """Commit without a wait, where Airflow starts no triggerer, as in `airflow tasks test`: in order, or not at all."""
         self.execute_complete(context)
 
     @naming_the_page()
@@ -401,9 +389,9 @@ def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:
     )
 
 
-def _is_first_since_clearing(ti: Any, retries: int) -> bool:
-    """Return whether the task was cleared since its last try: then Airflow allows `retries` more tries from here."""
-    return bool(ti.try_number > 1 and ti.try_number == ti.max_tries - retries + 1)
+def tries_since_clearing(try_number: int, max_tries: int, retries: int) -> int:
+    """Return how many tries a task has had since it was cleared: at that moment, Airflow allows `retries` more."""
+    return try_number - (max_tries - retries)
 
 
 def _try(ti: Any) -> AirflowTry:

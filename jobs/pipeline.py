@@ -17,6 +17,22 @@ Transform = Callable[[Any], Any]
 Guarantee = Literal["exactly_once", "at_least_once"]
 Tracking = Literal["full", "off"]
 PoisonPolicy = Literal["block", "quarantine", "skip"]
+LONGEST_RETRY_PAUSE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a failed step of a batch is tried in one run, and the pauses between; for Airflow's tasks and local runs."""
+
+    tries: int = 6
+    delay_seconds: int = 5
+
+    def pause_after(self, failures: int) -> int | None:
+        """Return the seconds until the next try, twice as many after each failure; None if no try is left."""
+        if failures >= self.tries:
+            return None
+        pause: int = self.delay_seconds * 2 ** (failures - 1)
+        return min(pause, LONGEST_RETRY_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -74,8 +90,8 @@ class Pipeline:
     checks: Mapping[str, Check] = field(default_factory=dict)
     queries: Sequence[StateQuery] = ()
     on_poison: PoisonPolicy = "block"
-    tries: int = 6
-    retry_delay_seconds: int = 5
+    tries: int = Retry.tries
+    retry_delay_seconds: int = Retry.delay_seconds
     message_timeout_seconds: int | None = None
     tracking: Tracking = "full"
     # Not for authors: `rebuild` sets it.
@@ -149,6 +165,11 @@ class Pipeline:
         """
         states = {rebuilt_name(name, self.version): state for name, state in self.states.items()}
         return replace(self, name=rebuilt_name(self.name, self.version), states=states, rebuilds=self.name)
+
+    @property
+    def retry(self) -> Retry:
+        """Return how often a failed step of a batch is tried."""
+        return Retry(self.tries, self.retry_delay_seconds)
 
     @property
     def wants_acks(self) -> bool:

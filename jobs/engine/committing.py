@@ -27,8 +27,6 @@ from tidegate.state_store.operate.recorded_actions import Redo
 
 logger = logging.getLogger(__name__)
 
-RESTAGE_TRIES = 3
-
 
 class Committer:
     """Commits batches of one pipeline on behalf of one owner."""
@@ -44,7 +42,7 @@ class Committer:
 
         `restage` processes a batch again that has no staging that may be committed. After the commit, the source gets the ack.
 
-        Raises: CommitOutOfOrder, AttemptNotSealed, StoreUnavailable (retryable); permanent errors.
+        Raises: CommitOutOfOrder, AttemptNotSealed, Unprocessed, StoreUnavailable (retryable); permanent errors.
         """
         store, pipeline = self._store, self._pipeline
         with halting(store, pipeline.name, txid):
@@ -57,21 +55,19 @@ class Committer:
             return own
 
     def _commit_own(self, txid: int, restage: Callable[[int], object]) -> tuple[Commit, Collection[int]]:
-        """Commit a batch; return the commit, and the txids that were committed together, if any.
+        """Commit a batch, processed again if need be; return the commit, and the txids that were committed together, if any."""
+        try:
+            return self._commit_with_next(txid)
+        except Unprocessed as why:
+            with about(self._pipeline.name, txid, why.attempt):
+                logger.warning("%s", why)
+        restage(txid)
+        return self._commit_with_next(txid)
 
-        Raises: Unprocessed if that does not help in RESTAGE_TRIES; the errors of `commit`.
-        """
-        for tries_left in reversed(range(RESTAGE_TRIES)):
-            try:
-                together = {commit.txid: commit for commit in self._try_together()}
-                return together.get(txid) or self._commit_alone(txid), together.keys()
-            except Unprocessed as why:
-                if not tries_left:
-                    raise
-                with about(self._pipeline.name, txid, why.attempt):
-                    logger.warning("%s", why)
-                restage(txid)
-        raise AssertionError("the last try returns or raises")
+    def _commit_with_next(self, txid: int) -> tuple[Commit, Collection[int]]:
+        """Commit a batch, together with those next to it if that is possible."""
+        together = {commit.txid: commit for commit in self._try_together()}
+        return together.get(txid) or self._commit_alone(txid), together.keys()
 
     def commit_ready(self) -> None:
         """Commit the sealed batches after the cursor, unless another task is committing.

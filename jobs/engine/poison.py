@@ -7,7 +7,7 @@ bad: for no other fault are rows ever left out. A permanent error of unknown fau
 from enum import Enum
 
 from tidegate.jobs.pipeline import Pipeline, PoisonPolicy
-from tidegate.state_store.base.errors import Fault, PermanentError, TidegateError
+from tidegate.state_store.base.errors import BatchRetried, Fault, PermanentError, TidegateError
 
 
 class Outcome(Enum):
@@ -45,3 +45,13 @@ def outcome_of(error: BaseException, pipeline: Pipeline) -> Outcome:
     if fault is Fault.UNKNOWN and isinstance(error, PermanentError):
         return Outcome.HALT
     return OUTCOMES[fault][pipeline.on_poison]
+
+
+def pause_after(error: BaseException, pipeline: Pipeline, failures: int) -> int | None:
+    """Return the seconds until a step that has failed so often in a run is tried again; None if it is not.
+
+    BatchRetried is always tried again: the ledger counts these tries, and after the last one the batch is given up instead.
+    """
+    if isinstance(error, PermanentError):
+        return None
+    return pipeline.retry.pause_after(min(failures, pipeline.tries - 1) if isinstance(error, BatchRetried) else failures)

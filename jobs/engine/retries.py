@@ -1,4 +1,4 @@
-"""Recovery: repeat a failed step of a batch while its error may pass, and wait for a server that is away."""
+"""Retries of a failed step of a batch while its error may pass, and waits for a server that is away."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from itertools import count
 from typing import TypeVar
 
 from tidegate.jobs.compute.sessions.session import check_reachable
-from tidegate.jobs.engine.poison import Outcome, outcome_of
+from tidegate.jobs.engine.poison import Outcome, outcome_of, pause_after
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import BatchRetried, SparkUnavailable, StoreUnavailable
@@ -20,15 +20,11 @@ SERVER_PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 0.5
 # A server may answer and still refuse the work, while it recovers or is full: pauses keep this from being a tight loop.
 LONGEST_PAUSE_SECONDS = 5.0
-LONGEST_RETRY_DELAY_SECONDS = 120
 Result = TypeVar("Result")
 
 
 def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Result]) -> Result:
-    """Try a step of a batch up to `pipeline.tries` times, with growing pauses; wait for servers that are away.
-
-    The step must be safe to repeat. BatchRetried is always tried again: under the policy "skip", the ledger counts the tries
-    of a batch whose content is at fault, and gives it up after as many.
+    """Try a step of a batch, which must be safe to repeat, as often as the pipeline says; wait for servers that are away.
 
     Raises: the step's error if another try cannot help, or none is left; what `with_servers` raises.
     """
@@ -38,18 +34,13 @@ def with_retries(settings: Settings, pipeline: Pipeline, step: Callable[[], Resu
         except (StoreUnavailable, SparkUnavailable):
             raise  # after SERVER_PATIENCE_SECONDS
         except Exception as error:
-            if not _is_tried_again(error, pipeline, failures):
+            pause = pause_after(error, pipeline, failures)
+            goes_on = outcome_of(error, pipeline) is Outcome.GO_ON and not isinstance(error, BatchRetried)
+            if pause is None or goes_on:
                 raise
-            delay = min(pipeline.retry_delay_seconds * 2 ** (failures - 1), LONGEST_RETRY_DELAY_SECONDS)
-            logger.warning("%s Next try in %d s.", error, delay)
-            time.sleep(delay)
+            logger.warning("%s Next try in %d s.", error, pause)
+            time.sleep(pause)
     raise AssertionError("the loop ends by a result or an error")
-
-
-def _is_tried_again(error: Exception, pipeline: Pipeline, failures: int) -> bool:
-    if isinstance(error, BatchRetried):  # the ledger counts these tries; after the last one the batch is given up instead
-        return True
-    return failures < pipeline.tries and outcome_of(error, pipeline) in (Outcome.RETRY, Outcome.AWAIT)
 
 
 def with_servers(settings: Settings, step: Callable[[], Result]) -> Result:

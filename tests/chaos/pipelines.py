@@ -35,9 +35,14 @@ SEVERAL: dict[str, AnyState] = {
     "several_newest": Newest({"k": "text"}, {"word": "text"}, {"v": "integer"}),
 }
 DECLARED = (
-    Pipeline("many", _files("many"), {"many_sums": State({"k": "text"}, MANY)}),
-    Pipeline("several", _files("several", max_files=2), SEVERAL),
-    Pipeline("opaque", _files("opaque", kind="opaque"), {"opaque_sums": State({"k": "text"}, OPAQUE, kind="opaque")}),
+    Pipeline("many", _files("many"), {"many_sums": State({"k": "text"}, MANY)}, retry_delay_seconds=1),
+    Pipeline("several", _files("several", max_files=2), SEVERAL, retry_delay_seconds=1),
+    Pipeline(
+        "opaque",
+        _files("opaque", kind="opaque"),
+        {"opaque_sums": State({"k": "text"}, OPAQUE, kind="opaque")},
+        retry_delay_seconds=1,
+    ),
 )
 PIPELINES = {pipeline.name: pipeline for pipeline in DECLARED}
 FILES_PER_RUN = {"many": 40, "several": 6, "opaque": 4}

@@ -22,7 +22,8 @@ from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RetryableError, TidegateError
 
-# Tasks are tried again soon: the longer pauses of the default would leave nothing to kill. So is what a stopped process holds.
+# Killed tasks are tried again soon: the longer pauses of the default would leave nothing to kill. So is what a stopped process
+# holds.
 DAG = """\
 from datetime import timedelta
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,11 +225,29 @@ def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:
     """The one mapping from our error families to Airflow's decisions; an unforeseen error deserves other tries, with pauses."""
     for task in flights.tasks:
-        assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.DEFAULT
+        assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.RETRY
         assert (task.retries, task.retry_delay, task.max_retry_delay) == (5, timedelta(seconds=5), timedelta(minutes=2))
     for error in ERRORS:
         decisions = {task.retry_policy.evaluate(error("wrong"), try_number=1, max_tries=5).action for task in flights.tasks}
-        assert decisions == {RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.DEFAULT}, error
+        assert decisions == {RetryAction.FAIL if issubclass(error, errors.PermanentError) else RetryAction.RETRY}, error
+
+
+@pytest.mark.promise("limit:Pipeline.tries")
+@pytest.mark.usefixtures("clicks")
+def test_a_task_is_tried_as_often_as_its_pipeline_says() -> None:
+    """With its pauses; tries before the task was cleared do not count, and tries that the ledger counts are its business."""
+
+    def pauses(error: Exception, *tries: int, max_tries: int = 5) -> list[float | None]:
+        task = batch_dag.batch_dag("clicks").get_task(PROCESS)
+        decided = [task.retry_policy.evaluate(error, number, max_tries, {"task": task}) for number in tries]
+        assert [one.action for one in decided] == [
+            RetryAction.RETRY if one.retry_delay else RetryAction.FAIL for one in decided
+        ]
+        return [one.retry_delay and one.retry_delay.total_seconds() for one in decided]
+
+    assert pauses(OSError("gone"), 1, 2, 3) == [5, 10, None]
+    assert pauses(OSError("gone"), 5, 6, 7, max_tries=9) == [5, 10, None]
+    assert pauses(errors.BatchRetried("try 1 of 3 failed"), 3) == [10]
 
 
 @pytest.fixture
@@ -439,17 +456,19 @@ def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplo
     assert not caplog.records
 
 
+@pytest.mark.usefixtures("clicks")
 def test_a_plan_warns_of_a_dag_that_does_not_fit_its_pipeline(
-    clicks: Batches, settings: Settings, caplog: pytest.LogCaptureFixture
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Though there is nothing to do."""
     (settings.home / "clicks").mkdir()
+    (tmp_path / "clicks.py").write_text((tmp_path / "clicks.py").read_text().replace("tries=3", "tries=7"))
 
     with pytest.raises(AirflowSkipException, match="Nothing to do"):
         _plan(concurrency=7)
 
     assert "declares concurrency=4, its Dag processes 7 batches at once" in caplog.text
-    assert "declares tries=3, its Dag tries 6 times: give batch_dag default_args={'retries': 2}" in caplog.text
+    assert "declares tries=7, its Dag tries at most 6 times: give batch_dag default_args={'retries': 6}" in caplog.text
 
 
 BROKEN = {
@@ -617,25 +636,15 @@ def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_l
     assert callable(getattr(ProcessBatch, start.next_method))
 
 
-@pytest.mark.usefixtures("without_spark")
-def test_the_commit_task_waits_in_a_worker_where_airflow_starts_it_there(clicks: Batches) -> None:
-    """As `airflow tasks test` does; it commits in order all the same, and fails with the reason of a halt."""
+def test_the_commit_task_commits_in_order_where_airflow_starts_it_in_a_worker(clicks: Batches) -> None:
+    """As `airflow tasks test` does: it does not wait for its turn there."""
     clicks.plan("run", 2)
     clicks.seal(2)
-    sensor = _commit(2)
-    assert not sensor.poke({})
-
-    with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(sensor.execute, {"ti": _task(task_id=COMMIT)})
-        clicks.seal(1)
-        clicks.commit(1)
-        task.result(30)
-
+    with pytest.raises(errors.CommitOutOfOrder):
+        _commit(2).execute({"ti": _task(task_id=COMMIT)})
+    clicks.seal(1)
+    _commit(1).execute({"ti": _task(0, task_id=COMMIT)})
     assert _phases(clicks) == [(1, "committed"), (2, "committed")]
-    clicks.plan("next", 1)
-    clicks.store.halt_batch(CLICKS.name, 3, "a person has to look")
-    with pytest.raises(batch_tasks.WaitedInVain, match="txid 3 is halted: a person has to look"):
-        _commit(3).poke({})
 
 
 @pytest.mark.promise("limit:WINDOW")

@@ -2,4 +2,4 @@
 
 from tidegate import batch_dag
 
-dag = batch_dag("ratings", batches_per_run=2, default_args={"retries": 0})
+dag = batch_dag("ratings", batches_per_run=2)

@@ -49,5 +49,6 @@ PIPELINE = Pipeline(
         ),
         "notices": Update({"carrier": "text"}, count_carriers),
     },
+    retry_delay_seconds=1,
     checks={"many": Check(lambda batch: sa.select(batch.state("by_carrier").c.carrier).limit(1), otherwise="warn")},
 )
