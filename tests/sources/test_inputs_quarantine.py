@@ -21,7 +21,6 @@ from tests.sources.conftest import SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, summed
 from tests.store import Mend
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
-from tidegate.jobs.compute.transform import transform_purity
 from tidegate.jobs.sources.binding import replayed_with
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged
@@ -326,28 +325,6 @@ def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
     again = declare(folders, source, transform=united_with_itself, version=3)
     folders.run(again, "again")
     assert folders.state(again) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
-
-
-PRINTED = """\
-Project [name#1]
-+- Join LeftOuter, (name#1 = name#3)
-   :- CollectMetrics input a of t, [count(1) AS rows#5L]
-   :  +- Relation [name#1] csv
-   +- Union false, false
-      :- CollectMetrics {other} of t, [count(1) AS rows#6L]
-      :  +- Relation [name#3] csv
-      +- Project [name#4]
-         +- Relation [name#4] csv
-"""
-
-
-@pytest.mark.parametrize(("other", "found"), [("input b", [("a", "b")]), ("input a", []), ("reference planes", [])])
-def test_a_printed_plan_shows_what_meets(other: str, found: list[tuple[str, str]]) -> None:
-    """Without a server, a plan is text."""
-    marks = {"input a of": "a", "input b of": "b"}
-    assert list(transform_purity._meetings_in_text(PRINTED.format(other=other).splitlines(), marks)) == found
-    as_union = PRINTED.format(other=other).replace("Join LeftOuter, (name#1 = name#3)", "'Union false, false")
-    assert list(transform_purity._meetings_in_text(as_union.splitlines(), marks)) == []
 
 
 # crashes
