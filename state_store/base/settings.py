@@ -93,7 +93,7 @@ class Settings:
     witness_folder: Path | None = _setting(
         None, "where it is marked how far pipelines have committed, outside Postgres [.tidegate/witness]"
     )
-    lock_timeout_seconds: int = _setting(60, "longest wait for the cursor's row lock, so for another commit's merge")
+    lock_timeout_seconds: int = _setting(60, "longest wait for a lock, so for another commit's merge")
     commit_timeout_seconds: int = _setting(600, "longest single statement of a commit")
     idle_timeout_seconds: int = _setting(30, "longest pause between two statements of a commit before it is cut off")
     attempt_timeout_seconds: int = _setting(3600, "an unsealed attempt older than this may be replaced by a commit")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import psycopg2
-from psycopg2 import extensions
+from psycopg2 import extensions, sql
 
 # How much longer than the server the client waits, so that the server's own timeouts come first.
 MARGIN_SECONDS = 30
@@ -35,6 +35,8 @@ class DeadlineConnection(extensions.connection):
     """
 
     answer_seconds: float = LONGEST_ANSWER_SECONDS
+    # How long each statement of a transaction waits for a lock, unless the transaction says otherwise; None: for ever.
+    lock_seconds: int | None = None
 
     server_session: str
 
@@ -63,9 +65,14 @@ def open_connection(*args: Any, **kwargs: Any) -> DeadlineConnection:
 class DeadlineCursor(extensions.cursor):
     """A cursor of a DeadlineConnection."""
 
-    def execute(self, *args: Any) -> None:
-        """Execute a statement."""
-        _Wait(self.connection).for_answer(super().execute, *args)
+    def execute(self, statement: Any, *args: Any) -> None:
+        """Execute a statement; the first one of a transaction bounds the waits for locks, without a round trip of its own."""
+        connection: Any = self.connection
+        is_first = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE and not connection.autocommit
+        if is_first and connection.lock_seconds is not None and self.name is None:
+            bound = f"SET LOCAL lock_timeout = '{connection.lock_seconds}s'; "
+            statement = sql.SQL(bound) + statement if isinstance(statement, sql.Composable) else bound + statement
+        _Wait(connection).for_answer(super().execute, statement, *args)
 
     def fetchmany(self, *args: Any) -> list[tuple[Any, ...]]:
         """Fetch rows, which a named cursor asks the server for."""

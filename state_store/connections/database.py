@@ -208,9 +208,14 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
     sa.event.listen(engine, "do_connect", _name_session)
     sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))
     longest = settings.commit_timeout_seconds + MARGIN_SECONDS
-    sa.event.listen(engine, "checkout", lambda connection, *_: setattr(connection, "answer_seconds", longest))
+    sa.event.listen(engine, "checkout", lambda connection, *_: _bound(connection, longest, settings.lock_timeout_seconds))
     sa.event.listen(engine, "checkin", _await_ping)
     return engine
+
+
+def _bound(connection: Any, answer_seconds: float, lock_seconds: int) -> None:
+    """Bound a session's waits for answers and for locks: reads say nothing else."""
+    connection.answer_seconds, connection.lock_seconds = answer_seconds, lock_seconds
 
 
 def _await_ping(connection: Any, _record: object) -> None:

@@ -43,6 +43,7 @@ CREATE TABLE tidegate.state_table (
     pruned_txid bigint NOT NULL DEFAULT 0,
     dropped_at timestamptz,
     table_oid oid,
+    columns jsonb,
     shape jsonb,
     accepted_shape jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT pk_state_table PRIMARY KEY (state),
@@ -54,6 +55,7 @@ COMMENT ON COLUMN tidegate.state_table.pipeline IS 'its only writer';
 COMMENT ON COLUMN tidegate.state_table.pruned_txid IS 'of changes: those up to here were removed';
 COMMENT ON COLUMN tidegate.state_table.dropped_at IS 'since when it is dropped, as its pipeline is retired';
 COMMENT ON COLUMN tidegate.state_table.table_oid IS 'its number in Postgres; NULL: not noted, or it is a view';
+COMMENT ON COLUMN tidegate.state_table.columns IS 'the numbers of its columns in Postgres, by their names, noted with that';
 COMMENT ON COLUMN tidegate.state_table.shape IS 'its table_shape as declared; NULL: it is a view';
 COMMENT ON COLUMN tidegate.state_table.accepted_shape IS 'what differs from that, and a person has accepted';
 
@@ -457,10 +459,11 @@ BEGIN
 END $$;
 
 -- What decides which values a merge leaves in a table of a state, by the names of its parts: types and collations of columns, formulas
--- of generated ones, unique keys, and whatever else changes rows as they are written or read: triggers, rules, tables that inherit
--- from it. A commit compares it with what is declared, in which these last ones are not.
+-- of generated ones, unique keys, and whatever else changes rows: triggers, rules, tables that inherit from it or that it inherits
+-- from, and no log. A commit compares it with what is declared, in which these last ones are not.
 
-CREATE FUNCTION tidegate.table_shape(of_table oid) RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+CREATE FUNCTION tidegate.table_shape(of_table oid) RETURNS jsonb LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog SET quote_all_identifiers = off AS $$
 BEGIN
     RETURN (
         WITH parts (oid) AS (
@@ -468,14 +471,16 @@ BEGIN
         ), unique_keys (columns, nulls) AS (
             SELECT (SELECT string_agg(quote_ident(attname), ', ' ORDER BY attname) FROM pg_attribute
                     WHERE attrelid = of_table AND attnum = ANY (indkey)),
-                CASE WHEN indnullsnotdistinct THEN 'unique, NULLs equal' ELSE 'unique' END
+                concat_ws(', ', 'unique', CASE WHEN indnullsnotdistinct THEN 'NULLs equal' END,
+                    CASE WHEN NOT indimmediate THEN 'deferrable' END)
             FROM pg_index WHERE indrelid = of_table AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL
         )
         SELECT coalesce(jsonb_object_agg(part, definition), '{}') FROM (
             SELECT 'column ' || quote_ident(attname), concat_ws(' ', format_type(atttypid, atttypmod),
-                'COLLATE ' || quote_ident(collname), 'GENERATED AS ' || pg_get_expr(adbin, adrelid))
+                'COLLATE ' || pg_collation.oid::regcollation,
+                'GENERATED AS ' || pg_get_expr(adbin, adrelid), CASE WHEN attidentity <> '' THEN 'AS IDENTITY' END)
             FROM pg_attribute
-            LEFT JOIN pg_collation ON pg_collation.oid = attcollation AND collname <> 'default'
+            LEFT JOIN pg_collation ON pg_collation.oid = attcollation AND pg_collation.oid <> '"default"'::regcollation
             LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum AND attgenerated <> ''
             WHERE attrelid = of_table AND attnum > 0 AND NOT attisdropped
             UNION ALL
@@ -495,6 +500,12 @@ BEGIN
             UNION ALL
             SELECT 'child ' || parts.oid::regclass, 'inherits'
             FROM parts JOIN pg_class USING (oid) WHERE parts.oid <> of_table AND NOT relispartition
+            UNION ALL
+            SELECT 'parent ' || inhparent::regclass, 'what is written to that is written here, past the guard'
+            FROM pg_inherits WHERE inhrelid = of_table
+            UNION ALL
+            SELECT 'unlogged ' || parts.oid::regclass, 'a crash of the server empties it'
+            FROM parts JOIN pg_class USING (oid) WHERE relpersistence <> 'p'
         ) AS found (part, definition)
     );
 END $$;

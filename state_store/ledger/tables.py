@@ -68,6 +68,7 @@ state_table = _table(
     pruned_txid=BigInteger,
     dropped_at=Null(TIME),
     table_oid=Null(OID),
+    columns=Null(JSONB),
     shape=Null(JSONB),
     accepted_shape=JSONB,
 )

@@ -2,8 +2,8 @@
 
 A table that was dropped and made again, or put back by itself from an older dump, lacks rows of batches that have committed.
 Its rows do not show that. But it has another number in Postgres than the one that the ledger has noted
-(`state_table.table_oid`). A table keeps its number when it is renamed, moved, rewritten or vacuumed, and in a copy of its whole
-database.
+(`state_table.table_oid`), and so has a column. A table keeps its number when it is renamed, moved, rewritten or vacuumed, and
+in a copy of its whole database.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -19,9 +19,12 @@ from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.states import state_tables
 
 _NOTE = sa.text("""
-UPDATE tidegate.state_table SET table_oid = pg_class.oid FROM pg_class
+UPDATE tidegate.state_table SET table_oid = pg_class.oid, columns = (
+    SELECT jsonb_object_agg(attname, attnum) FROM pg_attribute
+    WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped)
+FROM pg_class
 WHERE pipeline = :pipeline AND relname = state AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p')
-    AND table_oid IS DISTINCT FROM pg_class.oid AND (table_oid IS NULL OR :again)
+    AND (table_oid IS NULL OR :again)
 """)
 # A trigger that fires always (A) does so in sessions, too, whose session_replication_role is replica.
 _GUARDED = sa.text("""
@@ -35,7 +38,10 @@ SELECT s.pipeline, s.state, k.txid, is_missing, is_another, is_unguarded, differ
 FROM tidegate.state_table AS s JOIN tidegate.cursor AS k USING (pipeline)
 LEFT JOIN pg_class AS c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
 CROSS JOIN LATERAL (
-    SELECT k.txid > 0 AND c.oid IS NULL AS is_missing, k.txid > 0 AND s.table_oid <> c.oid AS is_another,
+    SELECT k.txid > 0 AND c.oid IS NULL AS is_missing, k.txid > 0 AND (s.table_oid <> c.oid OR EXISTS (
+            SELECT FROM pg_attribute WHERE attrelid = c.oid AND attnum <> CAST(s.columns ->> attname AS int)
+                AND s.shape ? ('column ' || quote_ident(attname))
+        )) AS is_another,
         c.oid IS NOT NULL AND NOT EXISTS (
             SELECT FROM pg_trigger
             WHERE tgrelid = c.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'A'
@@ -182,9 +188,9 @@ def _describe(row: StrangeTable) -> str:
         )
     if row.is_another:
         return (
-            f"{row.pipeline}: table {name} is another one than that of the batches up to txid {row.txid}: it was dropped and "
-            "made again, or put back by itself, so rows may be missing. If all are there, run: tidegate migrate "
-            f"--accept-epoch. If not, {otherwise}"
+            f"{row.pipeline}: table {name} is another one than that of the batches up to txid {row.txid}, or a column of it "
+            "is: it was dropped and made again, put back by itself or renamed, so values may be missing. If all are there, "
+            f"run: tidegate migrate --accept-epoch. If not, {otherwise}"
         )
     if row.is_unguarded:
         return (

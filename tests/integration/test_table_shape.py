@@ -8,6 +8,7 @@ import pytest
 from tests.integration.conftest import Execute, Tally, contents
 from tidegate import migrations
 from tidegate.explain import remedies
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import GuardMismatch, PermanentError, UsageError
 
 OWNER = "tidegate_owner"
@@ -83,14 +84,44 @@ SHAPES = {
         "it has child public.more",
         ["DROP TABLE public.more"],
     ),
-    "generated": (
-        ["ALTER {table} DROP cents", "ALTER {table} ADD cents bigint GENERATED ALWAYS AS (sold * 2) STORED"],
-        r"column cents is bigint GENERATED AS \(sold \* 2\), not bigint",
+    "identity": (
+        ["ALTER {table} ALTER cents ADD GENERATED ALWAYS AS IDENTITY"],
+        "column cents is bigint AS IDENTITY, not bigint",
+        ["ALTER {table} ALTER cents DROP IDENTITY"],
+    ),
+    "deferrable key": (
+        ["ALTER {table} DROP CONSTRAINT pk_per_shop", "ALTER {table} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop) DEFERRABLE"],
+        r"key \(shop\) is unique, deferrable, not unique",
         [
-            "ALTER {table} DROP cents",
-            "ALTER {table} ADD cents bigint NOT NULL DEFAULT 7",
-            "ALTER {table} ALTER cents DROP DEFAULT",
+            "ALTER {table} DROP CONSTRAINT pk_per_shop",
+            "ALTER {table} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop)",
         ],
+    ),
+    "unlogged": (
+        ["ALTER {table} SET UNLOGGED"],
+        r"it has unlogged state\.per_shop \(a crash of the server empties it\)",
+        ["ALTER {table} SET LOGGED"],
+    ),
+    "parent": (
+        ["CREATE TABLE public.whole (cents bigint)", "ALTER {table} INHERIT public.whole"],
+        r"it has parent public\.whole",
+        ["ALTER {table} NO INHERIT public.whole", "DROP TABLE public.whole"],
+    ),
+    "partition": (
+        [
+            "CREATE TABLE public.whole (LIKE state.per_shop) PARTITION BY LIST (shop)",
+            "ALTER TABLE public.whole ATTACH PARTITION state.per_shop DEFAULT",
+        ],
+        r"it has parent public\.whole",
+        ["ALTER TABLE public.whole DETACH PARTITION state.per_shop", "DROP TABLE public.whole"],
+    ),
+    "collation of the same name": (
+        [
+            """CREATE COLLATION public."C" (provider = libc, locale = 'C')""",
+            'ALTER {table} ALTER shop TYPE text COLLATE public."C"',
+        ],
+        r'column shop is text COLLATE public\."C", not text COLLATE "C"',
+        ['ALTER {table} ALTER shop TYPE text COLLATE "C"', 'DROP COLLATION public."C"'],
     ),
 }
 TEAMS = [
@@ -143,6 +174,13 @@ def test_a_table_is_looked_at_before_its_first_batch_commits(tally: Tally, as_ro
 
     with pytest.raises(GuardMismatch, match="column cents is numeric"):
         tally.plan()
+
+
+def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role: Execute) -> None:
+    """How Postgres writes names is a setting."""
+    as_role("postgres", f"ALTER DATABASE {counted.store.settings.pg_database} SET quote_all_identifiers = on")
+    with StateStore.connect(counted.store.settings, user=OWNER) as store:
+        assert Tally(store).commit(2).key_count == 2
 
 
 def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sources.shop import DATED, Shop, shop, shops
+from tests.sources.shop import DATED, ORDERS, Shop, shop, shops
 from tidegate.jobs import PostgresTable
 from tidegate.state_store.base.errors import SourceChanged
 
@@ -12,8 +12,24 @@ __all__ = ["shop", "shops"]  # fixtures
 
 CODES = PostgresTable(table="codes", key="code", schema={"code": "string"}, wait_seconds=0, key_is_drawn=True, max_rows=4)
 BY_QUERY = replace(CODES, table=None, query="SELECT lower(code) AS code FROM codes")
-ROUNDED = {
-    "type": (["ALTER TABLE orders ALTER written TYPE timestamptz(0)"], 0.0),
+# By what rounds: statements, margin, and the query that reads the table.
+ROUNDED: dict[str, tuple[list[str], float, str | None]] = {
+    "type": (["ALTER TABLE orders ALTER written TYPE timestamptz(0)"], 0.0, None),
+    "domain": (
+        [
+            "CREATE DOMAIN seconds AS timestamptz(0)",
+            "CREATE DOMAIN whole AS seconds",
+            "ALTER TABLE orders ALTER written TYPE whole",
+        ],
+        0.0,
+        None,
+    ),
+    "view": (
+        ["CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"],
+        0.0,
+        "SELECT * FROM rounded",
+    ),
+    "query": ([], 0.0, "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders"),
     "trigger": (
         [
             "CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS"
@@ -21,6 +37,7 @@ ROUNDED = {
             "CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()",
         ],
         1.0,
+        None,
     ),
 }
 
@@ -43,16 +60,56 @@ def test_another_order_of_texts_is_refused(shop: Shop, source: PostgresTable) ->
     assert shop.planned(again, first)["to"] == ["b-14"]
 
 
+@pytest.mark.promise("I11")
+def test_another_collation_of_the_name_is_refused(shop: Shop) -> None:
+    """It has the same version, and another order."""
+    shop.execute("CREATE COLLATION ours (provider = libc, locale = 'C')")
+    shop.execute("CREATE TABLE codes (code text COLLATE ours PRIMARY KEY)")
+    shop.execute("INSERT INTO codes VALUES ('a-10')")
+    first = shop.planned(CODES)
+    for statement in (
+        "ALTER COLLATION ours RENAME TO older",
+        "CREATE COLLATION ours (provider = libc, locale = 'POSIX')",
+        "ALTER TABLE codes ALTER code TYPE text COLLATE ours",
+    ):
+        shop.execute(statement)
+
+    with pytest.raises(SourceChanged, match="key column code had collation ours"):
+        shop.plan(CODES, first)
+
+
+@pytest.mark.promise("I11", "I12")
+@pytest.mark.parametrize("source", [ORDERS, DATED], ids=["transactional", "opaque"])
+def test_a_view_that_shows_more_rows_is_refused(shop: Shop, source: PostgresTable) -> None:
+    """Those before the position would be passed over. The same view made again, or under another search_path, is the same."""
+    shop.execute("CREATE VIEW shown AS SELECT * FROM orders WHERE amount % 2 = 0")
+    shop.sell(20)
+    shop.execute("SELECT pg_sleep(0.1)")
+    source = replace(source, table=None, query="SELECT * FROM public.shown", key_is_drawn=source is ORDERS)
+    first = shop.planned(source)
+    shop.execute("DROP VIEW shown")
+    shop.execute("CREATE VIEW shown AS SELECT * FROM  orders WHERE amount % 2 = 0")
+    database = shop.settings.pg_database
+    shop.execute(f"ALTER DATABASE {database} SET search_path = pg_catalog")
+    assert shop.plan(source, first) is None
+    shop.execute(f"ALTER DATABASE {database} RESET search_path")
+    shop.execute("CREATE OR REPLACE VIEW shown AS SELECT * FROM orders WHERE amount < 5")
+
+    with pytest.raises(SourceChanged, match=r"view public\.shown was another one when rows were read.*generation=2"):
+        shop.plan(source, first)
+
+
 @pytest.mark.promise("I12")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rounding", ROUNDED)
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str, kind: str) -> None:
     """A writer is open, and its row has a time before its own start; others of the same second are read only after it."""
-    statements, margin = ROUNDED[rounding]
+    statements, margin, query = ROUNDED[rounding]
     for statement in statements:
         shop.execute(statement)
-    source = replace(DATED, kind=kind, margin_seconds=margin, max_rows=5)
+    key = {"view": "date_trunc('second', written), id", "query": "written::timestamptz(0), id"}.get(rounding, "written, id")
+    source = replace(DATED, table=None if query else "orders", query=query, kind=kind, margin_seconds=margin, max_rows=5)
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # the middle of a second
     writer = shop.session()
     writer.execute("BEGIN")
@@ -62,12 +119,12 @@ def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, roundi
     read: list[int] = []
     previous = None
     while metadata := shop.plan(source, previous):
-        read += shop.ids(metadata, "written, id")
+        read += shop.ids(metadata, key)
         previous = metadata
     writer.execute("COMMIT")
     shop.execute("SELECT pg_sleep(1.1)")
     while metadata := shop.plan(source, previous):
-        read += shop.ids(metadata, "written, id")
+        read += shop.ids(metadata, key)
         previous = metadata
 
     assert sorted(read) == [id_ for (id_,) in shop.execute("SELECT id FROM orders ORDER BY id")]

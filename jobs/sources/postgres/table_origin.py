@@ -4,7 +4,7 @@ A position is the last key that was read. It means the same rows only while the 
 that fills it stay the same; so each batch's metadata records them:
 
     origin = {"server": id, "timeline": number, "tables": {oid: name}, "storage": digest, "sequences": {oid: storage},
-              "types": [key's types], "keys": [[oid of the key's table, number of its column], ...]}
+              "types": [key's types], "keys": [[oid of the key's table, number of its column], ...], "views": {name: digest}}
 
 A table's oid shows that it was dropped and created again; a column's number shows that another column took its name. A
 table's storage changes whenever Postgres rewrites it: TRUNCATE does so, and so do VACUUM FULL and some forms of ALTER TABLE,
@@ -19,7 +19,7 @@ from typing import Any
 
 from psycopg2 import errors, sql
 
-from tidegate.jobs.sources.postgres.table_query import TableQuery
+from tidegate.jobs.sources.postgres.table_query import ResultColumn, TableQuery
 from tidegate.state_store.base.errors import AccessRefused, SourceChanged, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -92,11 +92,29 @@ _SEQUENCES = """
     GROUP BY s.seqrelid, s.seqcache, s.seqincrement, s.seqcycle
     ORDER BY s.seqrelid
 """
-_TYPE_MODIFIER = "SELECT atttypmod FROM pg_attribute WHERE attrelid = %s AND attnum = %s"
+# The modifier of a domain's type is that of the domain, or of one that it is made of.
+_TYPE_MODIFIER = """
+    WITH RECURSIVE kind (oid, modifier) AS (
+        SELECT atttypid, atttypmod FROM pg_attribute WHERE attrelid = %s AND attnum = %s
+        UNION ALL
+        SELECT typbasetype, typtypmod FROM kind JOIN pg_type USING (oid) WHERE typtype = 'd'
+    )
+    SELECT max(modifier) FROM kind
+"""
+# How an expression of a query, or of its views, rounds a time, as Postgres shows it in a plan.
+_ROUNDED = re.compile(r"timestamp\((\d)\) with time zone|date_trunc\('(\w+)'")
+_STEPS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800, "month": 2_678_400, "quarter": 7_948_800}
+# Texts and names must not depend on the role's search_path, which comes back with the savepoint.
+_VIEWS = """
+    SAVEPOINT views;
+    SET LOCAL search_path = pg_catalog; SET LOCAL quote_all_identifiers = off;
+    SELECT oid::regclass::text, md5(pg_get_viewdef(oid)) FROM pg_class WHERE relkind = 'v' AND oid = ANY(%s)
+"""
 _TEXTS = ("text", "character varying", "character", "name")
-# The version is that of the library's rules now, which change with an operating system, not the one noted in the catalog.
+# Another collation may have taken the name. The version is that of the library's rules now, which change with an operating
+# system, not the one noted in the catalog.
 _COLLATION = sql.SQL("""
-    SELECT concat_ws(' ', pg_collation_for(tidegate_key), CASE
+    SELECT concat_ws(' ', pg_collation_for(tidegate_key), collation_of.oid, CASE
         WHEN collation_of.collprovider = 'd' THEN pg_database_collation_actual_version(pg_database.oid)
         ELSE pg_collation_actual_version(collation_of.oid) END)
     FROM (VALUES (1)) AS one (row) LEFT JOIN (SELECT {key} AS tidegate_key FROM {relation} LIMIT 0) AS no_rows ON true
@@ -130,7 +148,8 @@ class Sequence:
 class Origin:
     """Server, tables and key columns of a query's rows at one time. `table` is None for a key from a view or an expression.
 
-    `step_seconds` is what the type of the key's first column rounds a time to. Collations have their versions; None: no text.
+    `step_seconds` is what the key's first column rounds a time to. Collations have their versions; None: no text. Views have
+    digests of their texts.
     """
 
     server: str
@@ -140,6 +159,7 @@ class Origin:
     keys: list[list[int] | None]
     read: list[int]
     collations: list[str | None]
+    views: dict[str, str]
     step_seconds: float
 
     @property
@@ -158,6 +178,7 @@ class Origin:
             "sequences": stored,
             "types": self.types,
             "collations": self.collations,
+            "views": self.views,
             "keys": self.keys,
         }
 
@@ -177,11 +198,24 @@ def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable
     roots = dict(cursor.fetchall())
     cursor.execute(_STORAGE, [tables])
     (storage,) = cursor.fetchone()
-    cursor.execute(_TYPE_MODIFIER, [key_columns[0].table, key_columns[0].number])
-    (modifier,) = cursor.fetchone() or (-1,)
-    step = 10.0**-modifier if modifier >= 0 and key_columns[0].type == "timestamp with time zone" else 0
+    cursor.execute(_VIEWS, [tables])
+    views = dict(cursor.fetchall())
+    cursor.execute("ROLLBACK TO SAVEPOINT views")
     types = [key.type for key in key_columns]
-    return Origin(_server(cursor), roots, storage, types, keys, tables, _collations(cursor, query, types), step)
+    step = _step_seconds(cursor, query, key_columns[0]) if types[0] == "timestamp with time zone" else 0
+    return Origin(_server(cursor), roots, storage, types, keys, tables, _collations(cursor, query, types), views, step)
+
+
+def _step_seconds(cursor: Any, query: TableQuery, key: ResultColumn) -> float:
+    """Return what a key's type, or the expression that computes it, rounds a time to; 0 if that is not known."""
+    cursor.execute(_TYPE_MODIFIER, [key.table, key.number])
+    (modifier,) = cursor.fetchone()
+    cursor.execute(
+        sql.SQL("EXPLAIN (VERBOSE, COSTS OFF) SELECT {} FROM {}").format(sql.Identifier(query.key[0]), query.relation)
+    )
+    outputs = " ".join(line for (line,) in cursor.fetchall() if line.strip().startswith("Output: "))
+    rounded = [10.0 ** -int(digits) if digits else _STEPS.get(unit, 0) for digits, unit in _ROUNDED.findall(outputs)]
+    return max([0 if modifier is None or modifier < 0 else 10.0**-modifier, *rounded])
 
 
 def _collations(cursor: Any, query: TableQuery, types: list[str]) -> list[str | None]:
@@ -274,6 +308,12 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             raise SourceChanged(
                 f"{query.name}: key column {key} had collation {was_ordered} when rows were read, now it has {is_ordered}: "
                 f"what came before the position in one order may come after it in the other, and would be passed over. {advice}"
+            )
+    for view, shown in before.get("views", {}).items():
+        if now.views.get(view) != shown:
+            raise SourceChanged(
+                f"{query.name}: view {view} was another one when rows were read. Rows that it shows only now may come before "
+                f"the position, and would be passed over. {advice}"
             )
     for key, place, place_now in zip(query.key, before["keys"], now.keys, strict=True):
         if place != place_now:

@@ -12,6 +12,15 @@ POLICIES = "tests/conformance/test_policies.py"
 
 MUTANTS = (
     Mutant(
+        "a-read-waits-for-a-lock-without-end",
+        "I20",
+        "state_store/connections/answer_deadlines.py",
+        "DeadlineCursor.execute",
+        "if is_first and connection.lock_seconds is not None",
+        "if is_first and connection.lock_seconds == 0",
+        ("tests/integration/test_lock_holders.py::test_a_read_of_the_ledger_gives_up_and_names_the_session",),
+    ),
+    Mutant(
         "a-commit-waits-for-a-stopped-server-for-ever",
         "I10",
         "state_store/connections/answer_deadlines.py",

@@ -172,6 +172,15 @@ MUTANTS = (
         (f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",),
     ),
     Mutant(
+        "a-column-that-was-made-again-is-taken",
+        "I9",
+        TABLE_IDENTITY,
+        "(module)",
+        "attnum <> CAST(s.columns ->> attname AS int)",
+        "attnum < CAST(s.columns ->> attname AS int)",
+        (f"{IDENTITY}::test_another_column_of_the_name_is_not_added_to",),
+    ),
+    Mutant(
         "a-migration-accepts-a-table-that-was-put-back",
         "I9",
         TABLE_IDENTITY,
