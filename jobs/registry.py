@@ -4,8 +4,11 @@ A pipeline's module may also have queries, in a list `QUERIES`.
 """
 
 import difflib
+import importlib
+import os
 import pkgutil
 import sys
+import threading
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -19,10 +22,11 @@ import tidegate.jobs.pipelines
 from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store.base import project
-from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError
+from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError, told
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuild_named
 
 ENTRY_POINTS = "tidegate.pipelines"
+_redirecting = threading.RLock()  # standard output is the whole process's
 
 
 def folder() -> str:
@@ -119,11 +123,17 @@ def all_pipelines() -> Declared:
         try:
             declared.pipelines.append(find_pipeline(name))
         except Exception as error:  # noqa: BLE001 - an author's module may raise anything
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            declared.broken.append(
-                f"Pipeline {name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-            )
+            declared.broken.append(f"Pipeline {name} cannot be imported: {told(error)} ({_place_of(error, name)})")
     return declared
+
+
+def _place_of(error: Exception, name: str) -> str:
+    """Return file and line of the author's code that failed or does not parse; else where its module is."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    authors = (frame for frame in reversed(frames) if not frame.filename.startswith(("<frozen ", importlib.__file__, __file__)))
+    return next((f"{frame.filename}, line {frame.lineno}" for frame in authors), f"module {name} in {folder()}")
 
 
 @contextmanager
@@ -133,13 +143,35 @@ def _only_declaring(place: str) -> Iterator[None]:
     Raises: SettingsInvalid if it tries to; whatever else the module raises.
     """
     try:
-        with redirect_stdout(sys.stderr):
+        with _output_is_ours():
             yield
     except SystemExit as error:
         raise SettingsInvalid(
             f"{place} ends the process that imports it: sys.exit({error.code!r}). Take that out: the module is to declare the "
             "pipeline, and nothing more."
         ) from error
+
+
+@contextmanager
+def _output_is_ours() -> Iterator[None]:
+    """Let what this process, and those that it starts, write to standard output go to standard error."""
+    with _redirecting:
+        _flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            _flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None and not stream.closed:
+            stream.flush()
 
 
 class Queries(NamedTuple):
@@ -170,7 +202,7 @@ def all_queries() -> Queries:
         try:
             place, queries = _queries_of(pipeline)
         except Exception as error:  # noqa: BLE001 - an author's module may raise anything
-            broken[pipeline] = f"{type(error).__name__}: {error}".rstrip(".")
+            broken[pipeline] = told(error).rstrip(".")
             continue
         for query in queries:
             other, where = by_name.setdefault(query.name, (query, place))

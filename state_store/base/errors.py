@@ -92,8 +92,15 @@ def skip_command(pipeline: str = "PIPELINE", txid: int | str = "TXID") -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error as the ledger keeps it: its code, or its class, and its message."""
-    code = error.code if isinstance(error, TidegateError) else type(error).__name__
-    return f"{code}: {error}"
+    return f"{error.code}: {error}" if isinstance(error, TidegateError) else told(error)
+
+
+def told(error: BaseException) -> str:
+    """Return an error's class and text; an author's class may fail to make one."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as failed:  # noqa: BLE001 - whatever that code raises
+        return f"{type(error).__name__} (its text cannot be made: {type(failed).__name__})"
 
 
 def storable(text: str) -> str:

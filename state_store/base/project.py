@@ -57,8 +57,9 @@ def folder_of(home: Path, part: Part) -> Path:
     """
     folder = home / part
     if not os.environ.get(HOME_VARIABLE) and folder.is_dir():
-        for place in [folder, *folder.rglob("*")]:
-            is_code = place.is_dir() or (place.suffix in (".py", ".pyc") and place.is_file())
+        linked = [place for place in folder.rglob("*") if place.is_symlink() and place.is_dir()]
+        for place in [folder, *folder.rglob("*"), *(place for link in linked for place in link.resolve().rglob("*"))]:
+            is_code = place.is_dir() or (place.suffix in (".py", ".pyc", ".so") and place.is_file())
             if is_code and (reason := _distrust_of(place)):
                 raise SettingsInvalid(
                     f"{str(place)!r} {reason}, so its code is not run. Take that right away (chmod go-w), or, to run "

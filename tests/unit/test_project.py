@@ -84,7 +84,7 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
 
 
 @pytest.mark.promise("security:another-account-that-can-write-into-project")
-@pytest.mark.parametrize("place", ["", "deep", "__pycache__/orders.cpython-311.pyc", "_source.py"])
+@pytest.mark.parametrize("place", ["", "deep", "__pycache__/orders.cpython-311.pyc", "_source.py", "quick.so"])
 @pytest.mark.parametrize("part", ["pipelines", "migrations", "dags"])
 def test_code_that_others_may_have_written_is_not_run(
     shop: Path, part: project.Part, place: str, monkeypatch: pytest.MonkeyPatch
@@ -109,6 +109,20 @@ def test_code_that_others_may_have_written_is_not_run(
         assert (done.returncode, "its code is not run" in done.stderr) == (1, True)
     monkeypatch.setenv(project.HOME_VARIABLE, str(shop))
     assert project.own(part) == shop / part
+
+
+def test_code_in_a_folder_that_is_linked_is_looked_at(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of pipelines may import it from there."""
+    (shared := tmp_path / "shared" / "deep").mkdir(parents=True)
+    (shared / "prices.py").touch()
+    (shop / "pipelines" / "shared").symlink_to(shared.parent)
+    (shared / "around").symlink_to(shop / "pipelines")
+    monkeypatch.delenv(project.HOME_VARIABLE, raising=False)
+    monkeypatch.chdir(shop)
+    assert project.own("pipelines") == shop / "pipelines"
+    (shared / "prices.py").chmod(0o666)
+    with pytest.raises(SettingsInvalid, match=r"shared/deep/prices\.py' can be written by every account"):
+        project.own("pipelines")
 
 
 @pytest.mark.promise("verb:demo")

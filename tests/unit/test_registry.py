@@ -42,8 +42,35 @@ def test_a_module_that_fails_prints_or_ends_the_process_harms_only_itself(
     ends, fails = found.broken
     assert "Pipeline ends cannot be imported: SettingsInvalid: tidegate.jobs.pipelines.ends ends the process" in ends
     assert "sys.exit(3)" in ends
+    assert ends.endswith(f"({tmp_path}/ends.py, line 2)")
     assert fails.endswith(f"ZeroDivisionError: division by zero ({tmp_path}/fails.py, line 3)")
     assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_whatever_a_module_writes_or_raises_the_others_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A program that it starts writes past Python's own output; an error may have no text, and a module no line that runs."""
+    modules = {
+        "parses_not": "\ndef f(:",
+        "runs": "import os, sys\nos.system('echo program')\nsys.__stdout__.write('direct')\n" + DECLARATION.format(name="runs"),
+        "says_nothing": "class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E",
+        "nul": "\0",
+    }
+    for name, code in modules.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.setattr(pipelines, "__path__", [str(tmp_path)])
+
+    found = all_pipelines()
+
+    assert [pipeline.name for pipeline in found.pipelines] == ["runs"]
+    nul, parses_not, says_nothing = found.broken
+    assert nul.endswith(f"(module nul in {tmp_path})")
+    assert parses_not.endswith(f"({tmp_path}/parses_not.py, line 2)")
+    assert says_nothing.endswith(f": E (its text cannot be made: ZeroDivisionError) ({tmp_path}/says_nothing.py, line 4)")
+    written = capfd.readouterr()
+    assert written.out == ""
+    assert "program" in written.err
 
 
 def test_what_can_be_no_rebuilds_name_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

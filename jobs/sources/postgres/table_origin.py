@@ -297,6 +297,26 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
                 f"{query.name}: table {name} was dropped and created again, or another one has taken its place, since rows "
                 f"were read from it (its oid was {table}). {advice}"
             )
+    for view, shown in before.get("views", {}).items():
+        if now.views.get(view) != shown:
+            raise SourceChanged(
+                f"{query.name}: view {view} was another one when rows were read. Rows that it shows only now may come before "
+                f"the position, and would be passed over. {advice}"
+            )
+    _check_same_order(query, before, now, advice)
+    for key, place, place_now in zip(query.key, before["keys"], now.keys, strict=True):
+        if place != place_now:
+            raise SourceChanged(
+                f"{query.name}: what is called {key} is not the column any more from which keys were read: it was renamed, or "
+                f"a view has taken the table's place. {advice}"
+            )
+
+
+def _check_same_order(query: TableQuery, before: SourceMetadata, now: Origin, advice: str) -> None:
+    """Refuse key columns of other types or collations: what came before the position may come after it now.
+
+    Raises: SourceChanged.
+    """
     for key, was, is_now in zip(query.key, before["types"], now.types, strict=True):
         if was != is_now and not (was in _WHOLE and is_now in _WHOLE):
             raise SourceChanged(
@@ -308,18 +328,6 @@ def check_same_origin(query: TableQuery, before: SourceMetadata | None, now: Ori
             raise SourceChanged(
                 f"{query.name}: key column {key} had collation {was_ordered} when rows were read, now it has {is_ordered}: "
                 f"what came before the position in one order may come after it in the other, and would be passed over. {advice}"
-            )
-    for view, shown in before.get("views", {}).items():
-        if now.views.get(view) != shown:
-            raise SourceChanged(
-                f"{query.name}: view {view} was another one when rows were read. Rows that it shows only now may come before "
-                f"the position, and would be passed over. {advice}"
-            )
-    for key, place, place_now in zip(query.key, before["keys"], now.keys, strict=True):
-        if place != place_now:
-            raise SourceChanged(
-                f"{query.name}: what is called {key} is not the column any more from which keys were read: it was renamed, or "
-                f"a view has taken the table's place. {advice}"
             )
 
 

@@ -9,12 +9,39 @@ PRIVATE_MARKS = "tests/integration/test_restores.py::test_marks_only_go_forward_
 
 MUTANTS = (
     Mutant(
+        "code-in-a-linked-folder-is-not-looked-at",
+        "security:another-account-that-can-write-into-project",
+        PROJECT_PY,
+        "folder_of",
+        "if place.is_symlink() and place.is_dir()]",
+        "if place.is_symlink() and place.is_file()]",
+        ("tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",),
+    ),
+    Mutant(
+        "a-program-that-a-module-starts-writes-into-the-output",
+        "error:SETTINGS_INVALID",
+        "jobs/registry.py",
+        "_output_is_ours",
+        "os.dup2(2, 1)",
+        "os.dup2(1, 1)",
+        ("tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",),
+    ),
+    Mutant(
+        "an-error-without-a-text-takes-all-pipelines-along",
+        "error:SETTINGS_INVALID",
+        "state_store/base/errors.py",
+        "told",
+        "except Exception as failed:",
+        "except TypeError as failed:",
+        ("tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",),
+    ),
+    Mutant(
         "a-module-that-others-may-write-is-run",
         "security:another-account-that-can-write-into-project",
         "state_store/base/project.py",
         "folder_of",
-        'for place in [folder, *folder.rglob("*")]:',
-        "for place in [folder]:",
+        'for place in [folder, *folder.rglob("*"), ',
+        "for place in [folder, ",
         ("tests/unit/test_project.py::test_code_that_others_may_have_written_is_not_run",),
     ),
     Mutant(

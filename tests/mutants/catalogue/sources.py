@@ -66,7 +66,7 @@ MUTANTS = (
         "texts-in-another-order-are-passed-over",
         "I11",
         "jobs/sources/postgres/table_origin.py",
-        "check_same_origin",
+        "_check_same_order",
         "if was_ordered != is_ordered:",
         "if is_ordered is None:",
         ("tests/sources/test_postgres_positions.py::test_another_order_of_texts_is_refused",),
