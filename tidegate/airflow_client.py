@@ -51,9 +51,7 @@ class AirflowClient:
         AirflowUnavailable.
         """
         if self._dag(pipeline)["is_paused"]:
-            raise PermanentError(
-                f"Dag {pipeline} is paused, so a run would never start. Unpause it: {self._http.base_url}/dags/{pipeline}"
-            )
+            raise PermanentError(f"Dag {pipeline} is paused, so a run would never start. Unpause it: {self._page(pipeline)}")
         answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
         return str(answer["dag_run_id"])
 
@@ -89,10 +87,11 @@ class AirflowClient:
         return list(self._call("GET", path, params={"limit": 100, **({"state": state} if state else {})})["task_instances"])
 
     def facts(self, pipeline: str) -> dict[str, Any]:
-        """Return what `tidegate.explain.airflow_report` asks: a Dag's active run, Airflow's processes, and room for tasks.
+        """Return what `tidegate.explain.airflow_report` asks: a Dag and its active run, Airflow's processes, room for tasks.
 
         Raises: AirflowUnavailable; UnknownPipeline if Airflow has no such Dag.
         """
+        is_paused = self._call("GET", f"/api/v2/dags/{pipeline}")["is_paused"]
         active = {"state": ["running", "queued"], "order_by": "id", "limit": 1}
         runs = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns", params=active)["dag_runs"]
         health = self._call("GET", "/api/v2/monitor/health")
@@ -103,11 +102,15 @@ class AirflowClient:
         silence = None if heartbeat is None else datetime.now(UTC) - datetime.fromisoformat(heartbeat)
         return {
             "run": runs[0] if runs else None,
+            "paused_page": self._page(pipeline) if is_paused else None,
             "scheduler_silent_seconds": None if silence is None else silence.total_seconds(),
             "triggerer": health["triggerer"]["status"],
             "full_pools": {pool["name"]: pool["slots"] for pool in pools if pool["slots"] >= 0 and pool["open_slots"] <= 0},
             "deferred": deferred,
         }
+
+    def _page(self, pipeline: str) -> str:
+        return f"{self._http.base_url}/dags/{pipeline}"
 
     def _dag(self, pipeline: str) -> dict[str, Any]:
         """Return the Dag, after waiting a while if Airflow has not read its file yet."""

@@ -63,7 +63,14 @@ NOT_FOLLOWED = {
         "STORE_UNAVAILABLE.1",
     ),
     "Airflow": (
-        *("UNKNOWN_PIPELINE.3", "why POOL_FULL", "why RUN_ACTIVE", "why SCHEDULER_SLOW", "why TRIGGERER_AWAY"),
+        *(
+            "UNKNOWN_PIPELINE.3",
+            "why DAG_PAUSED",
+            "why POOL_FULL",
+            "why RUN_ACTIVE",
+            "why SCHEDULER_SLOW",
+            "why TRIGGERER_AWAY",
+        ),
         "why TRIGGERER_FULL",
     ),
     "Kafka or a lake of tables": (

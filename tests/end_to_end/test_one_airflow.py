@@ -228,21 +228,32 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
     assert (shop.revenue(), shop.ledger()) == before
 
 
-def test_why_names_a_full_pool_and_the_run_that_waits_for_it(shop: Shop) -> None:
-    """The ledger sees unread data and no process; Airflow has a run, and no slot for its plan."""
+def test_why_names_a_full_pool_or_a_paused_dag_and_the_run_that_waits_for_it(shop: Shop) -> None:
+    """The ledger sees unread data and no process; Airflow has a run, and no slot for its plan, or looks at no run."""
 
     def give(slots: int) -> None:
         shop.client._call("PATCH", "/api/v2/pools/default_pool", params={"update_mask": "slots"}, json={"slots": slots})
+
+    def pause(is_paused: bool) -> None:
+        shop.client._call("PATCH", "/api/v2/dags/orders", params={"update_mask": "is_paused"}, json={"is_paused": is_paused})
+
+    def causes() -> dict[str, str]:
+        return {cause["code"]: cause["sentence"] for cause in shop.json("why", "orders")["causes"]}
 
     (txid,) = shop.sell(1)
     try:
         give(0)
         run_id = shop.client.trigger("orders", {})
         wait_for(lambda: shop.client.run_state("orders", run_id) == "running", "the start of the run")
-        found = {cause["code"]: cause["sentence"] for cause in shop.json("why", "orders")["causes"]}
+        found = causes()
         assert run_id in found["RUN_ACTIVE"]
         assert "pool default_pool" in found["POOL_FULL"]
+        pause(True)
+        found = causes()
+        assert "RUN_ACTIVE" not in found
+        assert run_id in found["DAG_PAUSED"]
     finally:
+        pause(False)
         give(128)
     assert shop.end_of("orders", run_id) == "success"
     assert shop.committed("orders") == txid

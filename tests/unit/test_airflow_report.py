@@ -1,12 +1,13 @@
 """What Airflow's facts mean for a pipeline that waits; tests/end_to_end asks a real Airflow."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
 
-FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, 1.0, "healthy", {}, 3, 2000)
+FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healthy", {}, 3, 2000)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,14 @@ def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list
 def test_without_an_active_run_airflow_has_nothing_to_say() -> None:
     """Then the ledger's advice holds: start one."""
     assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("run", "fragment"), [(FACTS.run, "its run manual__1 starts no task"), (None, "so no run of it begins")]
+)
+def test_no_run_of_a_paused_dag_is_said_to_go_on(run: Any, fragment: str) -> None:
+    """Airflow looks at no run of a paused Dag, and refuses to start one."""
+    (found,) = causes_of("orders", replace(FACTS, run=run, paused_page="http://127.0.0.1:8080/dags/orders"))
+    assert found.code == "DAG_PAUSED"
+    assert fragment in found.sentence
+    assert found.advice == "Unpause it in Airflow: http://127.0.0.1:8080/dags/orders"

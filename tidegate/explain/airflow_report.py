@@ -1,4 +1,4 @@
-"""What Airflow says of a pipeline at which no process works: an active run, a slow scheduler, a full triggerer or pool."""
+"""What Airflow says of a pipeline at which no process works: a paused Dag, an active run, a slow scheduler, a full pool."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -18,9 +18,13 @@ CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
 
 @dataclass(frozen=True)
 class Facts:
-    """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers."""
+    """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers.
+
+    `paused_page` is the Dag's page if the Dag is paused.
+    """
 
     run: Mapping[str, Any] | None
+    paused_page: str | None
     scheduler_silent_seconds: float | None
     triggerer: str | None
     full_pools: Mapping[str, int]
@@ -29,7 +33,7 @@ class Facts:
 
 
 def causes(settings: Settings, pipeline: str) -> list[Cause]:
-    """Ask Airflow; return what keeps a run of this pipeline from going on, the root last; [] if there is no active run."""
+    """Ask Airflow; return what keeps a run of this pipeline from going on, the root last; [] if nothing does, without a run."""
     from tidegate.airflow_client import AirflowClient  # noqa: PLC0415 - imports httpx
 
     try:
@@ -42,6 +46,11 @@ def causes(settings: Settings, pipeline: str) -> list[Cause]:
 
 def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
     """Yield the causes that follow from the facts, the nearest first."""
+    if facts.paused_page is not None:
+        waits = f": its run {facts.run['dag_run_id']} starts no task" if facts.run else ", so no run of it begins"
+        story = f"Dag {pipeline} is paused in Airflow{waits}."
+        yield cause("DAG_PAUSED", story, severity="warning", advice=f"Unpause it in Airflow: {facts.paused_page}")
+        return
     if facts.run is None:
         return
     story = f"Airflow's run {facts.run['dag_run_id']} of {pipeline} is {facts.run['state']}, and goes on by itself."

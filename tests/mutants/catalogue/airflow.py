@@ -177,4 +177,13 @@ MUTANTS = (
         "return try_number - (max_tries - retries) - 1",
         (f"{OF_DAG}::test_a_cleared_task_processes_its_batch_again",),
     ),
+    Mutant(
+        "a-paused-dag-is-said-to-go-on",
+        "verb:why",
+        "tidegate/explain/airflow_report.py",
+        "causes_of",
+        "if facts.paused_page is not None:",
+        "if facts.paused_page is not None and facts.run is None:",
+        ("tests/unit/test_airflow_report.py::test_no_run_of_a_paused_dag_is_said_to_go_on",),
+    ),
 )
