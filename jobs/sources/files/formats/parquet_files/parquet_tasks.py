@@ -57,7 +57,7 @@ class RowsReader(TaskReader):
         batches = _batches(part, self.types)
         while True:
             try:
-                batch, exact = next(batches)
+                batch = next(batches)
             except StopIteration:
                 return
             except (OSError, pa.ArrowException) as error:
@@ -65,33 +65,28 @@ class RowsReader(TaskReader):
                 unreadable = f"{part.path} cannot be read: {reason}. Write the file again, in a usual encoding."
                 raise reported(SourceUnreadable(unreadable)) from error
             for start, length in _pieces(part, batch, row):
-                piece = _decoded(batch.slice(start, length))
-                yield self._converted(part, piece, exact and exact.slice(start, length), row + start)
+                yield self._converted(part, _decoded(batch.slice(start, length)), row + start)
             row += batch.num_rows
 
-    def _converted(self, part: RowGroups, batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int) -> pa.RecordBatch:
+    def _converted(self, part: RowGroups, batch: pa.RecordBatch, row: int) -> pa.RecordBatch:
         columns: dict[str, pa.Array] = {}
         bad: dict[int, str] = {}
         for name, kind in self.types.items():
-            stored = batch.column(name)
-            inexact: list[int] = []
-            if exact is not None and name in part.int96:
-                stored, inexact = _instants_of_int96(stored, exact.column(name))
-            columns[name], refused = convert(stored, kind, is_legacy=part.is_legacy)
-            for number in (*inexact, *refused):
-                value = _shown_value(batch, exact, name, number, kind)
+            columns[name], refused = convert(batch.column(name), kind, is_legacy=part.is_legacy)
+            for number in refused:
+                value = _shown_value(batch, name, number, kind)
                 bad.setdefault(number, f"column {name}: {value} does not fit {self.declared[name]}")
         if not self.flagged:
             if bad:
                 first = min(bad)
-                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(batch, exact, first))
+                raise malformed(f"{part.path}, row {row + first}", bad[first], self._payload(batch, first))
             return pa.RecordBatch.from_pydict(columns)
         origins = [f"{part.name}, row {number}" for number in range(row, row + batch.num_rows)]
-        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, exact, number))
+        return flagged_batch(columns, bad, origins, lambda number: self._payload(batch, number))
 
-    def _payload(self, batch: pa.RecordBatch, exact: pa.RecordBatch | None, number: int) -> str:
+    def _payload(self, batch: pa.RecordBatch, number: int) -> str:
         """Return the row as JSON, with all values in full and those of its folders' names."""
-        values = {name: _value_of(batch, exact, name, number, kind) for name, kind in self.types.items()}
+        values = {name: _value_of(batch, name, number, kind) for name, kind in self.types.items()}
         return json.dumps({**values, **self.beside})
 
 
@@ -135,11 +130,8 @@ def _check_bounds(ticks: pa.Array, first: int, last: int) -> None:
         raise pa.ArrowInvalid("a year that not all can read")
 
 
-def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
-    """Yield the rows in batches; with INT96 each twice: in microseconds, and in nanoseconds modulo 2^64.
-
-    Texts are as the file has them: one that many rows have is in memory once.
-    """
+def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches. Texts are as the file has them: one that many rows have is in memory once."""
     names = list(types)
     with pq.ParquetFile(for_arrow(part.path)) as file:
         group = file.metadata.row_group(part.groups[0])
@@ -151,11 +143,15 @@ def _batches(part: RowGroups, types: dict[str, pa.DataType]) -> Iterator[tuple[p
     with pq.ParquetFile(for_arrow(part.path), coerce_int96_timestamp_unit="us", read_dictionary=texts) as file:
         batches = file.iter_batches(rows_at_once, row_groups=list(part.groups), columns=names)
         if not part.int96:
-            yield from ((_completed(batch, types), None) for batch in batches)
+            yield from (_completed(batch, types) for batch in batches)
             return
+        int96 = sorted(part.int96)
         with pq.ParquetFile(for_arrow(part.path)) as again:
-            exact = again.iter_batches(rows_at_once, row_groups=list(part.groups), columns=names)
-            yield from ((_completed(one, types), _completed(other, types)) for one, other in zip(batches, exact, strict=True))
+            exact = again.iter_batches(rows_at_once, row_groups=list(part.groups), columns=int96)
+            for batch, nanoseconds in zip(batches, exact, strict=True):
+                instants = {name: _instants_of_int96(batch.column(name), nanoseconds.column(name)) for name in int96}
+                columns = {name: batch.column(name) for name in batch.schema.names}
+                yield _completed(pa.RecordBatch.from_pydict(columns | instants), types)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -209,32 +205,35 @@ def _completed(batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns | {name: pa.nulls(batch.num_rows, types[name]) for name in lacking})
 
 
-def _instants_of_int96(stored: pa.Array, exact: pa.Array) -> tuple[pa.Array, list[int]]:
-    """Return INT96 values as instants, and the indexes of those that are not whole microseconds."""
-    ticks = stored.view(pa.int64())
-    one = ticks.fill_null(0).to_numpy().astype(np.uint64) * np.uint64(1000)  # modulo 2^64, like `other`
-    other = exact.view(pa.int64()).fill_null(0).to_numpy().astype(np.uint64)
-    return ticks.view(pa.timestamp("us", "UTC")), np.flatnonzero(one != other).tolist()
+def _instants_of_int96(microseconds: pa.Array, nanoseconds: pa.Array) -> pa.Array:
+    """Return INT96 values as instants: in microseconds or, if not all are whole ones, in nanoseconds.
+
+    Arrow cuts off what is not a whole microsecond, and has nanoseconds modulo 2^64.
+
+    Raises: pyarrow.ArrowInvalid if there are such instants beside some that are too far away for nanoseconds.
+    """
+    ticks, exact = microseconds.view(pa.int64()), nanoseconds.view(pa.int64())
+    if pc.multiply(ticks, 1000).equals(exact):
+        return ticks.view(pa.timestamp("us", "UTC"))
+    pc.multiply_checked(ticks, 1000)
+    return exact.view(pa.timestamp("ns", "UTC"))
 
 
-def _shown_value(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> str:
-    value = _value_of(batch, exact, name, number, kind)
+def _shown_value(batch: pa.RecordBatch, name: str, number: int, kind: pa.DataType) -> str:
+    value = _value_of(batch, name, number, kind)
     text = value.encode(errors="backslashreplace").decode() if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= SHOWN_RECORD_CHARACTERS else f"{text[:SHOWN_RECORD_CHARACTERS]}..."
 
 
-def _value_of(batch: pa.RecordBatch, exact: pa.RecordBatch | None, name: str, number: int, kind: pa.DataType) -> Any:
-    """Return a value for JSON: an INT96 with all of its nine digits, a text that is not UTF-8 with all of its bytes.
+def _value_of(batch: pa.RecordBatch, name: str, number: int, kind: pa.DataType) -> Any:
+    """Return a value for JSON; a text that is not UTF-8 with all of its bytes.
 
     Such bytes become lone surrogates, which are no text either: a replay refuses them again.
     """
     value = batch.column(name)[number]
     if pa.types.is_string(kind) and value.is_valid and isinstance(value, pa.BinaryScalar | pa.StringScalar):
         return value.as_buffer().to_pybytes().decode(errors="surrogateescape")
-    if exact is None or not value.is_valid or batch.schema.field(name).type == exact.schema.field(name).type:
-        return _json_of(value)
-    nanoseconds = (exact.column(name)[number].value - 1000 * value.value) % 2**64
-    return f"{_json_of(value)}{nanoseconds:03d}Z"
+    return _json_of(value)
 
 
 def _json_of(value: pa.Scalar) -> Any:
