@@ -22,9 +22,9 @@ COLUMNS = {"name": "string"}
         ({"folder": "s3a://lake//in"}, "is written s3a://bucket/prefix"),
         ({"folder": "s3a://lake/in", "follow_links": True}, "has no links to follow"),
         ({"folder": "s3a://lake/in", "names_grow": True, "kind": "opaque"}, "cannot be opaque with names_grow"),
-        ({"folder": "in", "manifests": "lists"}, "lists its folder whole: manifests is for a store"),
+        ({"folder": "in", "manifests": "lists"}, "is a folder on a disk: manifests is for a store"),
         ({"folder": "s3a://lake/in", "versions": True, "kind": "opaque"}, "cannot be opaque with versions"),
-        ({"folder": "in", "versions": True}, "has no versions: they are kept by buckets"),
+        ({"folder": "in", "versions": True}, "is a folder on a disk: versions is for a store"),
     ],
 )
 def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[str, Any], why: str) -> None:

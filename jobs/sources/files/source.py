@@ -10,8 +10,9 @@ these files (`tidegate.jobs.sources.files.plan`).
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -22,7 +23,7 @@ from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.jobs.sources.files.file_globs import Glob
 from tidegate.jobs.sources.files.folder_listing import Listing, list_files, young_files
 from tidegate.jobs.sources.files.formats import Format
-from tidegate.jobs.sources.files.formats.text_files.text_options import check_options
+from tidegate.jobs.sources.files.formats.text_files.text_options import check_options, named
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.stores import object_listing
 from tidegate.jobs.sources.files.stores.object_places import (
@@ -130,117 +131,9 @@ class Files(Source):
     ignored_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ("transactional", "opaque"):
-            raise ValueError(f"Files({self.folder!r}) cannot be {self.kind!r}: files replay, so use transactional or opaque.")
-        self._check_place()
-        if self.done_folder is not None and Path(self.done_folder).is_relative_to(self.folder):
-            raise ValueError(
-                f"Files({self.folder!r}) cannot move files to {self.done_folder!r} inside it: they would be read again."
-            )
-        self._check_format()
-        if self.on_new_column not in get_args(OnNewColumn) or isinstance(self.ignored_columns, str):
-            raise ValueError(f"Files({self.folder!r}) needs on_new_column 'notice' or 'block', and a list of ignored_columns.")
-        if self.max_files < 1 or (self.max_bytes is not None and self.max_bytes < 1):
-            raise ValueError(f"Files({self.folder!r}) needs max_files and max_bytes of at least 1.")
-        self._check_text()
-        self._check_names()
-        self._check_reading()
-
-    def _check_names(self) -> None:
-        """Refuse a glob that cannot be read, and a marker that is no name or would be read as data."""
-        try:
-            glob = Glob(self.glob)
-        except ValueError as error:
-            raise ValueError(f"Files({self.folder!r}): {error}.") from None
-        if self.marker is None:
-            return
-        if not self.marker or "/" in self.marker or self.marker in (".", ".."):
-            raise ValueError(f"Files({self.folder!r}) cannot have the marker {self.marker!r}: use a name, such as '_SUCCESS'.")
-        if glob.takes_somewhere(self.marker):
-            raise ValueError(
-                f"Files({self.folder!r}) would read the marker {self.marker} as data: {self.glob} matches it. Write a narrower "
-                "glob, such as '**/*.parquet'."
-            )
-
-    def _check_place(self) -> None:
-        """Refuse a place that cannot be read, and what only a disk or only a store has."""
-        if self.versions and not is_url(self.folder):
-            raise ValueError(f"Files({self.folder!r}) has no versions: they are kept by buckets, such as s3a://.")
-        if not is_url(self.folder):
-            for what, is_given in {"names_grow": self.names_grow, "manifests": self.manifests is not None}.items():
-                if is_given:
-                    raise ValueError(f"Files({self.folder!r}) lists its folder whole: {what} is for a store, such as s3a://.")
-            return
-        try:
-            check_url(self.folder)
-        except ValueError as error:
-            raise ValueError(f"Files({self.folder!r}): {error}.") from None
-        if self.done_folder is not None:
-            raise ValueError(
-                f"Files({self.folder!r}) cannot move objects to a done folder: a store has no move that happens whole or not "
-                "at all. Leave done_folder out; the ledger knows what has counted."
-            )
-        if self.versions and self.kind == "opaque":
-            raise ValueError(f"Files({self.folder!r}) cannot be opaque with versions: by these, every batch can be read again.")
-        if self.names_grow and self.kind == "opaque":
-            raise ValueError(
-                f"Files({self.folder!r}) cannot be opaque with names_grow: an object that is away for a while would come back "
-                "with a name that is passed, and never be read."
-            )
-        if self.follow_links:
-            raise ValueError(f"Files({self.folder!r}) has no links to follow: leave follow_links out.")
-        self._check_manifests()
-
-    def _check_manifests(self) -> None:
-        """Refuse a place of manifests that cannot be read, and what makes no sense with manifests."""
-        if self.manifests is None:
-            return
-        unusable = {"a glob": self.glob != "*", "names_grow": self.names_grow, "a marker": self.marker is not None}
-        if unwanted := [what for what, is_given in unusable.items() if is_given]:
-            raise ValueError(f"Files({self.folder!r}) cannot have {unwanted[0]}: its manifests name what is read.")
-        if self.kind == "opaque":
-            raise ValueError(
-                f"Files({self.folder!r}) cannot be opaque with manifests: an object that is away for a while would be passed."
-            )
-        if not is_url(self.manifests) and any(part in ("", ".", "..") for part in self.manifests.removesuffix("/").split("/")):
-            raise ValueError(
-                f"Files({self.folder!r}) cannot have its manifests in {self.manifests!r}: write a folder below it, such as "
-                "'_manifests', or a place such as s3a://bucket/manifests."
-            )
-        try:
-            check_url(str(self.manifests_place()))
-        except ValueError as error:
-            raise ValueError(f"Files({self.folder!r}, manifests={self.manifests!r}): {error}.") from None
-
-    def _check_format(self) -> None:
-        if self.format not in get_args(Format):
-            raise ValueError(f"Files({self.folder!r}) cannot read {self.format!r}: use one of {', '.join(get_args(Format))}.")
-        if self.format == "text" and self.schema:
-            raise ValueError(f"Files({self.folder!r}) of text has the one column value; leave schema out.")
-        if self.format != "text" and not self.schema:
-            raise ValueError(f"Files({self.folder!r}) needs a schema, such as {{'name': 'string', 'amount': 'int'}}.")
-
-    def _check_text(self) -> None:
-        if len(self.separator) != 1:
-            raise ValueError(f"Files({self.folder!r}) cannot be separated by {self.separator!r}: use one character.")
-        if self.format == "json" and any(name.lower() == "multiline" for name in self.options):
-            raise ValueError(f"Files({self.folder!r}) reads JSON lines: one record a line, so multiLine makes no sense.")
-
-    def _check_reading(self) -> None:
-        """Refuse columns and options that cannot be used for reading."""
-        if refused := [name for name in self.options if name.lower() in RESERVED_OPTIONS]:
-            raise ValueError(
-                f"Files({self.folder!r}) cannot take the option {refused[0]}: Tidegate sets it to keep its promise."
-            )
-        if self.missing not in ("refuse", "null"):
-            raise ValueError(f"Files({self.folder!r}) cannot take missing={self.missing!r}: use 'refuse' or 'null'.")
-        if reserved := [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]:
-            raise ValueError(f"Files({self.folder!r}) cannot have a column {reserved[0]}: names like that are Tidegate's own.")
-        in_files = {name.lower() for name in self.schema or ("value",)}
-        if twice := [name for name in self.partitions if name.lower() in in_files]:
-            raise ValueError(
-                f"Files({self.folder!r}) has the column {twice[0]} in schema and in partitions: say where it stands."
-            )
+        for is_wrong, what in chain(self._wrong_with_place(), self._wrong_with_format(), self._wrong_with_names()):
+            if is_wrong:
+                raise ValueError(f"Files({self.folder!r}) {what}")
         try:
             PartitionColumns(self.partitions)
         except ValueError as error:
@@ -252,6 +145,91 @@ class Files(Source):
                 parse_type(kind)
         except ValueError as error:
             raise ValueError(f"Files({self.folder!r}): {error}") from None
+
+    def _wrong_with_place(self) -> Iterator[tuple[bool, str]]:
+        """Yield what only a disk or only a store has, and what excludes one another; each with whether that is so."""
+        is_other = self.kind not in ("transactional", "opaque")
+        yield is_other, f"cannot be {self.kind!r}: files replay, so use transactional or opaque."
+        of_stores = {"versions": self.versions, "names_grow": self.names_grow, "manifests": self.manifests is not None}
+        given = [name for name, is_given in of_stores.items() if is_given]
+        if not is_url(self.folder):
+            yield bool(given), f"is a folder on a disk: {', '.join(given)} is for a store, such as s3a://."
+            is_inside = self.done_folder is not None and Path(self.done_folder).is_relative_to(self.folder)
+            yield is_inside, f"cannot move files to {self.done_folder!r} inside it: they would be read again."
+            return
+        self._check_places()
+        yield (
+            self.done_folder is not None,
+            "cannot move objects to a done folder: a store has no move that happens whole or not at all. Leave done_folder "
+            "out; the ledger knows what has counted.",
+        )
+        yield (
+            self.kind == "opaque" and bool(given),
+            f"cannot be opaque with {', '.join(given)}: by versions every batch can be read again, and a name that is passed "
+            "is never read, though its object was away only for a while.",
+        )
+        yield self.follow_links, "has no links to follow: leave follow_links out."
+        listed = {"a glob": self.glob != "*", "names_grow": self.names_grow, "a marker": self.marker is not None}
+        unwanted = [what for what, is_given in listed.items() if is_given and self.manifests is not None]
+        yield bool(unwanted), f"cannot have {', '.join(unwanted)}: its manifests name what is read."
+
+    def _check_places(self) -> None:
+        """Check the places of objects and of manifests.
+
+        Raises: ValueError.
+        """
+        folder = self.manifests
+        if folder and not is_url(folder) and any(part in ("", ".", "..") for part in folder.removesuffix("/").split("/")):
+            raise ValueError(
+                f"Files({self.folder!r}) cannot have its manifests in {folder!r}: write a folder below it, such as "
+                "'_manifests', or a place such as s3a://bucket/manifests."
+            )
+        for place in (self.folder, str(self.manifests_place() or self.folder)):
+            try:
+                check_url(place)
+            except ValueError as error:
+                raise ValueError(f"Files({place!r}): {error}.") from None
+
+    def _wrong_with_format(self) -> Iterator[tuple[bool, str]]:
+        """Yield mistakes in format, columns and options, each with whether it is made."""
+        formats = get_args(Format)
+        yield self.format not in formats, f"cannot read {self.format!r}: use one of {', '.join(formats)}."
+        yield self.format == "text" and bool(self.schema), "of text has the one column value; leave schema out."
+        yield self.format != "text" and not self.schema, "needs a schema, such as {'name': 'string', 'amount': 'int'}."
+        yield (
+            self.on_new_column not in get_args(OnNewColumn) or isinstance(self.ignored_columns, str),
+            "needs on_new_column 'notice' or 'block', and a list of ignored_columns.",
+        )
+        least = min(self.max_files, 1 if self.max_bytes is None else self.max_bytes)
+        yield least < 1, "needs max_files and max_bytes of at least 1."
+        yield len(self.separator) != 1, f"cannot be separated by {self.separator!r}: use one character."
+        is_pretty = self.format == "json" and "multiline" in named(self.options)
+        yield is_pretty, "reads JSON lines: one record a line, so multiLine makes no sense."
+        reserved = [name for name in self.options if name.lower() in RESERVED_OPTIONS]
+        yield bool(reserved), f"cannot take the option {', '.join(reserved)}: Tidegate sets it to keep its promise."
+        yield self.missing not in ("refuse", "null"), f"cannot take missing={self.missing!r}: use 'refuse' or 'null'."
+
+    def _wrong_with_names(self) -> Iterator[tuple[bool, str]]:
+        """Yield mistakes in the names of columns and files, each with whether it is made."""
+        reserved = [name for name in (*self.schema, *self.partitions) if name.lower().startswith("_tidegate_")]
+        yield bool(reserved), f"cannot have a column {', '.join(reserved)}: names like that are Tidegate's own."
+        in_files = {name.lower() for name in self.schema or ("value",)}
+        twice = [name for name in self.partitions if name.lower() in in_files]
+        yield bool(twice), f"has the column {', '.join(twice)} in schema and in partitions: say where it stands."
+        try:
+            glob = Glob(self.glob)
+        except ValueError as error:
+            raise ValueError(f"Files({self.folder!r}): {error}.") from None
+        if self.marker is not None:
+            yield (
+                not self.marker or "/" in self.marker or self.marker in (".", ".."),
+                f"cannot have the marker {self.marker!r}: use a name, such as '_SUCCESS'.",
+            )
+            yield (
+                glob.takes_somewhere(self.marker),
+                f"would read the marker {self.marker} as data: {self.glob} matches it. Write a narrower glob, such as "
+                "'**/*.parquet'.",
+            )
 
     @property
     def separator(self) -> str:
