@@ -153,14 +153,6 @@ def text_of_value(line: str, name: str) -> str | None:
             text = _BETWEEN.sub(lambda match: match[1] or "", line[start:place])
 
 
-def has_key(line: str, names: set[str]) -> set[str]:
-    """Return the names among `names` that are keys of a record."""
-    try:
-        return names & object_of(line).keys()
-    except ValueError:
-        return set()
-
-
 def _skip_blanks(line: str, place: int) -> int:
     while line[place] in _BLANKS:
         place += 1

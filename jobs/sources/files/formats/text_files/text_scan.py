@@ -3,8 +3,6 @@
 Counting here and reading in `text_tasks` split records by the same rules.
 """
 
-import json
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ import pyarrow as pa
 from tidegate.jobs.sources.files.content import COMPRESSED, UTF8, text_of
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS
 from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
-from tidegate.jobs.sources.files.formats.records.json_records import JsonParser, has_key, object_of
+from tidegate.jobs.sources.files.formats.records.json_records import JsonParser, object_of
 from tidegate.jobs.sources.files.formats.records.line_records import TextParser
 from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar, chunks
 from tidegate.jobs.sources.files.partition_columns import IN_THE_FILES
@@ -98,15 +96,16 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
     names, header_line, grammar = _columns(file, parser, has_header)
     lacking = _required_keys(file, parser, may_lack)
     divider = _Divider(file, grammar)
-    rows, columns, is_json = 0, set(names or ()), isinstance(parser, JsonParser)
+    rows, columns, is_json, has_objects = 0, set(names or ()), isinstance(parser, JsonParser), False
     for chunk in file.chunks(grammar):
         rows += int(np.count_nonzero(chunk.lines > header_line))
         divider.add(chunk)
-        if lacking and len(chunk):
-            lacking = _keys_not_in(chunk, lacking)
+        if lacking:
+            lacking, has_some = _keys_not_in(chunk, lacking)
+            has_objects |= has_some
         if is_json and len(chunk):
             columns |= _keys_of_some(chunk, LOOKED_AT if rows > len(chunk) else LOOKED_AT_FIRST)
-    if lacking and rows and (lacking := _keys_in_no_spelling(file, parser.grammar, lacking)):
+    if lacking and has_objects:
         raise MalformedRecord(
             f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
             f'Correct the schema, or declare missing="null" if the key may be left out everywhere.{file.advice}'
@@ -214,30 +213,13 @@ def _keys_of_some(chunk: Chunk, most_bytes: int) -> set[str]:
     return keys
 
 
-def _keys_not_in(chunk: Chunk, lacking: set[str]) -> set[str]:
-    """Return the keys that no record of the chunk has; only records that seem to have one are parsed."""
-    still = lacking - has_key(chunk.record(0).decode(), lacking)
-    for name in list(still):
-        pattern = re.compile(re.escape(json.dumps(name, ensure_ascii=False).encode()) + rb"\s*:")
-        for match in pattern.finditer(chunk.data):
-            number = int(np.searchsorted(chunk.starts, match.start(), "right")) - 1
-            if number >= 0 and name in has_key(chunk.record(number).decode(), {name}):
-                still.discard(name)
-                break
-    return still
-
-
-def _keys_in_no_spelling(file: TextFile, grammar: Grammar, lacking: set[str]) -> set[str]:
-    """Return the keys that no record has, even written with escapes; none if no line is an object."""
-    still, has_objects = set(lacking), False
-    for chunk in file.chunks(grammar):
-        for number in range(len(chunk)):
-            record = chunk.record(number)
-            if has_objects and b"\\u" not in record:
-                continue
-            try:
-                still -= object_of(record.decode()).keys()
-                has_objects = True
-            except ValueError:
-                continue
-    return still if has_objects else set()
+def _keys_not_in(chunk: Chunk, lacking: set[str]) -> tuple[set[str], bool]:
+    """Return the keys that no record of the chunk has, and whether a record is an object at all; a bad one has no keys."""
+    has_objects = False
+    for number in range(len(chunk)):
+        with suppress(ValueError):
+            lacking = lacking - object_of(chunk.record(number).decode()).keys()
+            has_objects = True
+        if not lacking:
+            break
+    return lacking, has_objects
