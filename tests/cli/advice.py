@@ -1,7 +1,6 @@
 """Advice as the command line prints it: which there is, and a project in which tests do what it says, typed as printed."""
 
 import ast
-import csv
 import re
 import shlex
 import subprocess
@@ -13,7 +12,9 @@ from typing import Any
 
 from tests.checkout import REPOSITORY
 from tests.cli.conftest import CommandLine
+from tests.store import HOME_VARIABLE
 from tidegate.explain import error_pages, remedies
+from tidegate.state_store import Settings
 
 DONE = 0
 STEP = re.compile(r"\n(?=\d+\. )")
@@ -150,7 +151,10 @@ class Answer:
 
 @dataclass
 class Project:
-    """A project with the pipeline of the pages' examples, whose commands are typed as they were printed."""
+    """A project with the pipeline of the pages' examples, whose commands are typed as they were printed.
+
+    A test that has let it go on, or `end`, leaves it to the next one, which has names of files of its own.
+    """
 
     line: CommandLine
     followed: Followed
@@ -158,19 +162,53 @@ class Project:
     printed: str = ""
     typed: list[str] = field(default_factory=list)
     version: int = 0
+    tests: int = 0
+    parts: dict[str, str] = field(default_factory=dict)
+    has_ended: bool = False
+
+    @classmethod
+    def made(cls, settings: Settings, followed: Followed) -> "Project":
+        """Return a project that has one committed batch."""
+        project = cls(CommandLine(settings, {HOME_VARIABLE: str(settings.home)}), followed)
+        project.declare()
+        (project.home / "migrations").mkdir()
+        project.type('tidegate migrate --new "flights"')
+        project.type("tidegate migrate")
+        project.write("a.csv", "UA,1", "AA,2")
+        project.type("tidegate run flights")
+        return project
+
+    def begin(self) -> None:
+        """Begin another test, with the usual declaration."""
+        self.tests += 1
+        self.has_ended = False
+        if self.parts:
+            self.declare()
+            self.type("tidegate migrate")
+        self.typed.clear()
 
     @property
     def home(self) -> Path:
         """Return its folder."""
         return self.line.settings.home
 
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its input."""
+        return self.home / "data/flights"
+
+    def newest(self) -> int:
+        """Return the newest txid."""
+        return len(self.line.json("inspect", "flights"))
+
     def file(self, name: str) -> Path:
-        """Return the path of an input file."""
-        return self.home / "data/flights" / name
+        """Return the path of an input file of this test."""
+        return self.folder / f"{self.tests:02d}{name}"
 
     def declare(self, **parts: str) -> None:
         """Write the pipeline's file, as its next version unless one is given."""
         self.version += "version" not in parts
+        self.parts = {name: part for name, part in parts.items() if name != "version"}
         (self.home / "pipelines").mkdir(exist_ok=True)
         (self.home / "pipelines/flights.py").write_text(DECLARATION.format(**{**USUAL, "version": str(self.version), **parts}))
 
@@ -180,12 +218,12 @@ class Project:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("\n".join([header, *rows, ""]))
         if counts:
-            self.rows[name] = [tuple(row.split(",")) for row in rows]  # type: ignore[misc]
+            self.counts(name, *rows)
         return file
 
-    def give_up(self, name: str) -> None:
-        """Expect that a file does not count."""
-        self.rows.pop(name, None)
+    def counts(self, name: str, *rows: str) -> None:
+        """Expect that these rows of a file count; none: that it is given up."""
+        self.rows[self.file(name).name] = [tuple(row.split(",")) for row in rows]  # type: ignore[misc]
 
     def type(self, command: str, *, exits: int = DONE, **environment: str) -> subprocess.CompletedProcess[str]:
         """Type a command of `tidegate`."""
@@ -299,14 +337,12 @@ class Project:
 
     def goes_on(self) -> None:
         """Take up another file, and find the state that plain Python makes of all that count, and nothing that waits."""
-        number = len(list(self.file("").glob("*")))
-        self.write(f"z{number:03d}.csv", "AA,5")
+        self.write("z.csv", "AA,5")
         self.type("tidegate run flights")
+        self.end()
+
+    def end(self) -> None:
+        """Find the state that plain Python makes of all files that count, and nothing that waits."""
         assert self.state() == self.clean()
         assert [cause["code"] for cause in self._causes("tidegate why flights", {})] == ["IDLE"]
-
-
-def rows_of(file: Path) -> list[tuple[str, ...]]:
-    """Return the rows of an input file below its header."""
-    with file.open(newline="") as opened:
-        return [tuple(row) for row in csv.reader(opened)][1:]
+        self.has_ended = True
