@@ -127,6 +127,11 @@ def say(message: str) -> None:
     talk().print(visible(message, keep="\n"), soft_wrap=True)
 
 
+def report(message: str, facts: Any, as_json: bool) -> None:
+    """Print what a verb has done: facts for programs, or a message for people."""
+    print_json(facts) if as_json else say(message)
+
+
 def write(*lines: str) -> None:
     """Write lines for people on stdout, unwrapped, so that what is in them can be copied."""
     sys.stdout.write("".join(visible(line, keep="\n") + "\n" for line in lines))

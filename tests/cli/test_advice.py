@@ -446,11 +446,11 @@ HALTED = {
 
 def test_errors_that_the_ledger_has(project: Project) -> None:
     """Once their cause is corrected, a run or a retry takes them up."""
-    for error, steps in FAILED.items():
+    for error, of_page in FAILED.items():
         txid = record(project, error)
         cause = project.why("FAILED")
         assert cause.error == error
-        for words in steps:
+        for words in of_page:
             project.follow(error, words, txid=txid, leave="pause")
         assert cause.commands == ("tidegate run flights",)
         project.heed(cause)

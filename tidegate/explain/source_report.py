@@ -67,13 +67,7 @@ def of_all(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
 
     Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
     """
-    messages: dict[str, str] = {}
-    thread = threading.Thread(target=_ask_all, args=(lags, settings, messages), daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    if thread.is_alive():
-        return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s what they leave alone."}
-    return messages
+    return _collected(lambda messages: _ask_all(lags, settings, messages), "what they leave alone")
 
 
 def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
@@ -105,14 +99,17 @@ def unread(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
 
     Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
     """
-    messages: dict[str, str] = {}
     lags = [lag for lag in lags if not lag.pending and not lag.paused_at and not lag.plan_error]
-    try:
-        if lags:
-            _in_time(lambda: _plan_all(lags, settings, messages))
-    except TimeoutError:
-        return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s whether they have more."}
-    return messages
+    return _collected(lambda messages: _plan_all(lags, settings, messages), "whether they have more") if lags else {}
+
+
+def _collected(ask: Callable[[dict[str, str]], None], what: str) -> dict[str, str]:
+    """Return the messages of those that have answered in time, and a sentence about the others."""
+    messages: dict[str, str] = {}
+    with suppress(TimeoutError):
+        _in_time(lambda: ask(messages))
+        return messages
+    return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s {what}."}
 
 
 def _plan_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:

@@ -42,10 +42,3 @@ class TidegatePlugin(AirflowPlugin):  # type: ignore[misc]
         from tidegate.page.app import create_app  # noqa: PLC0415 - for the api-server only
 
         return [{"app": create_app(), "url_prefix": PREFIX, "name": "Tidegate"}]
-
-    @cached_property
-    def operator_extra_links(self) -> list[Any]:
-        """Return the link from a batch's tasks to the batch, built on first use."""
-        from tidegate.page.task_link import BatchLink  # noqa: PLC0415 - for the api-server only
-
-        return [BatchLink()]

@@ -53,7 +53,7 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
     if not done.txids or newest is None:
         next_step = f": {remedies.run_of(pipeline, settings)}" if done.run_needed else "."
         message = done.message.removesuffix(".") + next_step
-        _report(message, {"pipeline": pipeline, "lifted": []}, as_json)
+        output.report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
     prepared = run_verbs.Prepared(done.message, {"lifted": list(done.txids)})
     run_verbs.take_up(pipeline, prepared, newest.txid, wait=wait_seconds if wait else None, here=here, as_json=as_json)
@@ -82,7 +82,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
         "given_up": commit is None or commit.skipped_reason is not None,
         "already": commit is not None and commit.already_committed,
     }
-    _report(f"{done.message} Go on: {remedies.run_of(pipeline, settings)}", facts, as_json)
+    output.report(f"{done.message} Go on: {remedies.run_of(pipeline, settings)}", facts, as_json)
 
 
 @click.command()
@@ -121,7 +121,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
 
     with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why, without=without)
-    _report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
+    output.report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
 
 @click.command()
@@ -203,7 +203,7 @@ class _Pruning:
         facts = self._facts(max(up_to_txid, before), needed)
         if is_done:
             message = f"There is nothing to remove: changes of {name} are kept from txid {before + 1} on.{by}"
-            _report(message, facts, self.as_json)
+            output.report(message, facts, self.as_json)
             return
         if not self.yes:
             first = min(before + 1, up_to_txid)  # some of it are left if a command before did not come to its end
@@ -213,7 +213,7 @@ class _Pruning:
         with StateStore.connect(settings, user=settings.pg_owner) as store:
             done = self._removed_changes(store, up_to_txid)
         message = f"{_removed_in_words(done)} of {name} removed, up to txid {up_to_txid}.{by}"
-        _report(message, facts | {"changes": done.changes, "partitions": list(done.partitions)}, self.as_json)
+        output.report(message, facts | {"changes": done.changes, "partitions": list(done.partitions)}, self.as_json)
 
     def _removed_changes(self, store: "StateStore", up_to_txid: int) -> "Pruned":
         """Remove changes until there are no more; return what was removed."""
@@ -252,7 +252,7 @@ class _Pruning:
             raise UsageError(f"{what}{' and more' if done.are_more else ''} would be {done_to}.{by} Add --yes to do it.")
         else:
             message = f"{what} {done_to}.{_listed(kept)}{by}"
-        _report(message, facts, self.as_json)
+        output.report(message, facts, self.as_json)
 
     def _removed(self, store: "StateStore", removal: "Removal") -> tuple[list[str], list[str], "PrunedRanges"]:
         """Remove partitions until there are no more, or only look; return which, the kept tables and the last outcome."""
@@ -315,7 +315,7 @@ def pause(pipeline: str, reason: str, as_json: bool) -> None:
     message = f"{done.message} Go on with: tidegate resume {pipeline}" if changed else done.message
     facts = {"paused": now.paused_at is not None, "already": not changed, "paused_at": now.paused_at}
     by = {"paused_by": now.paused_by, "paused_reason": now.paused_reason}
-    _report(message, {"pipeline": pipeline, **facts, **by}, as_json)
+    output.report(message, {"pipeline": pipeline, **facts, **by}, as_json)
 
 
 @click.command()
@@ -330,7 +330,7 @@ def resume(pipeline: str, reason: str, as_json: bool) -> None:
     with StateStore.connect(settings := Settings.load()) as store:
         done, changed = operator_actions.resume(store, pipeline, operator("resume"), require_reason(reason))
     message = f"{done.message} Its next run: {remedies.run_of(pipeline, settings)}" if changed else done.message
-    _report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
+    output.report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
 
 
 def operator(verb: str) -> str:
@@ -338,10 +338,3 @@ def operator(verb: str) -> str:
     account, claimed = account_name(os.getuid()), os.environ.get("SUDO_USER") or os.environ.get("LOGNAME")
     name = account if claimed in (None, "", account) else f"{account} (says {claimed})"
     return f"{name}, tidegate {verb}"
-
-
-def _report(message: str, facts: Mapping[str, object], as_json: bool) -> None:
-    if as_json:
-        output.print_json(facts)
-    else:
-        output.say(message)

@@ -107,15 +107,13 @@ def mend(
     with StateStore.connect(settings) as store:
         original = store.mend_quarantined(pipeline, txid, number, Mend(text or "", by, why, again))
     tried = _try(settings, declared, original, text or "")
-    if as_json:
-        output.print_json({"pipeline": pipeline, "txid": txid, "number": number, "mended_by": by, **asdict(tried)})
-        return
     after = f'It counts after: tidegate quarantine replay {pipeline} --txid {txid} --reason "..."'
     if tried.still_bad is not None:
         after = f"But it is still bad, and would wait again after a replay: {tried.still_bad}. Mend it once more, with --again."
     elif tried.untried is not None:
         after += f" Whether it is good now could not be tried: {tried.untried}"
-    output.say(f"{pipeline} {txid}, record {number}, is mended. {after}")
+    facts = {"pipeline": pipeline, "txid": txid, "number": number, "mended_by": by, **asdict(tried)}
+    output.report(f"{pipeline} {txid}, record {number}, is mended. {after}", facts, as_json)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_second
         beside = replayed_with(declared.source, settings) if waits else None
         done, opened = operator_actions.replay(store, declared.spec, txid, operator("quarantine replay"), why, beside)
     if opened is None:
-        output.print_json({"replayed_txid": None, "records": 0}) if as_json else output.say(done.message)
+        output.report(done.message, {"replayed_txid": None, "records": 0}, as_json)
         return
     new_txid, records = opened
     prepared = run_verbs.Prepared(done.message, {"replayed_txid": new_txid, "records": records})

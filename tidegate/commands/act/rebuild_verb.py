@@ -39,13 +39,11 @@ def rebuild(pipeline: str, yes: bool, verbose: bool, log_json: bool, as_json: bo
         run_verbs.run_here(progress.rebuild, {}, quiet=as_json)
         progress = _begin(settings, spec, is_confirmed=True)
     _drop_staging(settings, declared.rebuild().spec)
-    if as_json:
-        output.print_json({"pipeline": pipeline, **progress._asdict()})
-    else:
-        output.say(
-            f"{progress.rebuild} has committed all {_batches(progress.committed)} of {pipeline}. If a migration of the changed "
-            f'states is missing, write it: tidegate migrate --new "..."; then let them take their place: tidegate migrate'
-        )
+    message = (
+        f"{progress.rebuild} has committed all {_batches(progress.committed)} of {pipeline}. If a migration of the changed "
+        f'states is missing, write it: tidegate migrate --new "..."; then let them take their place: tidegate migrate'
+    )
+    output.report(message, {"pipeline": pipeline, **progress._asdict()}, as_json)
 
 
 def _begin(settings: Settings, spec: "PipelineSpec", *, is_confirmed: bool) -> "Progress":

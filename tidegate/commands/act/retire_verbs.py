@@ -45,10 +45,7 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
     except TidegateError:
         output.say(f"{pipeline} is retired, and has staging left. The same command again drops it.")
         raise
-    if as_json:
-        output.print_json(_facts(pipeline, done, staged))
-    else:
-        output.say(_report(pipeline, done))
+    output.report(_report(pipeline, done), _facts(pipeline, done, staged), as_json)
 
 
 @click.command()
@@ -65,13 +62,10 @@ def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
             changed = store.reinstate(pipeline, operator("reinstate"), why)
         except UnknownPipeline as error:
             raise _named(store, pipeline, error) from error
-    if as_json:
-        output.print_json({"pipeline": pipeline, "retired": False, "already": not changed})
-    elif changed:
-        start = remedies.run_of(pipeline, settings)
-        output.say(f"{pipeline} is in service again. After tidegate migrate, start a run: {start}")
-    else:
-        output.say(f"{pipeline} was not retired.")
+    start = remedies.run_of(pipeline, settings)
+    again = f"{pipeline} is in service again. After tidegate migrate, start a run: {start}"
+    facts = {"pipeline": pipeline, "retired": False, "already": not changed}
+    output.report(again if changed else f"{pipeline} was not retired.", facts, as_json)
 
 
 def _retired(store: "StateStore", pipeline: str, request: "Request") -> "Retirement":

@@ -71,10 +71,8 @@ def down(delete_data: bool, yes: bool, as_json: bool) -> None:
             "Add --yes to do it."
         )
     ended = stack.down(settings, delete_data=delete_data, tell=output.say)
-    if as_json:
-        output.print_json({"ended_processes": ended})
-    else:
-        output.say(f"Stopped: {ended} processes ended." if ended else "Nothing was running.")
+    message = f"Stopped: {ended} processes ended." if ended else "Nothing was running."
+    output.report(message, {"ended_processes": ended}, as_json)
 
 
 @click.command()
@@ -85,10 +83,8 @@ def backup(file: Path, as_json: bool) -> None:
     from tidegate.stack import backup as backups  # noqa: PLC0415
 
     backups.backup(Settings.load(), file)
-    if as_json:
-        output.print_json({"written": str(file), "bytes": file.stat().st_size})
-    else:
-        output.say(f"Wrote {file}. The sources' files are not in it. Put it back with: tidegate restore {file} --yes")
+    message = f"Wrote {file}. The sources' files are not in it. Put it back with: tidegate restore {file} --yes"
+    output.report(message, {"written": str(file), "bytes": file.stat().st_size}, as_json)
 
 
 @click.command()
@@ -105,13 +101,11 @@ def restore(file: Path, yes: bool, as_json: bool) -> None:
             "them. What is there now is kept in another database. Add --yes to do it."
         )
     kept = backups.restore(Settings.load(), file)
-    if as_json:
-        output.print_json({"restored": str(file), "kept": kept})
-    else:
-        output.say(
-            f"Restored {file}; what was there before is kept in database {kept}. Pipelines are halted until you have put back "
-            "what their sources have moved away since, and have run: tidegate migrate --accept-epoch"
-        )
+    message = (
+        f"Restored {file}; what was there before is kept in database {kept}. Pipelines are halted until you have put back "
+        "what their sources have moved away since, and have run: tidegate migrate --accept-epoch"
+    )
+    output.report(message, {"restored": str(file), "kept": kept}, as_json)
 
 
 @click.command()

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from tidegate import operator_actions
 from tidegate.jobs.registry import find_pipeline
+from tidegate.operator_actions import Verb
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Refusal
 from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS
@@ -25,7 +26,6 @@ from tidegate.status.run_progress import ranges
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}")
 
-Verb = Literal["retry", "skip", "pause", "resume", "replay"]
 NO_REFERENCES = "The page cannot do it: references have to be read for it. Type the command."
 NO_REDO = "The page cannot do it: a redo needs Spark, and the role that owns the tables. Type the command."
 MOST_NAMED = 1000
