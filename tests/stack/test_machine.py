@@ -258,15 +258,12 @@ def test_a_port_that_another_process_took_is_named_and_waited_for(running: Stack
 # -- stopped and replaced ----------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_supervisor_is_reported_and_ended(running: Stack) -> None:
-    """`status` says how to wake it, and `down` ends it."""
-    supervisor = running.supervisor()
-    supervisor.suspend()
+def test_a_stopped_supervisor_is_ended(running: Stack) -> None:
+    """By `down`."""
+    running.supervisor().suspend()
 
-    advice = json.loads(running.tidegate("status", "--json").stdout)["advice"]
     done = subprocess.run([COMMAND, "down"], env=running.environ, check=False, timeout=60)
 
-    assert advice.endswith(f"kill -CONT {supervisor.pid}")
     assert done.returncode == 0
     assert running.marked() == []
 

@@ -128,18 +128,11 @@ def status(settings: Settings) -> list[ComponentStatus]:
 
 
 def advice(settings: Settings) -> str | None:
-    """Return why the running stack should be restarted or woken; None if it should not, or nothing runs."""
-    folder = settings.stack_folder
-    supervised, identity = _supervisor_status(folder), RunFolder(folder).read("supervisor")
-    process = identity.process() if identity else None
-    if supervised is None or process is None:
+    """Return why the running stack should be restarted; None if it should not, or nothing runs."""
+    supervised = _supervisor_status(settings.stack_folder)
+    if supervised is None or supervised["code"] == code_digest.version():
         return None
-    with contextlib.suppress(psutil.Error):
-        if process.status() == psutil.STATUS_STOPPED:
-            return f"The stack's supervisor is stopped, so nothing is restarted. Wake it: kill -CONT {process.pid}"
-    if supervised.get("code") != code_digest.version():
-        return "The running stack has older code in memory than is installed. Restart it: tidegate down && tidegate up"
-    return None
+    return "The running stack has older code in memory than is installed. Restart it: tidegate down && tidegate up"
 
 
 def warnings(settings: Settings) -> list[str]:
