@@ -54,7 +54,7 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
 
 @pytest.mark.soak
 def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
-    """A missing folder is the cause, and not that there is nothing to do; so is nothing at all."""
+    """A missing folder is the cause; so is unread data, with the command that starts a run: in Airflow only if there is one."""
     home = tidegate.settings.home
     (away,) = tidegate.json("why", "flights")["causes"]
     assert (away["code"], away["error"]) == ("SOURCE_UNREADABLE", "SOURCE_UNREADABLE")
@@ -63,14 +63,6 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
     tidegate.json("run", "flights")
     assert codes(tidegate, "flights") == ["IDLE"]
     assert codes(tidegate, "flights", "1") == ["COMMITTED"]
-
-
-@pytest.mark.soak
-def test_unread_files_are_told_beside_nothing_to_do(tidegate: CommandLine) -> None:
-    """By `why` and by `status`, with the command that starts a run: in Airflow only if there is one."""
-    home = tidegate.settings.home
-    write_flights(home, 1, GOOD)
-    tidegate.json("run", "flights")
     assert tidegate.json("status")["unread"] == {}
     write_flights(home, 2, GOOD)
     (unread,) = tidegate.json("why", "flights")["causes"]
