@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests import in_process, steps
+from tests import in_process
 from tests.cli.advice import Followed, Project
 from tests.cli.conftest import CommandLine
 from tests.layers import ADVICE
@@ -149,11 +149,10 @@ def given_up(project: Project, error: str) -> tuple[int, Path]:
 
 
 def plan(project: Project, name: str) -> int:
-    """Let a file be planned, and its run end before the batch begins; return the txid."""
+    """Let a file be planned, and its run end before Spark reads it; return the txid."""
     project.write(name, "UA,7", "DL,1")
-    with store_of(project):
-        (txid,) = steps.plan(project.line.settings, "flights", run_id="a test")
-    return txid
+    project.fails("tidegate run flights", "SPARK_UNAVAILABLE", exits=75, TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
+    return project.newest()
 
 
 def test_a_source_that_has_changed(project: Project) -> None:
