@@ -5,7 +5,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate import output
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 84
 
 Row = dict[str, Any]
+Outcome = Literal["committed", "skipped", "failed", "fenced", "sealed", "in work"]
 
 
 def show(history: "BatchHistory") -> None:
@@ -60,7 +61,7 @@ def _facts(history: "BatchHistory") -> Iterator[list[Any]]:
 
 def _show_attempts(history: "BatchHistory") -> None:
     attempts, commit = history.attempts, history.commit
-    rows = [[a["attempt"], a["started_at"], *_durations(a, commit), _outcome(a, commit)] for a in attempts]
+    rows = [[a["attempt"], a["started_at"], *_durations(a, commit), outcome(a, history)] for a in attempts]
     _print("Attempts", ["attempt", "started_at", "processing", "sealing", "waiting", "merging", "outcome"], rows)
     if errors := [[a["attempt"], _wrapped(a["error"], TEXT_CHARACTERS)] for a in attempts if a["error"]]:
         _print("Why attempts failed", ["attempt", "error"], errors)
@@ -112,14 +113,17 @@ def _duration(begun: datetime | None, ended: datetime | None) -> str | None:
     return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _outcome(attempt: Row, commit: Row | None) -> str:
+def outcome(attempt: Row, history: "BatchHistory") -> Outcome:
+    """Return what has become of an attempt."""
+    commit = history.commit
     if commit is not None and commit["attempt"] == attempt["attempt"]:
         return "skipped" if commit["skipped_reason"] is not None else "committed"
-    if attempt["sealed_at"] is not None:
-        return "sealed"
-    if attempt["failed_at"] is None:
-        return "at work, or dead"
-    return "fenced" if attempt["error"].startswith("ATTEMPT_FENCED") else "failed"
+    is_newest = attempt["attempt"] == history.status.attempt
+    if not is_newest and (attempt["failed_at"] is None or attempt["error"].startswith("ATTEMPT_FENCED")):
+        return "fenced"
+    if attempt["failed_at"] is not None:
+        return "failed"
+    return "sealed" if attempt["sealed_at"] is not None else "in work"
 
 
 def _show_source(metadata: "SourceMetadata", of: str = "") -> None:

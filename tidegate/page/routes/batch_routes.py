@@ -7,6 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
+from tidegate.explain.batch_report import Outcome, outcome
 from tidegate.explain.why import Why, explain
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.http_answers import Refusal
@@ -139,6 +140,7 @@ class AttemptDetail(Attempt):
     transformed_hash_sum: str | None
     staged_bytes: int | None
     dropped_at: datetime | None
+    outcome: Outcome
 
 
 class Seal(BaseModel):
@@ -259,7 +261,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int, user: access.U
         batch=BatchRow(**row),
         source=_exactly(known.source_metadata),
         source_digest=known.source_digest,
-        attempts=[AttemptDetail(**attempt) for attempt in known.attempts],
+        attempts=[AttemptDetail(**attempt, outcome=outcome(attempt, known)) for attempt in known.attempts],
         seals=[Seal(**seal) for seal in known.seals],
         commit=CommitDetail(**known.commit) if known.commit else None,
         actions=[Action(**action) for action in known.actions],

@@ -50,6 +50,7 @@ export type AttemptDetail = {
   transformed_hash_sum: string | null;
   staged_bytes: number | null;
   dropped_at: string | null;
+  outcome: "committed" | "skipped" | "failed" | "fenced" | "sealed" | "in work";
 };
 
 export type Batch = {

@@ -3,17 +3,16 @@ import { between, bytes, count, duration } from "../format";
 import { Ago, ErrorCode, Glyph } from "../parts/basics";
 import { Table } from "../parts/table";
 import type { AttemptDetail as Attempt, Batch } from "../server_types";
+import type { Phase } from "../types";
 
-type Outcome = { word: string; phase: "committed" | "processed" | "failed" | "processing" | "skipped" };
-
-/** What became of an attempt. */
-function outcome(attempt: Attempt, story: Batch): Outcome {
-  if (story.commit?.attempt === attempt.attempt) return { word: "committed", phase: "committed" };
-  if (attempt.failed_at) return { word: "failed", phase: "failed" };
-  if (attempt.attempt < Math.max(...story.attempts.map((other) => other.attempt))) return { word: "fenced", phase: "skipped" };
-  if (attempt.sealed_at) return { word: "sealed", phase: "processed" };
-  return { word: "in work", phase: "processing" };
-}
+const BADGES: Record<Attempt["outcome"], Phase> = {
+  committed: "committed",
+  skipped: "skipped",
+  failed: "failed",
+  fenced: "skipped",
+  sealed: "processed",
+  "in work": "processing",
+};
 
 export function Attempts({ story }: { story: Batch }) {
   const newestFirst = [...story.attempts].sort((a, b) => b.attempt - a.attempt);
@@ -26,15 +25,12 @@ export function Attempts({ story }: { story: Batch }) {
         { name: "attempt", cell: (attempt) => attempt.attempt },
         {
           name: "outcome",
-          cell: (attempt) => {
-            const { word, phase } = outcome(attempt, story);
-            return (
-              <span class={`badge phase-${phase}`}>
-                <Glyph name={phase} />
-                {word}
-              </span>
-            );
-          },
+          cell: ({ outcome }) => (
+            <span class={`badge phase-${BADGES[outcome]}`}>
+              <Glyph name={BADGES[outcome]} />
+              {outcome}
+            </span>
+          ),
         },
         {
           name: "error, checks",
