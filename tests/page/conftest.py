@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
 from tests import in_process, servers
 from tests.conftest import register_pipelines
+from tests.page.ledgers import Batches
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
 from tests.relay import Relay
@@ -25,6 +27,9 @@ from tests.servers import shared_template
 from tidegate.page import declared_pipelines, ledger_connection
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 PATIENCE_SECONDS = 300
 JWT_SECRET = "the secret of this server's tokens, which has more than 64 bytes as HS512 wants"
@@ -188,3 +193,21 @@ def store(server: Server) -> Iterator[StateStore]:
     """A store on the server's ledger, as the worker role."""
     with StateStore.connect(server.settings) as connected:
         yield connected
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """A browser."""
+    from tests.page.browsers import launched  # noqa: PLC0415 - few tests need Playwright
+
+    with launched() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: "Browser", server: Server, clicks: Batches) -> Iterator["Page"]:
+    """An empty tab of the administrator, in which nothing may go wrong, beside the module's batches."""
+    from tests.page.browsers import tab_of  # noqa: PLC0415
+
+    with tab_of(browser, server, "admin") as page:
+        yield page

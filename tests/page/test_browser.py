@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.conftest import Project, project, wait_for  # noqa: F401 - project is a fixture
-from tests.page.browsers import SIZES, Trouble, Visit, launched, needs_chromium
+from tests.page.browsers import SIZES, Trouble, Visit, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.soak]
 
@@ -30,13 +30,6 @@ def stack(project: Project) -> Project:  # noqa: F811 - the fixture
     assert project.json("trigger", "flights", "--wait")["committed"] == [1, 2, 3, 4]
     assert project.json("trigger", "word_count", "--wait")["state"] == "success"
     return project
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser."""
-    with launched() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.page.browsers import dialog_of, launched, needs_chromium, tab_of
+from tests.page.browsers import dialog_of, needs_chromium
 from tests.page.conftest import Server
 from tests.page.ledgers import Batches, as_owner
 from tests.page.pipelines import CLICKS
@@ -42,20 +42,6 @@ def clicks(server: Server) -> Iterator[Batches]:
         )
         batches.commit(committed)
         yield batches
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser."""
-    with launched() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
-    """An empty tab of the administrator, in which nothing may go wrong."""
-    with tab_of(browser, server, "admin") as page:
-        yield page
 
 
 def stored(server: Server, number: int) -> tuple[str, str | None]:

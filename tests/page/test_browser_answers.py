@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.page.auth_manager import GRANTS
-from tests.page.browsers import dialog_of, focused, launched, needs_chromium, tab_of, tab_to
+from tests.page.browsers import dialog_of, focused, needs_chromium, tab_of, tab_to
 from tests.page.conftest import Server
 from tests.page.ledgers import Batches
 from tests.page.pipelines import CLICKS
@@ -20,13 +20,6 @@ AWAY = {"code": "STORE_UNAVAILABLE", "message": "The ledger is away.", "page": N
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser."""
-    with launched() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def clicks(server: Server) -> Iterator[Batches]:
     """Pipeline clicks, of which txid 1 has not begun, and txid 2 waits for its turn."""
     with StateStore.connect(server.settings) as store:
@@ -34,13 +27,6 @@ def clicks(server: Server) -> Iterator[Batches]:
         batches.plan("a run", 2)
         batches.seal(2)
         yield batches
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server, clicks: Batches) -> Iterator[Page]:
-    """An empty tab of the administrator."""
-    with tab_of(browser, server, "admin") as page:
-        yield page
 
 
 @pytest.mark.promise("decision:0056")
