@@ -72,10 +72,11 @@ def test_a_typing_error_is_named_with_the_way_to_the_help(tidegate: CommandLine)
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
     """In one line, with the exit code that shells expect."""
-    keys = tidegate.settings.home / "keys"
-    os.mkfifo(keys)
-    started = tidegate.start("get", "flights", "daily", "--keys-from", str(keys))
-    with keys.open("w"):  # opens when the command reads it; the command then waits for its end
+    mended = tidegate.settings.home / "mended"
+    os.mkfifo(mended)
+    mend = ("quarantine", "mend", "flights", "1", "1", "--reason", "a slip")
+    started = tidegate.start(*mend, "--payload-from", str(mended))
+    with mended.open("w"):  # opens when the command reads it; the command then waits for its end
         started.send_signal(signal.SIGINT)
         _, message = started.communicate(timeout=60)
     assert started.returncode == INTERRUPTED

@@ -70,8 +70,7 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
     table = tidegate("get", "flights", "daily", "UA", "2013-01-01").stdout.splitlines()
     assert [line.split() for line in table] == [list(UNITED), [str(value) for value in UNITED.values()]]
-    (keys := tidegate.settings.home / "keys.csv").write_text("UA,2013-01-01\nAA,2013-01-01\n")
-    several = tidegate.json("get", "flights", "daily", "--keys-from", str(keys))
+    several = tidegate.json("get", "flights", "daily", "UA", "2013-01-01", "AA", "2013-01-01")
     assert [found["row"]["carrier"] for found in several] == ["UA", "AA"]
     missing = tidegate("get", "flights", "daily", "UA", "2013-01-01", "ZZ", "2013-01-01")
     assert (missing.returncode, "UA" in missing.stdout) == (1, True)

@@ -1,14 +1,11 @@
 """The verbs inspect, get and changes, which show the ledger and states."""
 
-import csv
-import io
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +17,7 @@ from tidegate.explain import batch_report, remedies, source_report
 from tidegate.explain.batch_causes import quoted
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import SourceUnreadable, UsageError
+from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.states import key_lookup
@@ -104,17 +101,12 @@ def inspect(
 @pipeline_name
 @click.argument("state", shell_complete=completion.states, help="The state's name.")
 @click.argument("key", nargs=-1, help="The key's values in their order; several keys one after another.")
-@click.option(
-    "--keys-from",
-    metavar="FILE",
-    help='CSV file with one key a record, no header; "" is an empty text; - reads standard input.',
-)
 @click.option("--null", metavar="TEXT", help="A value of a key that is this text stands for NULL.")
 @as_json
-def get(pipeline: str, state: str, key: tuple[str, ...], keys_from: str | None, null: str | None, as_json: bool) -> None:
+def get(pipeline: str, state: str, key: tuple[str, ...], null: str | None, as_json: bool) -> None:
     """Look up keys in a state. Exits with 1 if one of them has no row."""
     spec = _state(find_pipeline(pipeline), state)
-    given = _keys(pipeline, spec, key, keys_from)
+    given = _keys(pipeline, spec, key)
     keys = [tuple(None if value == null else value for value in values) for values in given]
     rows = key_lookup.get(Settings.load(), spec, keys)
     if as_json:
@@ -243,40 +235,17 @@ def _state(pipeline: Pipeline, name: str) -> StateSpec:
     raise UsageError(f"Pipeline {pipeline.name} has no state {name}. States: {known}.")
 
 
-def _keys(pipeline: str, spec: StateSpec, given: tuple[str, ...], file: str | None) -> list[tuple[str, ...]]:
+def _keys(pipeline: str, spec: StateSpec, given: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the keys that the command line names; that of a state without a key is empty.
 
     Raises: UsageError.
     """
     width = len(spec.row_key)
-    if not width and not given and not file:
+    if not width and not given:
         return [()]
-    if not width or len(given) % width or not (given or file):
+    if not width or len(given) % width or not given:
         names = " ".join(column.name.upper() for column in spec.row_key)
         raise UsageError(
             f"State {spec.name} is keyed by {width} value(s): tidegate get {pipeline} {spec.name} {names}".rstrip()
         )
-    keys = [given[start : start + width] for start in range(0, len(given), width)]
-    return keys + (list(_keys_of_file(file, width)) if file else [])
-
-
-def _keys_of_file(name: str, width: int) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of a CSV file without a header. A key may hold line ends, "" is the empty key, blank lines are ignored.
-
-    Raises: SourceUnreadable, UsageError with the line.
-    """
-    try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise SourceUnreadable(f"{name} cannot be read: {reason}. Name a CSV file with one key a line.") from error
-    keys = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for values in keys:
-            if values and len(values) != width:
-                raise UsageError(f"{name}, line {keys.line_num}: {len(values)} value(s), the key has {width}.")
-            if values:
-                yield tuple(values)
-    except csv.Error as error:
-        raise UsageError(f"{name}, line {keys.line_num}: this is no CSV: {error}.") from None
+    return [given[start : start + width] for start in range(0, len(given), width)]
