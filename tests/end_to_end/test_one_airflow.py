@@ -43,6 +43,7 @@ from tidegate.stack.components.airflow import PROCESSES, USERS_VARIABLE
 from tidegate.stack.components.airflow import PROJECT as REPOSITORY
 from tidegate.stack.components.server_process import is_alive
 from tidegate.stack.layout import Layout
+from tidegate.stack.supervisor import HUNG_AFTER_SECONDS
 from tidegate.state_store import Settings
 
 COLLEAGUES = Path(__file__).resolve().parent / "shop"  # pipelines and Dags besides README's
@@ -564,6 +565,7 @@ def test_up_again_changes_nothing_and_status_shows_each_component(shop: Shop, oc
     assert shown["spark"]["address"] == shop.settings.spark_remote == f"sc://127.0.0.1:{ports['spark']}"
     assert shop.settings.airflow_url == f"http://127.0.0.1:{ports['airflow']}"
     assert occupied & set(ports.values()) == set()
+    assert Layout.load(shop.home).airflow.silent() == set()
     for component in shown.values():
         assert (component["state"], component["reason"]) == ("up", None)
         assert is_alive(psutil.Process(component["pid"]))
@@ -709,6 +711,21 @@ def test_airflows_history_is_kept_for_a_while_only(shop: Shop) -> None:
     assert remembered() == ["new", "new"]
     assert {folder.name for folder in (airflow.folder / "logs/dag_id=former").iterdir()} == {"run_id=new"}
     assert not airflow_cleanup.is_due(airflow.folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_part_of_airflow_that_lives_without_a_heartbeat_is_started_again(shop: Shop) -> None:
+    """As a scheduler does that has lost its database and waits for a worker for ever."""
+    before = shop.stack.statuses()
+    psutil.Process(before["airflow-triggerer"].pid).suspend()
+    wait_for(lambda: Layout.load(shop.home).airflow.silent() == {"airflow-triggerer"}, "the silence", 120)
+    wait_for(lambda: shop.stack.statuses()["airflow-triggerer"].state == "up", "another triggerer", HUNG_AFTER_SECONDS + 120)
+    after = shop.stack.statuses()
+    assert {name for name, status in after.items() if status.pid != before[name].pid} == {"airflow-triggerer"}
+    (txid,) = shop.sell(1)
+    shop.run("orders")
+    assert shop.committed("orders") == txid
 
 
 @pytest.mark.promise("verb:down")

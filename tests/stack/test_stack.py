@@ -7,8 +7,10 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -22,8 +24,9 @@ from tidegate.commands.setup.pipeline_verbs import settings
 from tidegate.stack.components import postgres
 from tidegate.stack.components.airflow import PROJECT
 from tidegate.stack.components.postgres import EmbeddedPostgres
-from tidegate.stack.components.server_process import is_alive, wait_until
+from tidegate.stack.components.server_process import Component, is_alive, wait_until
 from tidegate.stack.layout import Layout
+from tidegate.stack.supervisor import HUNG_AFTER_SECONDS, Supervised
 from tidegate.state_store.base.errors import PermanentError
 
 
@@ -163,6 +166,28 @@ def test_up_starts_what_has_given_up(running: Stack) -> None:
 
     assert done.returncode == 0, done.stderr
     assert {status.state for status in running.statuses().values()} == {"up"}
+
+
+def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: Path) -> None:
+    """Silence counts from the first look at it; a heartbeat in between, or a start, ends it."""
+    supervised = Supervised(Component("airflow-scheduler", ["sleep", "60"], lambda: None), tmp_path)
+    supervised.keep_alive()
+    first, now = supervised.process, time.monotonic()
+    assert first is not None
+    try:
+        for is_silent, after in ((True, 1), (False, 100), (True, 101), (True, 101 + HUNG_AFTER_SECONDS)):
+            supervised.note_silence(is_silent, now + after)
+        assert first.poll() is None, "it has not been silent for longer than that"
+        supervised.note_silence(True, now + 102 + HUNG_AFTER_SECONDS)
+        assert first.wait(10) == -signal.SIGKILL
+        assert wait_until(lambda: supervised.keep_alive() is None and supervised.process is not None, 10)
+        supervised.note_silence(True, now + 103 + HUNG_AFTER_SECONDS)
+        assert supervised.process is not None
+        with pytest.raises(subprocess.TimeoutExpired):  # the silence was that of its predecessor
+            supervised.process.wait(1)
+        assert supervised.restarts == 1
+    finally:
+        supervised.stop()
 
 
 @pytest.mark.parametrize("name", ["postgres", "spark"])

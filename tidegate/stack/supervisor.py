@@ -1,4 +1,4 @@
-"""The supervisor: starts the components in order, restarts those that die, and ends all of them on SIGTERM.
+"""The supervisor: starts the components in order, restarts those that die or fall silent, and ends all of them on SIGTERM.
 
 Run as ``python -m tidegate.stack.supervisor HOME [--without-airflow] [EXTRA ...]`` by `tidegate up`. It reports its status in
 ``.tidegate/run/stack.status``, one JSON document; `tidegate status` and `up` read it.
@@ -39,6 +39,9 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
 TRY_AGAIN_SECONDS = 30
 WELL_SECONDS = 20  # a component that has lived this long no longer counts as one that keeps dying
 LOGS_EVERY_SECONDS = 10
+# A scheduler that lost its database may wait for a worker for ever. Airflow's health page misses a heartbeat only after the
+# threshold of airflow.env; so long after that, the component is killed.
+LISTEN_EVERY_SECONDS, HUNG_AFTER_SECONDS = 10, 180
 
 
 class Supervised:
@@ -54,6 +57,7 @@ class Supervised:
         self._deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
         self._not_before = 0.0
         self._started = 0.0
+        self._silent_since: float | None = None
 
     def keep_alive(self) -> None:
         """Start the component if it does not run; try less often if it keeps dying."""
@@ -79,8 +83,16 @@ class Supervised:
                 self.hindrance = f"it cannot be started: {error}"
                 self._not_before = now + TRY_AGAIN_SECONDS
                 return
-            self._started = now
+            self._started, self._silent_since = now, None
             self.restarts += 1
+
+    def note_silence(self, is_silent: bool, now: float) -> None:
+        """Kill the component if it lives, but has sent no heartbeat for too long; `keep_alive` starts it again."""
+        self._silent_since = (self._silent_since or now) if is_silent else None
+        if self.process and self._silent_since is not None and now - self._silent_since > HUNG_AFTER_SECONDS:
+            silence = f"{now - self._silent_since:.0f} s"
+            _log(f"{self.component.name} has sent no heartbeat for {silence}: it is killed, and started again\n")
+            self.process.kill()
 
     def _note_death(self, now: float) -> None:
         self._deaths.append(now)
@@ -138,6 +150,7 @@ class Supervisor:
         self._stopping = threading.Event()
         self._cannot_report = False
         self._logs_looked_at = 0.0
+        self._listened_at = 0.0
         self._removing_history: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
@@ -152,6 +165,7 @@ class Supervisor:
                     supervised.keep_alive()
                 if starting.done() and self._has_failed_long_ago(starting.exception()):
                     starting = background.submit(self._start)
+                self._end_silent()
                 self._truncate_logs()
                 self._report()
                 if not self._layout.folder.exists():  # deleted or moved: the components would write to deleted files
@@ -228,6 +242,14 @@ class Supervisor:
 
         if not components.wait_until(is_over, component.deadline_seconds) or self._stopping.is_set():
             raise PermanentError(f"{component.name} did not come up: {component.check()}")
+
+    def _end_silent(self) -> None:
+        """Kill those of Airflow's processes that have long sent no heartbeat, though they live."""
+        if self._without_airflow or time.monotonic() < self._listened_at + LISTEN_EVERY_SECONDS:
+            return
+        silent, self._listened_at = self._layout.airflow.silent(), time.monotonic()
+        for supervised in self._supervised:
+            supervised.note_silence(supervised.component.name in silent, self._listened_at)
 
     def _truncate_logs(self) -> None:
         if time.monotonic() < self._logs_looked_at + LOGS_EVERY_SECONDS:

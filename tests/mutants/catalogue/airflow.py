@@ -186,4 +186,22 @@ MUTANTS = (
         "if facts.paused_page is not None and facts.run is None:",
         ("tests/unit/test_airflow_report.py::test_no_run_of_a_paused_dag_is_said_to_go_on",),
     ),
+    Mutant(
+        "a-part-of-airflow-that-hangs-is-left",
+        "verb:up",
+        "tidegate/stack/supervisor.py",
+        "Supervised.note_silence",
+        "self.process.kill()",
+        "pass",
+        ("tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",),
+    ),
+    Mutant(
+        "a-new-process-has-the-silence-of-its-predecessor",
+        "verb:up",
+        "tidegate/stack/supervisor.py",
+        "Supervised.keep_alive",
+        "self._started, self._silent_since = now, None",
+        "self._started = now",
+        ("tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",),
+    ),
 )

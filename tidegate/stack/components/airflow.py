@@ -27,6 +27,7 @@ USER = "admin"
 USERS_VARIABLE = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"  # users besides the administrator, such as admin:admin,anna:viewer
 PROCESSES = ("api-server", "scheduler", "dag-processor", "triggerer")
 RUNS_TASKS = ("scheduler", "triggerer")
+_PARTS = {"api-server": "metadatabase", "dag-processor": "dag_processor"}  # of the health page; others have the process's name
 
 
 def airflow_settings() -> dict[str, str]:
@@ -165,33 +166,53 @@ class EmbeddedAirflow:
             folder=self.folder,
         )
 
-    def _check(self, process: str) -> Callable[[], str | None]:
-        # Airflow's health page says of each process whether its heartbeat is recent.
-        part = {"api-server": "metadatabase", "dag-processor": "dag_processor"}.get(process, process)
+    def silent(self) -> set[str]:
+        """Return the components whose heartbeat Airflow's health page misses; none while it cannot be asked."""
+        try:
+            health = self._health(timeout_seconds=1)
+        except _NoAnswerError:
+            return set()
+        if health.get("metadatabase") != "healthy":
+            return set()
+        return {f"airflow-{process}" for process in PROCESSES if health.get(_PARTS.get(process, process)) == "unhealthy"}
 
+    def _check(self, process: str) -> Callable[[], str | None]:
         def check() -> str | None:
             if process == "api-server" and (
                 missing := listens(self._stack_folder, "airflow-api-server", self._ports["airflow"])
             ):
                 return missing
-            # `tidegate.airflow_client` is slow to import, and this is a page on loopback.
-            connection = HTTPConnection("127.0.0.1", self._ports["airflow"], timeout=5)
             try:
-                connection.request("GET", "/api/v2/monitor/health")
-                answer = connection.getresponse()
-                health = json.load(answer) if answer.status == OK else {}
-            except (OSError, HTTPException):
-                return f"nothing answers at {self.url}"
-            except ValueError:
-                return f"{self.url} answers, but not as Airflow does"
-            finally:
-                connection.close()
-            if answer.status != OK:
-                return f"{self.url} answers with {answer.status}"
-            status = (health.get(part) or {}).get("status")
+                status = self._health(timeout_seconds=5).get(_PARTS.get(process, process))
+            except _NoAnswerError as error:
+                return str(error)
             return None if status == "healthy" else f"Airflow's health page says that the {process} is {status}"
 
         return check
+
+    def _health(self, timeout_seconds: int) -> dict[str, str | None]:
+        """Return what Airflow's health page says of each part: whether its heartbeat is recent.
+
+        Raises: _NoAnswerError.
+        """
+        # `tidegate.airflow_client` is slow to import, and this is a page on loopback.
+        connection = HTTPConnection("127.0.0.1", self._ports["airflow"], timeout=timeout_seconds)
+        try:
+            connection.request("GET", "/api/v2/monitor/health")
+            answer = connection.getresponse()
+            if answer.status != OK:
+                raise _NoAnswerError(f"{self.url} answers with {answer.status}")
+            return {part: (found or {}).get("status") for part, found in json.load(answer).items()}
+        except (OSError, HTTPException):
+            raise _NoAnswerError(f"nothing answers at {self.url}") from None
+        except ValueError:
+            raise _NoAnswerError(f"{self.url} answers, but not as Airflow does") from None
+        finally:
+            connection.close()
+
+
+class _NoAnswerError(Exception):
+    """Airflow's health page cannot be read; why."""
 
 
 def _checkout() -> list[str]:
