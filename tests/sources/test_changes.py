@@ -404,36 +404,37 @@ def test_what_one_pipeline_wrote_together_is_joined(
 
 
 AS_OWNER = "SELECT set_config('tidegate.writer', 'inbox', true); "
-LOSSES = {
-    "a commit made again": (
-        "UPDATE tidegate.commit SET committed_at = now() WHERE pipeline = 'inbox'",
-        "has lost its commit of txid 1, which was followed, or has made it again",
-    ),
-    "a table": ("DROP TABLE state.per_name_changes", r"table state\.per_name_changes is gone, or was put back by itself"),
-    "a table put back": (
-        "ALTER TABLE state.per_name_changes RENAME TO before; CREATE TABLE state.per_name_changes (LIKE state.before)",
-        r"table state\.per_name_changes is gone, or was put back by itself",
-    ),
-    "a row": (
-        f"{AS_OWNER} DELETE FROM state.per_name_changes WHERE txid = 2 AND name = 'b'",
-        r"has 1 row\(s\) in txids 2 to 2, but 2 when the batch was planned",
-    ),
-}
+IS_GONE = r"table state\.per_name_changes is gone, or was put back by itself"
+LOST = "ALTER TABLE state.per_name_changes RENAME TO lost"
+BACK = "ALTER TABLE state.lost RENAME TO per_name_changes"
+MADE_AGAIN = "UPDATE tidegate.commit SET committed_at = committed_at {} interval '1 s' WHERE pipeline = 'inbox'"
+# What takes something away, what puts it back, and what is said meanwhile.
+LOSSES = (
+    (MADE_AGAIN.format("+"), MADE_AGAIN.format("-"), "has lost its commit of txid 1, which was followed, or has made it again"),
+    (LOST, BACK, IS_GONE),
+    (f"{LOST}; CREATE TABLE state.per_name_changes (LIKE state.lost)", f"DROP TABLE state.per_name_changes; {BACK}", IS_GONE),
+)
 
 
-@pytest.mark.parametrize("lost", LOSSES)
-def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any, lost: str) -> None:
+def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
     """By a restore of one of both to an earlier state, or by hand: at the plan, or when the batch is processed."""
     follower = follow()
     commit_files(inbox, upstream, FILES[0])
     steps.run(inbox.settings, follower, "first")
     commit_files(inbox, upstream, FILES[0], at=1)
-    planned = steps.plan(inbox.settings, follower, run_id="second") if lost == "a row" else []
-    statement, message = LOSSES[lost]
-    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store, store.engine.begin() as connection:
-        connection.execute(sa.text(statement))
-    with pytest.raises(SourceChanged, match=message):
-        steps.process(inbox.settings, follower, 2, owner="test") if planned else steps.run(inbox.settings, follower, "third")
+    with StateStore.connect(inbox.settings, user=inbox.settings.pg_owner) as store:
+        for loss, repair, message in LOSSES:
+            with store.engine.begin() as connection:
+                connection.execute(sa.text(loss))
+            with pytest.raises(SourceChanged, match=message):
+                steps.plan(inbox.settings, follower, run_id="second")
+            with store.engine.begin() as connection:
+                connection.execute(sa.text(repair))
+        assert steps.plan(inbox.settings, follower, run_id="as it was") == [2]
+        with store.engine.begin() as connection:
+            connection.execute(sa.text(f"{AS_OWNER} DELETE FROM state.per_name_changes WHERE txid = 2 AND name = 'b'"))
+    with pytest.raises(SourceChanged, match=r"has 1 row\(s\) in txids 2 to 2, but 2 when the batch was planned"):
+        steps.process(inbox.settings, follower, 2, owner="test")
 
 
 @pytest.mark.promise("limit:Changes.max_txids")

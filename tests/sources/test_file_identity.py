@@ -19,17 +19,17 @@ import pytest
 
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
-from tests.sources.in_process import counted_here
+from tests.sources.in_process import Folder, counted_here, folder
 from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable
 
-__all__ = ["counted_here"]  # a fixture
+__all__ = ["counted_here", "folder"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("counted_here")
 
@@ -134,24 +134,6 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
         inbox.write(f"{number:02}.csv", lines("b"))
     assert inbox.run(pipeline, "second") == [2]
     assert counts(inbox, pipeline) == {"a": (10, 10), "b": (10, 10)}
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.promise("decision:0022")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_late_file_is_taken_though_older_ones_were_deleted(inbox: Inbox, kind: str) -> None:
-    """Every file that has not counted is read: planning compares names, not their number."""
-    pipeline = declare(inbox, files(kind))
-    inbox.write("2024-01-01.csv", lines("a"))
-    inbox.write("2024-01-03.csv", lines("b"))
-    inbox.run(pipeline, "first")
-    (inbox.folder / "2024-01-01.csv").unlink()
-    inbox.write("2024-01-02.csv", lines("c"))
-    assert inbox.run(pipeline, "second") == [2]
-    inbox.write("2024-01-04.csv", lines("d"))
-    inbox.run(pipeline, "third")
-
-    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
 @pytest.mark.sampled(2)
@@ -259,16 +241,6 @@ def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> No
     assert counts(inbox, moved) == {"a": (1, 1), "b": (1, 1)}
 
 
-def test_a_redo_keeps_files_that_the_glob_does_not_take_any_more(inbox: Inbox) -> None:
-    """They have counted, and the redo would take their rows away."""
-    pipeline = declare(inbox, files("opaque"))
-    inbox.write("a.csv", lines("a"))
-    inbox.run(pipeline, "first")
-    changed = inbox.declare(files("opaque", glob="*.CSV"), states={"per_name": OPAQUE}, version=2)
-    redo(inbox, changed, 1)
-    assert counts(inbox, changed) == {"a": (1, 1)}
-
-
 def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
     """Begin an attempt and let it fail, so that the next one plans the batch again."""
     with StateStore.connect(inbox.settings) as store:
@@ -287,7 +259,7 @@ def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
 
 @pytest.mark.parametrize("done", [None, "done"])
 def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | None) -> None:
-    """It reads files that its commit has moved away, too; new files in the folder do not replace them."""
+    """Also files that its commit has moved away, or that the glob no longer takes; without one, their rows would be gone."""
     pipeline = declare(inbox, files("opaque", done_folder=done))
     for name in "bcd":
         inbox.write(f"{name}.csv", lines(name))
@@ -299,24 +271,15 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     redo(inbox, pipeline, 2)
     redo(inbox, pipeline, 2)
     assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
-
-
-@pytest.mark.parametrize("done", [None, "done"])
-def test_a_redo_without_its_files_is_refused(inbox: Inbox, done: str | None) -> None:
-    """It would remove their rows permanently."""
-    pipeline = declare(inbox, files("opaque", done_folder=done))
-    inbox.write("1.csv", lines("a"))
-    inbox.write("2.csv", lines("b"))
-    inbox.run(pipeline, "first")
-    lying = inbox.settings.home / "done" / "1" / "2.csv" if done else inbox.folder / "2.csv"
+    lying = inbox.settings.home / "done" / "2" / "d.csv" if done else inbox.folder / "d.csv"
     content = lying.read_bytes()
     lying.unlink()
-    with pytest.raises(SourceChanged, match=r"2\.csv has counted in txid 1, and is gone"):
-        redo(inbox, pipeline, 1)
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    with pytest.raises(SourceChanged, match=r"d\.csv has counted in txid 2, and is gone"):
+        redo(inbox, pipeline, 2)
     lying.write_bytes(content)
-    redo(inbox, pipeline, 1)
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    changed = inbox.declare(replace(pipeline.source, glob="*.CSV"), states={"per_name": OPAQUE}, version=2)  # type: ignore[type-var]
+    redo(inbox, changed, 2)
+    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
 class Killed(BaseException):
@@ -414,14 +377,6 @@ def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -
     moved.rename(inbox.folder / "2.csv")
     assert inbox.run(pipeline, "as advised") == [2, 3]
     assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
-
-
-def test_files_that_cannot_be_moved_are_refused_before_they_are_read(inbox: Inbox) -> None:
-    """A done folder on a read-only mount is found by the plan."""
-    pipeline = declare(inbox, files(done_folder="/proc/tidegate/done"))
-    inbox.write("1.csv", lines("a"))
-    with pytest.raises(SourceUnreadable, match="could not be moved to /proc/tidegate/done when they have counted"):
-        inbox.plan(pipeline, "run")
 
 
 def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
@@ -525,13 +480,6 @@ def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, capl
     assert inbox.run(pipeline, "second") == [2]
 
 
-def test_some_seconds_are_the_default() -> None:
-    """An incomplete file is not planned, unless the source declares that this cannot happen."""
-    settings = Settings()
-    assert settings.min_file_age_seconds == 5
-    assert files().min_age_seconds is None
-
-
 # ------------------------------------------------------------------------------------------------------ other workers
 
 
@@ -557,18 +505,20 @@ def test_runs_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
     assert counts(inbox, pipeline) == {f"{number:02}": (1, 1) for number in range(written)}
 
 
-@pytest.mark.parametrize("done", ["an absolute path", "a link"])
-def test_a_done_folder_that_turns_out_to_be_in_the_source_is_refused(inbox: Inbox, done: str) -> None:
-    """Files that were moved there would be read again, under their new names."""
-    inside = inbox.folder / "done"
+def test_a_done_folder_that_cannot_be_used_is_refused_by_the_plan(folder: Folder) -> None:
+    """Files that could not be moved would be in the way; those that are moved into their source would be read again."""
+    folder.write("1.csv", lines("a"))
+    inside = folder.path / "done"
     inside.mkdir()
-    if done == "a link":
-        (inbox.settings.home / "link").symlink_to(inside)
-    source = files("transactional", glob="**/*.csv", done_folder=str(inside) if done == "an absolute path" else "link")
-    inbox.write("1.csv", "name,amount\na,1\n")
-    with pytest.raises(SourceUnreadable, match=r"which is inside it: they would be read again"):
-        coordinator_of(source, inbox.settings)
+    (folder.settings.home / "link").symlink_to(inside)
+    source = files("transactional")
+    for done, refusal in (
+        ("/proc/tidegate/done", "could not be moved to /proc/tidegate/done when they have counted"),
+        (str(inside), "which is inside it: they would be read again"),
+        ("link", "which is inside it: they would be read again"),
+    ):
+        with pytest.raises(SourceUnreadable, match=refusal):
+            coordinator_of(replace(source, done_folder=done), folder.settings)
     moved = Files("other", format="csv", schema=SCHEMA, done_folder=str(inside))
-    both = Inputs({"new": moved, "old": replace(source, done_folder=None)})
     with pytest.raises(SourceUnreadable, match=r"Inputs new and old share a folder"):
-        coordinator_of(both, inbox.settings)
+        coordinator_of(Inputs({"new": moved, "old": source}), folder.settings)
