@@ -40,7 +40,7 @@ from tidegate.jobs.engine.txid_ranges import next_run, parameters_of_next, run_b
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode
 from tidegate.state_store.base.errors import PipelinePaused, RetryableError, TidegateError, UsageError, describe
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.seal.attempts import AirflowTry
 
 if TYPE_CHECKING:

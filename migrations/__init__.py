@@ -83,7 +83,8 @@ def accept_epoch(settings: Settings, owner: str) -> dict[str, str]:
     """
     with connected(settings) as connection:
         schema_revision.check_all_but_states(connection)
-        return recorded_actions.accept_epoch(connection, Witness(settings), owner)
+        witness = Witness(settings.marks_folder, trusts_promotions=settings.trusts_promotions)
+        return recorded_actions.accept_epoch(connection, witness, owner)
 
 
 def accept_table(settings: Settings, state: str, owner: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.schema import CreateSchema
 
 from tidegate.migrations import reflection
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import history_state_view, partitions, primary_keys, state_tables, table_identity, table_shape
+from tidegate.state_store.states import partitions, primary_keys, state_tables, table_identity, table_shape
 
 
 def _ours(name, type_, _parents):  # noqa: ANN001, ANN202
@@ -131,7 +131,7 @@ after = {
 }
 registered = table_identity.registered_columns(connection)
 accepted = table_shape.accepted_columns(connection)
-views = {s.table_name: history_state_view.drop_of(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
+views = {s.table_name: state_tables.drop_of_view(state_tables.STATE, s) for spec in specs for s in spec.readable if s.history}
 if not inspect(connection).has_schema(tables.LEDGER):  # Alembic's table of versions comes before the first migration
     connection.execute(CreateSchema(tables.LEDGER))
 context.configure(

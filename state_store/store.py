@@ -23,24 +23,26 @@ from tidegate.state_store.base.errors import LockHeld, StoreUnavailable, storabl
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit import (
     commit_facts,
+    commit_record,
     event_windows,
     merge_into_states,
     ordered_commit,
     quarantined_records,
     verdicts,
 )
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.commit.event_windows import EventTimeProgress
-from tidegate.state_store.commit.ordered_commit import Commit
 from tidegate.state_store.connections import role_settings
 from tidegate.state_store.connections.copy_into_staging import CsvReader
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, left_for_later
 from tidegate.state_store.connections.local_settings import hold_open
 from tidegate.state_store.connections.table_locks import hold
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, Staged, StateSpec
-from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision
+from tidegate.state_store.ledger import batches, counted_files, cursors, followers, plan_outcomes, schema_revision
 from tidegate.state_store.ledger.batches import BatchInput
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.counted_files import TakenFile
+from tidegate.state_store.ledger.followers import Follower
 from tidegate.state_store.operate import mended_records, pruning, recorded_actions
 from tidegate.state_store.operate.mended_records import Mend, Original
 from tidegate.state_store.operate.recorded_actions import Redo
@@ -51,7 +53,7 @@ from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchRes
 from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus, Lag
 from tidegate.state_store.read_ledger.trace_times import AttemptTimes, attempt_times
 from tidegate.state_store.read_ledger.wait_facts import Wait
-from tidegate.state_store.read_states import transform_reads
+from tidegate.state_store.read_states import state_rows, transform_reads
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts, staging_tables
 from tidegate.state_store.seal.attempts import AirflowTry, Attempt, StagedPartition, Tracked
@@ -76,7 +78,7 @@ class StateStore(Database):
 
     def __init__(self, settings: Settings, *, user: str | None = None) -> None:
         super().__init__(settings, user=user)
-        self.witness = Witness(settings)
+        self.witness = Witness(settings.marks_folder, trusts_promotions=settings.trusts_promotions)
 
     @classmethod
     def connect(cls, settings: Settings, *, user: str | None = None) -> Self:
@@ -404,7 +406,7 @@ class StateStore(Database):
         """Return the commits of which the source has yet to learn, in order, at most `limit`."""
         with self._transaction("looking for acks that are due") as connection:
             txids = batches.awaiting_acks(connection, pipeline, limit)
-            return [done for txid in txids if (done := ordered_commit.find(connection, pipeline, txid))]
+            return [done for txid in txids if (done := commit_record.find(connection, pipeline, txid))]
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
         """Commit the batch, or report that it has committed already: in txid order, each exactly once (I1-I4, I8).
@@ -463,10 +465,10 @@ class StateStore(Database):
 
     # by hand
 
-    def followers(self, pipeline: str, state: str) -> list[pruning.Follower]:
+    def followers(self, pipeline: str, state: str) -> list[Follower]:
         """Return the inputs of registered pipelines that follow a state."""
         with self._transaction("reading who follows a state") as connection:
-            return pruning.followers(connection, pipeline, state)
+            return followers.followers(connection, pipeline, state)
 
     def pruned_txid(self, state: StateSpec) -> int:
         """Return the txid up to which a state's recorded changes were removed; 0 if none were."""
@@ -635,7 +637,7 @@ class StateStore(Database):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
                     cursors.lock_cursor(connection, pipeline, self.witness, may_be_retired=True)
-                    return ordered_commit.find(connection, pipeline, txid)
+                    return commit_record.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:
                     raise
@@ -750,7 +752,7 @@ class StateStore(Database):
     def state_rows(self, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a state's rows in key order from one snapshot, without holding them all."""
         with self._transaction(f"reading state {state.name}") as connection:
-            yield from batch_status.state_rows(connection, state, limit)
+            yield from state_rows.kept_rows(connection, state, limit)
 
     def event_time(self, state: StateSpec) -> EventTimeProgress | None:
         """Return how far event time has come in a state with windows; None before its first batch."""
@@ -766,4 +768,4 @@ class StateStore(Database):
         Raises: ValueError for a state that does not record changes.
         """
         with self._transaction(f"reading the changes of state {state.name}") as connection:
-            yield from batch_status.changes(connection, state, after_txid, limit)
+            yield from state_rows.changes(connection, state, after_txid, limit)

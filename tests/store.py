@@ -12,6 +12,7 @@ from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
 from tidegate.state_store.commit import (
     combine_batches,
     commit_facts,
+    commit_record,
     event_windows,
     merge_expressions,
     merge_into_states,
@@ -21,7 +22,7 @@ from tidegate.state_store.commit import (
 )
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.connections.answer_deadlines import DeadlineConnection, NoAnswer
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
 from tidegate.state_store.connections.database import set_limits
@@ -64,13 +65,14 @@ from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds,
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
-from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag, changes
+from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag
 from tidegate.state_store.read_ledger.batch_timeline import timeline
-from tidegate.state_store.read_ledger.ledger_reader import LedgerReader, Moment
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
+from tidegate.state_store.read_ledger.wait_facts import Moment, moment
 from tidegate.state_store.read_states import executor_lookup, state_rows
 from tidegate.state_store.read_states.named_query_answers import Answer, ask
-from tidegate.state_store.read_states.state_rows import StateReader, rows_after, version_of
+from tidegate.state_store.read_states.state_rows import StateReader, changes, rows_after, version_of
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts
 from tidegate.state_store.seal.attempts import LONGEST_SILENCE_SECONDS, NO_TASK, AirflowTry, Attempt, StagedPartition, Tracked
@@ -149,6 +151,7 @@ __all__ = [
     "changes",
     "combine_batches",
     "commit_facts",
+    "commit_record",
     "commit_witness",
     "connect",
     "copy_partition",
@@ -167,6 +170,7 @@ __all__ = [
     "measures",
     "merge_expressions",
     "merge_into_states",
+    "moment",
     "ordered_commit",
     "partitions",
     "parts_of",

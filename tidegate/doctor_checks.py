@@ -117,7 +117,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 
 
 def _witness(settings: Settings) -> Iterator[str]:
-    folder = settings.witness_folder or settings.stack_folder / "witness"
+    folder = settings.marks_folder
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         yield f"{existing} cannot be written, so commits are not marked outside Postgres. Set TIDEGATE_WITNESS_FOLDER."

@@ -14,7 +14,7 @@ from tidegate.status.run_progress import ranges
 
 if TYPE_CHECKING:
     from tidegate.state_store import StateStore
-    from tidegate.state_store.commit.ordered_commit import Commit
+    from tidegate.state_store.commit.commit_record import Commit
     from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
     from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag
 

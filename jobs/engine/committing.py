@@ -22,7 +22,7 @@ from tidegate.jobs.engine.processing import halting
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import TidegateError, Unprocessed
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.operate.recorded_actions import Redo
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import AttemptFenced, AttemptNotSealed, StoreUnavailable
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store import StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode, NewInput, NotStarted, ReplanNeeded
 from tidegate.state_store.base.errors import AttemptFenced, BatchRetried, Fault, PermanentError, UsageError, describe
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.ledger.batches import encode_metadata
 from tidegate.state_store.seal.attempts import AirflowTry, Attempt
 

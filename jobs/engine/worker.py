@@ -31,7 +31,7 @@ from tidegate.state_store import StateStore
 from tidegate.state_store.attempt.begin_attempt import Mode, NotStarted
 from tidegate.state_store.base.errors import AttemptFenced, describe
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.seal.attempts import AirflowTry
 
 logger = logging.getLogger(__name__)

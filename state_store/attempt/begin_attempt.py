@@ -14,9 +14,9 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import insert
 
 from tidegate.state_store.attempt import turns
-from tidegate.state_store.commit import commit_facts, ordered_commit, verdicts
+from tidegate.state_store.commit import commit_facts, commit_record, verdicts
 from tidegate.state_store.commit.commit_facts import BatchFacts, CommitFacts
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import BatchInput, decode_metadata, encode_metadata
@@ -85,7 +85,7 @@ def start_attempt(
         check_redoable(spec, txid, facts.cursor.txid)
         check_not_read(connection, spec, txid)
     elif facts.batches[txid].is_committed:
-        return ordered_commit.already_committed(connection, spec.name, txid, facts.cursor.txid)
+        return commit_record.already_committed(connection, spec.name, txid, facts.cursor.txid)
     chosen = decide(spec, request, facts)
     if not isinstance(chosen, BatchInput):
         return chosen

@@ -163,6 +163,16 @@ class Settings:
         return self.home / STACK_FOLDER
 
     @property
+    def marks_folder(self) -> Path:
+        """The folder of the witness, in which it is marked how far pipelines have committed."""
+        return self.witness_folder or self.stack_folder / "witness"
+
+    @property
+    def trusts_promotions(self) -> bool:
+        """Whether a promoted standby is taken to have all commits."""
+        return self.pg_failover == "go-on"
+
+    @property
     def has_airflow(self) -> bool:
         """Whether runs can be started in Airflow: there is a password for it."""
         return self.airflow_password_file is not None and self.airflow_password_file.exists()

@@ -22,7 +22,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from tidegate.state_store.base.errors import HoleDetected
-from tidegate.state_store.base.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +52,10 @@ class Mark:
 class Witness:
     """The marks in one folder. If the folder cannot be used, that is logged once, and everything else goes on."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.folder = settings.witness_folder or settings.stack_folder / "witness"
-        self.trusts_promotions = settings.pg_failover == "go-on"
+    def __init__(self, folder: Path, *, trusts_promotions: bool) -> None:
+        """Use a folder, which need not exist yet; `trusts_promotions` is what `cursors.is_same_database` asks."""
+        self.folder = folder
+        self.trusts_promotions = trusts_promotions
 
     def file_of(self, pipeline: str, history: str) -> Path:
         """Return the file for the mark of a pipeline's history."""

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import RangeRefused
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_as, parts_of
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.batches import MAX_TXID
 from tidegate.state_store.ledger.commit_witness import Witness
@@ -53,30 +53,6 @@ class PrunedRanges(NamedTuple):
     needed: str | None
     kept: list[str]
     are_more: bool = False
-
-
-class Follower(NamedTuple):
-    """A pipeline that reads a state's changes by one of its inputs ("" if it has one source), and its last committed txid."""
-
-    pipeline: str
-    input: str
-    committed: int
-
-
-def followers(connection: Connection, pipeline: str, state: str) -> list[Follower]:
-    """Return the inputs of pipelines that follow a state; those of retired ones do not count."""
-    p, k = tables.pipeline.c, tables.cursor.c
-    identity = p.declaration["source_identity"].astext
-    registered = connection.execute(
-        sa.select(p.pipeline, k.txid, identity)
-        .join(tables.cursor, k.pipeline == p.pipeline)
-        .where(tables.IN_SERVICE)
-        .order_by(p.pipeline)
-    )
-    followed = followed_as(pipeline, state)
-    return [
-        Follower(name, part, txid) for name, txid, of in registered for part, what in parts_of(of).items() if what == followed
-    ]
 
 
 def pruned_txid(connection: Connection, state: StateSpec) -> int:

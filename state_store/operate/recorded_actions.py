@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, Unprocessed
-from tidegate.state_store.commit import commit_facts, merge_into_states, ordered_commit, quarantined_records, verdicts
-from tidegate.state_store.commit.merge_into_states import Merged
-from tidegate.state_store.commit.ordered_commit import Commit
+from tidegate.state_store.commit import commit_facts, commit_record, merge_into_states, quarantined_records, verdicts
+from tidegate.state_store.commit.commit_record import Commit, Merged
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
 from tidegate.state_store.ledger import batches, counted_files, cursors, tables
@@ -126,7 +125,7 @@ def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, w
     batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)
     without = f" (without {', '.join(sorted(request.without))})" if request.without else ""
     write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")
-    done = ordered_commit.find(connection, spec.name, txid)
+    done = commit_record.find(connection, spec.name, txid)
     assert done is not None
     return replace(done, already_committed=False)
 
@@ -162,7 +161,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     """
     facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
     if txid <= facts.cursor.txid:
-        return ordered_commit.already_committed(connection, spec.name, txid, facts.cursor.txid)
+        return commit_record.already_committed(connection, spec.name, txid, facts.cursor.txid)
     verdicts.check_in_order(facts)
     if (batch := facts.batches.get(txid)) is None:
         raise batches.unknown_batch(spec.name, txid)
@@ -180,7 +179,7 @@ def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reas
     if not is_its_turn:
         return None
     verdicts.check_continues(spec, batch.input, facts.cursor)
-    return ordered_commit.commit_skip(connection, spec, batch, owner, reason)
+    return commit_record.skip(connection, spec, batch, owner, reason)
 
 
 def replay_quarantined(

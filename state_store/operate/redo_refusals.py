@@ -6,8 +6,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import RangeRefused, UsageError
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, followed_as, parts_of
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import schema_revision, tables
+from tidegate.state_store.ledger.followers import followers
 
 
 def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
@@ -36,16 +37,17 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
 
     Raises: RangeRefused; UsageError if one of `without` follows no state.
     """
-    p = tables.pipeline.c
-    streams = {followed_as(spec.name, state.name): state.name for state in spec.states if state.stream}
-    source = p.declaration["source_identity"].astext
-    in_service = connection.execute(sa.select(p.pipeline, source).where(tables.IN_SERVICE).order_by(p.pipeline)).all()
-    followers = [(name, part) for name, identity in in_service for part in parts_of(identity).values() if part in streams]
-    if unknown := sorted(set(without) - {name for name, _ in followers}):
+    found = [
+        (each.pipeline, state.name)
+        for state in spec.states
+        if state.stream
+        for each in followers(connection, spec.name, state.name)
+    ]
+    if unknown := sorted(set(without) - {name for name, _ in found}):
         raise UsageError(f"Pipeline {unknown[0]} follows no state of {spec.name}.")
-    for name, followed in ((name, followed) for name, followed in followers if name not in without):
+    for name, state in ((name, state) for name, state in sorted(found) if name not in without):
         raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {streams[followed]}, and may have "
+            f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {state}, and may have "
             "counted what would be taken back. Correct it by a later batch; or, if that pipeline is not run any more, add "
             f"--without {name}.",
             pipeline=spec.name,

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from tidegate.state_store.base.errors import DeclarationChanged
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.operate import pruning
+from tidegate.state_store.ledger.followers import followers
 
 # What may change beside the states: `registration` checks the first two, and the last reads what is there.
 _ELSEWHERE = {"version", "source_identity", "queries"}
@@ -137,7 +137,7 @@ def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequenc
     """
     b = tables.batch.c
     for change in (change for change in changes if change.dropped and not change.is_update):
-        for follower in pruning.followers(connection, spec.name, change.state):
+        for follower in followers(connection, spec.name, change.state):
             open_batches = sa.select(sa.func.min(b.txid), sa.func.max(b.txid)).where(
                 b.pipeline == follower.pipeline, b.txid > follower.committed
             )

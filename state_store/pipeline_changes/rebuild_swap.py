@@ -10,7 +10,7 @@ from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents, message_of
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import history_state_view, partitions, state_tables, team_additions
+from tidegate.state_store.states import partitions, state_tables, team_additions
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
 # A constraint that a partition inherits has its parent's name.
@@ -116,7 +116,7 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
     """
     for each in (state, rebuilt):
         if each.history:
-            _drop(connection, pipeline, history_state_view.drop_of(state_tables.STATE, each), each.name)
+            _drop(connection, pipeline, state_tables.drop_of_view(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         _check_not_published(connection, pipeline, old)
         like_before = partitions.made_like_before(new, old.name)

@@ -1,6 +1,6 @@
 """Read-only queries for people and reports: lag, the ledger by txid, a batch as `inspect --json` shows it, states by key."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,11 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.declarations.column_spec import SNAPSHOT
-from tidegate.state_store.declarations.pipeline_spec import SourceMetadata, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger import tables, undeclared_columns
 from tidegate.state_store.ledger.batches import existing_input
-from tidegate.state_store.states import partitions, state_tables
 
 batches_view = sa.table(
     "batches",
@@ -197,7 +195,7 @@ def batch_history(connection: Connection, pipeline: str, txid: int) -> BatchHist
     def rows(columns: Sequence[Any], *order: Any) -> list[dict[str, Any]]:
         of = columns[0].table.c
         statement = sa.select(*columns).where(of.pipeline == pipeline, of.txid == txid).order_by(*order)
-        return list(_dicts(connection.execute(statement)))
+        return [dict(row) for row in connection.execute(statement).mappings()]
 
     digest = sa.func.encode(a.source_digest, "hex").label("source_digest")
     commit = [c.attempt, c.owner, c.committed_at, c.merged_at, c.key_count, c.quarantined_rows, c.skipped_reason]
@@ -223,37 +221,4 @@ def newest_actions(connection: Connection, pipeline: str, txid: int | None = Non
         .order_by(o.number.desc())
         .limit(ACTIONS_SHOWN)
     )
-    return list(_dicts(connection.execute(statement)))
-
-
-def state_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield a state's rows in key order, keys and values and txid, without holding them all."""
-    table = partitions.readable_table(connection, state)
-    columns = [column for column in table.c if column.name != SNAPSHOT]
-    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
-    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
-
-
-def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield what the txids after the given one changed in a state, by txid and key, without holding it all.
-
-    Raises: ValueError for a state that does not record changes; SchemaOutOfDate if a partition is missing.
-    """
-    if state.stream is None:
-        raise ValueError(f"State {state.name} does not record changes.")
-    after: Any = after_txid
-    if state.appends:
-        table = partitions.readable_table(connection, state)
-    else:
-        table, s = state_tables.changes_table_of(state), tables.state_table.c
-        partitions.check_whole(connection, table.name)
-        # `tidegate prune` may have removed a part of a txid so far.
-        after = sa.func.greatest(after, sa.select(s.pruned_txid).where(s.state == table.name).scalar_subquery())
-    order = [table.c.txid, *(table.c[key.name] for key in state.keys)]
-    columns = [table.c[column.name] for column in state.stream[1]]
-    statement = sa.select(*columns).where(table.c.txid > after).order_by(*order).limit(limit)
-    yield from _dicts(connection.execution_options(yield_per=10_000).execute(statement))
-
-
-def _dicts(rows: sa.Result[Any]) -> Iterator[dict[str, Any]]:
-    return (dict(row) for row in rows.mappings())
+    return [dict(row) for row in connection.execute(statement).mappings()]

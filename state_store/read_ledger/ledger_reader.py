@@ -4,9 +4,8 @@ It logs in as a role that can change nothing, bounds every statement, and opens 
 down commits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -16,25 +15,9 @@ from tidegate.state_store.connections.local_settings import set_local, wait_at_m
 from tidegate.state_store.declarations.column_spec import NAME
 from tidegate.state_store.ledger import schema_revision
 from tidegate.state_store.ledger.commit_witness import Witness
-from tidegate.state_store.read_ledger import wait_facts
-from tidegate.state_store.read_ledger.wait_facts import Marks, Wait
 
 MOST_CONNECTIONS, PATIENCE_SECONDS = 8, 5
 STATEMENT_TIMEOUT_SECONDS = 10
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A snapshot that also shows what pipelines wait for."""
-
-    connection: Connection
-    settings: Settings
-    _marks: Marks
-    _witness: Witness
-
-    def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
-        """Return what each of these pipelines, and its requested txid (a batch's number) if any, waits for."""
-        return wait_facts.read(self.connection, requested, self._marks, self._witness)
 
 
 class LedgerReader(Database):
@@ -45,18 +28,7 @@ class LedgerReader(Database):
         super().__init__(
             settings, user=settings.pg_reader, most_connections=MOST_CONNECTIONS, patience_seconds=PATIENCE_SECONDS
         )
-        self._witness = Witness(settings)
-
-    @contextmanager
-    def moment(self, doing: str, pipelines: Sequence[str]) -> Iterator[Moment]:
-        """Yield a snapshot that also shows what these pipelines wait for.
-
-        Raises: the errors of `snapshot`.
-        """
-        with self.snapshot(doing) as connection:
-            marks = wait_facts.marks(connection, pipelines, self._witness)  # before the snapshot that is compared with them
-        with self.snapshot(doing) as connection:
-            yield Moment(connection, self.settings, marks, self._witness)
+        self.witness = Witness(settings.marks_folder, trusts_promotions=settings.trusts_promotions)
 
     @contextmanager
     def snapshot(

@@ -4,7 +4,8 @@ Every statement serves any number of pipelines, and looks at no more than their 
 and the newest attempts at both; counts stop at a limit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 
 from tidegate.state_store.attempt.turns import has_room, turns
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
@@ -26,6 +28,7 @@ from tidegate.state_store.ledger.cursors import (
     describe_loss_since,
     is_same_database,
 )
+from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.seal import attempts
 
 MOST_COUNTED = 1000  # of quarantined records, and of commits that the source has yet to learn of
@@ -222,6 +225,32 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
         )
         for name, (row, cursor) in pipelines.items()
     }
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A snapshot of ledger and states that also shows what pipelines wait for."""
+
+    connection: Connection
+    settings: Settings
+    _marks: Marks
+    _witness: Witness
+
+    def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
+        """Return what each of these pipelines, and its requested txid (a batch's number) if any, waits for."""
+        return read(self.connection, requested, self._marks, self._witness)
+
+
+@contextmanager
+def moment(reader: LedgerReader, doing: str, pipelines: Sequence[str]) -> Iterator[Moment]:
+    """Yield a snapshot that also shows what these pipelines wait for.
+
+    Raises: the errors of `LedgerReader.snapshot`.
+    """
+    with reader.snapshot(doing) as connection:
+        read_before = marks(connection, pipelines, reader.witness)  # before the snapshot that is compared with them
+    with reader.snapshot(doing) as connection:
+        yield Moment(connection, reader.settings, read_before, reader.witness)
 
 
 def _pipelines() -> sa.Select[Any]:

@@ -19,12 +19,12 @@ from sqlalchemy.exc import DataError
 
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.declarations.column_spec import KeyColumn
+from tidegate.state_store.declarations.column_spec import SNAPSHOT, KeyColumn
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
-from tidegate.state_store.states import key_lookup, partitions
+from tidegate.state_store.states import key_lookup, partitions, state_tables
 
 MOST_KEYS = 100_000  # in one read, which holds all their rows in memory
 SCAN_SECONDS = 3600
@@ -199,6 +199,35 @@ def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str 
     rows = _in_order(state, partitions.readable_table(connection, state))
     as_text = rows.with_only_columns(*(sa.cast(column, sa.Text) for column in rows.selected_columns))
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(as_text)
+
+
+def kept_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield all rows in key order with all columns, so also previous values, without holding them in memory."""
+    table = partitions.readable_table(connection, state)
+    columns = [column for column in table.c if column.name != SNAPSHOT]
+    statement = sa.select(*columns).order_by(*(table.c[key.name] for key in state.row_key)).limit(limit)
+    yield from map(dict, connection.execution_options(yield_per=10_000).execute(statement).mappings())
+
+
+def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
+    """Yield what the txids after the given one changed in a state, by txid and key, without holding it all.
+
+    Raises: ValueError for a state that does not record changes; SchemaOutOfDate if a partition is missing.
+    """
+    if state.stream is None:
+        raise ValueError(f"State {state.name} does not record changes.")
+    after: Any = after_txid
+    if state.appends:
+        table = partitions.readable_table(connection, state)
+    else:
+        table, s = state_tables.changes_table_of(state), tables.state_table.c
+        partitions.check_whole(connection, table.name)
+        # `tidegate prune` may have removed a part of a txid so far.
+        after = sa.func.greatest(after, sa.select(s.pruned_txid).where(s.state == table.name).scalar_subquery())
+    order = [table.c.txid, *(table.c[key.name] for key in state.keys)]
+    columns = [table.c[column.name] for column in state.stream[1]]
+    statement = sa.select(*columns).where(table.c.txid > after).order_by(*order).limit(limit)
+    yield from map(dict, connection.execution_options(yield_per=10_000).execute(statement).mappings())
 
 
 def _in_order(state: StateSpec, table: Table) -> sa.Select[Any]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, FromClause, Table
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateView
 
 from tidegate.state_store.base.errors import DeclarationChanged
 from tidegate.state_store.declarations.column_spec import TO_TXID, VALID_TO
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, Validity
+from tidegate.state_store.states import state_tables
 
 # Of columns that may be NULL, so many are looked up by the index; each doubles the number of lookups in the view's text.
 MOST_LOOKED_UP = 3
@@ -58,7 +58,7 @@ def put_view(connection: Connection, state: StateSpec, versions: Table, *, is_ch
     columns = [column["name"] for column in inspector.get_columns(state.name, versions.schema)] if exists else []
     shown = [column.name for column in state.shown]
     if set(columns) - set(shown):
-        connection.execute(sa.text(drop_of(versions.schema, state)))
+        connection.execute(sa.text(state_tables.drop_of_view(versions.schema, state)))
         columns = []
     elif exists and not is_changed and len(columns) == len(shown):
         return
@@ -75,12 +75,6 @@ def privileges_kept(connection: Connection, specs: Sequence[PipelineSpec]) -> It
         if oid != before[name][0] and grants != before[name][1]:
             for statement in (*(grant["revoke"] for grant in grants), *(grant["grant"] for grant in before[name][1])):
                 connection.exec_driver_sql(statement)
-
-
-def drop_of(schema: str | None, state: StateSpec) -> str:
-    """Return the statement that drops the view of a history, which comes before a change or drop of its table."""
-    view = sa.Table(state.name, sa.MetaData(), schema=schema)
-    return f"DROP VIEW IF EXISTS {postgresql.dialect().identifier_preparer.format_table(view)}"  # type: ignore[no-untyped-call]
 
 
 def _view(state: StateSpec, versions: Table, names: Sequence[str]) -> CreateView:

@@ -79,11 +79,6 @@ class Divided(NamedTuple):
     ranges: Ranges
     kind: str
 
-    @property
-    def partitioned_by(self) -> str:
-        """Return the SQL of what the table is partitioned by."""
-        return f"RANGE ({_quoted(self.ranges.column)})"
-
 
 def rows_of(state: StateSpec) -> Divided:
     """Return the table of a state of rows that is divided by ranges."""

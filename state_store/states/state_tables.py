@@ -11,15 +11,22 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import BYTEA
 
 from tidegate.state_store.connections import table_locks
 from tidegate.state_store.connections.table_locks import STAGING
-from tidegate.state_store.declarations.column_spec import PREVIOUS_TXID, SNAPSHOT, ColumnType, DerivedColumn, previous_name
+from tidegate.state_store.declarations.column_spec import (
+    PREVIOUS_TXID,
+    SNAPSHOT,
+    TXID,
+    ColumnType,
+    DerivedColumn,
+    previous_name,
+)
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Staged, StateSpec
 from tidegate.state_store.declarations.window_spec import WINDOW_END
 from tidegate.state_store.ledger.tables import NAMING
-from tidegate.state_store.states import history_state_view, range_partitions
 
 STATE = table_locks.STATE
 # Free space on each page lets Postgres keep a new row version beside the old one, without new index entries (a HOT update).
@@ -53,6 +60,7 @@ _TYPES: dict[str, Any] = {
     "bytea": BYTEA(),
 }
 DERIVED_PRECISION = 76
+_PREPARER = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
 
 class StagedBatch(NamedTuple):
@@ -110,15 +118,24 @@ def state_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> Tab
     if state.window and (state.window.emits or state.window.keep is not None):
         Index(f"ix_{state.name}_{WINDOW_END}", table.c[WINDOW_END])
     if state.history:
-        sa.event.listen(table, "before_drop", sa.DDL(history_state_view.drop_of(STATE, state)))  # type: ignore[no-untyped-call]
+        sa.event.listen(table, "before_drop", sa.DDL(drop_of_view(STATE, state)))  # type: ignore[no-untyped-call]
     return table
 
 
 def _storage(state: StateSpec) -> dict[str, Any]:
     """Return how Postgres stores a state's table."""
     if state.ranges:
-        return {"postgresql_partition_by": range_partitions.rows_of(state).partitioned_by}
+        return _divided_by(state.ranges.column)
     return {} if state.appends else {"postgresql_with": STATE_STORAGE}  # appended rows are never updated
+
+
+def _divided_by(column: str) -> dict[str, Any]:
+    return {"postgresql_partition_by": f"RANGE ({_PREPARER.quote(column)})"}
+
+
+def drop_of_view(schema: str | None, state: StateSpec) -> str:
+    """Return the statement that drops the view of a history, which comes before a change or drop of its table."""
+    return f"DROP VIEW IF EXISTS {_PREPARER.format_table(Table(state.name, sa.MetaData(), schema=schema))}"
 
 
 def readable_of(state: StateSpec) -> Table:
@@ -143,8 +160,7 @@ def changes_table_of(state: StateSpec, metadata: sa.MetaData | None = None) -> T
     if any(column.nullable for column in state.keys):
         unique = sa.UniqueConstraint(*key, name=f"uq_{name}_key", postgresql_nulls_not_distinct=True)
     parts = [*columns, *(_derived_column(d, state) for d in state.derived), unique]
-    storage = {"postgresql_partition_by": range_partitions.changes_of(state).partitioned_by}
-    return _table(name, metadata, parts, storage, after_create(state, name))
+    return _table(name, metadata, parts, _divided_by(TXID.name), after_create(state, name))
 
 
 def after_create(state: StateSpec, table: str) -> list[str]:

@@ -42,7 +42,6 @@ from tests.store import (
     copy_partition,
     digest_statement,
     encode_metadata,
-    history_state_view,
     partitions,
     position_of,
     state_tables,
@@ -364,7 +363,7 @@ class Flow:
 def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> None:
     """Make a state's table again with other partitions than before, as a migration does."""
     if state.history:
-        connection.execute(sa.text(history_state_view.drop_of("state", state)))
+        connection.execute(sa.text(state_tables.drop_of_view("state", state)))
     table = state_tables.state_table_of(state)
     for statement in partitions.set_aside(table, before):
         connection.execute(sa.text(statement))

@@ -312,9 +312,9 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pyt
     spec = declare(COME, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
     threads: list[threading.Thread] = []
-    from tests.store import ordered_commit  # noqa: PLC0415
+    from tests.store import commit_record  # noqa: PLC0415
 
-    record = ordered_commit._record
+    record = commit_record.write
 
     def begin_migration(*arguments: Any, **named: Any) -> Any:
         if not threads:
@@ -324,7 +324,7 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pyt
             until(lambda: team.asked(waiting))
         return record(*arguments, **named)
 
-    monkeypatch.setattr(ordered_commit, "_record", begin_migration)
+    monkeypatch.setattr(commit_record, "write", begin_migration)
     old.commit(sealed)
     team.count(sealed, LINES[3:5])
     threads[0].join(60)

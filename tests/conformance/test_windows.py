@@ -20,7 +20,6 @@ from tests.store import (
     Redo,
     StagedPartition,
     StateSpec,
-    Witness,
     event_windows,
     measures,
     state_table_of,
@@ -566,7 +565,7 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> No
     for number, late in enumerate((0, 1, 0)):  # metrics show when rows came too late, and not as records that wait
         f.count([("a", 10 * HOUR, 1), *[(f"late {number}", HOUR, 1)] * late])
         with LedgerReader(f.settings) as reader, reader.snapshot("measuring") as connection:
-            (measured,) = measures(connection, Witness(f.settings)).pipelines
+            (measured,) = measures(connection, reader.witness).pipelines
         committed_at = measured.committed_at if late else committed_at
         assert measured.quarantined == 0
         assert measured.set_aside_at is not None

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally
-from tests.store import LedgerReader, PipelineMeasures, Tracked, Witness, measures
+from tests.store import LedgerReader, PipelineMeasures, Tracked, measures
 from tidegate.state_store import Settings, StateStore
 
 COUNTED = """
@@ -43,7 +43,7 @@ def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
 def measured_of(settings: Settings) -> list[PipelineMeasures]:
     """Measure as the page does."""
     with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
-        return measures(connection, Witness(settings)).pipelines
+        return measures(connection, reader.witness).pipelines
 
 
 def seal(tally: Tally, txid: int, rows: int) -> None:

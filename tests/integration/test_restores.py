@@ -158,7 +158,7 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
     assert commit_next(machine.settings) == 3
     machine.put_back(backup)
 
-    (file,) = Witness(machine.settings).folder.glob("tally.*.json")
+    (file,) = machine.settings.marks_folder.glob("tally.*.json")
     assert_halted(
         machine.settings,
         rf"stands at txid 2, but {file} says that txid 3 committed at .*, so txid 3 is lost\. Put back a newer backup\. "
@@ -363,7 +363,7 @@ def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Se
 
 def marked(settings: Settings) -> int:
     """Return the txid of the only history's mark."""
-    (file,) = Witness(settings).folder.glob("tally.*.json")
+    (file,) = settings.marks_folder.glob("tally.*.json")
     return int(json.loads(file.read_text())["txid"])
 
 
@@ -374,7 +374,7 @@ def mark(txid: int, attempt: int = 1, history: str = "h") -> Mark:
 
 def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
     """An older writer changes nothing; a redo is later than the commit that it replaces."""
-    folder = Witness(Settings(home=tmp_path))
+    folder = Witness(tmp_path / "witness", trusts_promotions=False)
     for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
         folder.advance(mark(*written))
         found = folder.mark_of("tally", "h")
@@ -386,7 +386,7 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
 
 def test_concurrent_writers_leave_the_latest_mark(tmp_path: Path) -> None:
     """The order in which they write does not matter."""
-    folder = Witness(Settings(home=tmp_path))
+    folder = Witness(tmp_path / "witness", trusts_promotions=False)
     writers = [threading.Thread(target=lambda n=n: [folder.advance(mark(t)) for t in range(n, 200, 8)]) for n in range(1, 9)]
     for writer in writers:
         writer.start()
@@ -400,9 +400,9 @@ def test_concurrent_writers_leave_the_latest_mark(tmp_path: Path) -> None:
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
     """Killed at any moment, it leaves the previous mark or the new one."""
     code = (
-        "import sys, itertools; from pathlib import Path; from tidegate.state_store import Settings; "
+        "import sys, itertools; from pathlib import Path\n"
         "from tidegate.state_store.ledger.commit_witness import Mark, Witness\n"
-        "w = Witness(Settings(home=Path(sys.argv[1])))\n"
+        "w = Witness(Path(sys.argv[1]) / 'witness', trusts_promotions=False)\n"
         "first = int(sys.argv[2])\n"
         "for n in itertools.count(first):\n"
         "    w.advance(Mark('tally', 'h', 'e', n, 1, 'x'))\n"
@@ -419,7 +419,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
-        found = Witness(Settings(home=tmp_path)).mark_of("tally", "h")
+        found = Witness(tmp_path / "witness", trusts_promotions=False).mark_of("tally", "h")
         assert found is not None
         assert found.txid > reached
         reached = found.txid
@@ -427,7 +427,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
 
 def test_a_suspended_writer_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark is out of date then, which is harmless."""
-    folder = Witness(Settings(home=tmp_path))
+    folder = Witness(tmp_path / "witness", trusts_promotions=False)
     folder.advance(mark(1))
     monkeypatch.setattr(commit_witness, "LOCK_PATIENCE_SECONDS", 0.2)
     with (folder.folder / "lock").open("w") as held:
@@ -442,7 +442,7 @@ def test_a_suspended_writer_does_not_block_others(tmp_path: Path, monkeypatch: p
 
 def test_old_histories_are_forgotten(tmp_path: Path) -> None:
     """Databases that are created and dropped leave a bounded number of marks; other pipelines keep theirs."""
-    folder = Witness(Settings(home=tmp_path))
+    folder = Witness(tmp_path / "witness", trusts_promotions=False)
     folder.advance(replace(mark(1), pipeline="tally_2"))
     for number in range(commit_witness.HISTORIES_KEPT + 5):
         folder.advance(mark(1, history=f"h{number}"))

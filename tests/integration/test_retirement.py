@@ -21,7 +21,6 @@ from tests.store import (
     Request,
     Retirement,
     StateReader,
-    Witness,
     attempts,
     key_lookup,
     measures,
@@ -353,7 +352,7 @@ def test_nothing_lists_a_retired_pipeline(busy: Tally, owner: StateStore, settin
     retire(owner)
     assert busy.store.lag() == []
     with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
-        assert measures(connection, Witness(settings)).pipelines == []
+        assert measures(connection, reader.witness).pipelines == []
     (retired,) = busy.store.retired_pipelines()
     assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
     waits = {status.txid: status.waits_for for status in busy.store.batch_statuses("tally")}

@@ -18,6 +18,7 @@ from tests.store import (
     batch_details,
     batch_search,
     batch_status,
+    moment,
     pipeline_overview,
     quarantined_records,
     timeline,
@@ -96,7 +97,7 @@ def test_queries_read_few_rows(large: Server) -> None:
     for name, (limit, read) in READS.items():
         with (
             LedgerReader(large.settings) as reader,
-            reader.moment("a test", PAGE) as at,
+            moment(reader, "a test", PAGE) as at,
             explained(at.connection) as statements,
         ):
             read(at)

@@ -3,6 +3,7 @@
 from tests.mutants.planted_fault import Mutant
 
 FILE, VERDICTS = "state_store/commit/ordered_commit.py", "state_store/commit/verdicts.py"
+RECORD = "state_store/commit/commit_record.py"
 ACTIONS = "state_store/operate/recorded_actions.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
 READY = "tests/integration/test_commit_ready.py"
@@ -122,8 +123,8 @@ MUTANTS = (
     Mutant(
         "files-of-a-skipped-batch-are-not-recorded",
         "I12",
-        FILE,
-        "commit_skip",
+        RECORD,
+        "skip",
         "counted_files.write(connection, spec, [batch.input])",
         "pass",
         ("tests/sources/test_file_identity.py::test_files_of_a_skipped_batch_are_taken",),
@@ -185,8 +186,8 @@ MUTANTS = (
     Mutant(
         "the-cursor-keeps-the-former-digest",
         "I12",
-        FILE,
-        "_record",
+        RECORD,
+        "write",
         ', "source_digest": last.input.digest}',
         "}",
         (f"{ORDERED}::test_batches_add_up_in_txid_order",),
@@ -194,8 +195,8 @@ MUTANTS = (
     Mutant(
         "a-skipped-replay-keeps-its-records",
         "I1",
-        FILE,
-        "commit_skip",
+        RECORD,
+        "skip",
         "if QUARANTINED in batch.input.metadata:",
         "if QUARANTINED not in batch.input.metadata:",
         (f"{POLICIES}::test_a_replay_that_is_skipped_gives_its_records_back",),

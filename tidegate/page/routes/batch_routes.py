@@ -15,7 +15,7 @@ from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
-from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
+from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview, wait_facts
 from tidegate.state_store.read_ledger.batch_search import BatchFilter, Phase
 from tidegate.state_store.read_ledger.batch_status import BatchHistory
 from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeline
@@ -242,7 +242,7 @@ def batch(request: Request, pipeline: access.Readable, txid: int, user: access.U
     """Return everything about one batch."""
     if not 1 <= txid <= LARGEST:
         raise Refusal(404, "UNKNOWN_BATCH", f"{pipeline} has no txid {txid}.")
-    with ledger_connection.reader().moment(f"reading {pipeline} {txid}", [pipeline]) as moment:
+    with wait_facts.moment(ledger_connection.reader(), f"reading {pipeline} {txid}", [pipeline]) as moment:
         connection = moment.connection
         pipeline_overview.check_registered(connection, pipeline)
         known = batch_status.batch_history(connection, pipeline, txid)

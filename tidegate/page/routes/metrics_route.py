@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 from tidegate.page import access, ledger_connection
 from tidegate.page.routes.metric_definitions import families
 from tidegate.state_store.base.errors import SettingsInvalid, TidegateError
-from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.read_ledger.metric_values import Measures, measures
 
 logger = logging.getLogger(__name__)
@@ -73,8 +72,9 @@ def _measure() -> tuple[Measures | None, float]:
     began = time.monotonic()
     found: Measures | None = None
     try:
-        with ledger_connection.reader().snapshot("measuring") as connection:
-            found = measures(connection, Witness(ledger_connection.settings()))
+        reader = ledger_connection.reader()
+        with reader.snapshot("measuring") as connection:
+            found = measures(connection, reader.witness)
     except TidegateError as error:
         logger.warning("The ledger cannot be measured: %s: %s", error.code, error)
     return found, time.monotonic() - began

@@ -12,7 +12,7 @@ from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import declared
 from tidegate.page.shared_models import Action, Column
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
-from tidegate.state_store.read_ledger import batch_status, pipeline_overview
+from tidegate.state_store.read_ledger import batch_status, pipeline_overview, wait_facts
 from tidegate.state_store.read_ledger.batch_search import Phase
 from tidegate.state_store.read_ledger.pipeline_overview import Progress
 
@@ -108,7 +108,7 @@ def pipelines(
     mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
     asked = [name for name in mine if name > after]
     looked_at = asked if order == "trouble" else asked[:limit]
-    with ledger_connection.reader().moment("reading the overview", looked_at) as moment:
+    with wait_facts.moment(ledger_connection.reader(), "reading the overview", looked_at) as moment:
         whys = root_causes(moment, looked_at)
         shown = sorted(whys, key=lambda name: (_TROUBLE[whys[name].severity] * (order == "trouble"), name))[:limit]
         found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
@@ -125,7 +125,7 @@ def pipelines(
 @router.get("/pipelines/{pipeline}")
 def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDetail:
     """Return one pipeline."""
-    with ledger_connection.reader().moment(f"reading pipeline {pipeline}", [pipeline]) as moment:
+    with wait_facts.moment(ledger_connection.reader(), f"reading pipeline {pipeline}", [pipeline]) as moment:
         found = pipeline_overview.progress_of(moment.connection, pipeline)
         causes = explain(moment, pipeline).causes
         actions = batch_status.newest_actions(moment.connection, pipeline)

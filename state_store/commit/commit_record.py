@@ -1,0 +1,138 @@
+"""The record of commits: what each has written, and the cursor, which advances with it in one statement.
+
+Numbers such as I8 are rules of docs/protocol.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
+
+from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
+from tidegate.state_store.commit import quarantined_records
+from tidegate.state_store.commit.commit_facts import BatchFacts
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
+from tidegate.state_store.ledger import counted_files, tables
+from tidegate.state_store.ledger.batches import QUARANTINED
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A committed txid: its attempt, the number of state rows written, whether it had committed before the call.
+
+    A batch that was given up is skipped: its commit has no rows, but a reason.
+    """
+
+    pipeline: str
+    txid: int
+    attempt: int
+    key_count: int
+    committed_at: datetime
+    skipped_reason: str | None
+    already_committed: bool
+
+    def __str__(self) -> str:
+        outcome = "committed" if self.skipped_reason is None else "skipped"
+        outcome = f"already {outcome}" if self.already_committed else outcome
+        return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} key{'' if self.key_count == 1 else 's'}"
+
+
+class Merged(NamedTuple):
+    """How many state rows a batch has written, and how many bad records it has set aside."""
+
+    keys: int
+    quarantined_rows: int
+
+
+NOTHING = Merged(0, 0)
+
+
+def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
+    """Return the commit of a txid, if it has committed."""
+    c = tables.commit.c
+    row = connection.execute(
+        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at, c.skipped_reason).where(
+            c.pipeline == pipeline, c.txid == txid
+        )
+    ).one_or_none()
+    return Commit(*row, already_committed=True) if row else None
+
+
+def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:
+    """Return the commit of a txid that the cursor has passed.
+
+    Raises: HoleDetected if there is none.
+    """
+    done = find(connection, pipeline, txid)
+    if done is None:
+        raise HoleDetected(
+            f"{pipeline}: the cursor is at txid {cursor_txid}, but txid {txid} has no commit record. Restore tidegate.commit.",
+            pipeline=pipeline,
+            txid=txid,
+        )
+    return done
+
+
+def skip(connection: Connection, spec: PipelineSpec, batch: BatchFacts, owner: str, reason: str) -> Commit:
+    """Commit the next batch without rows, as it was given up."""
+    counted_files.write(connection, spec, [batch.input])
+    if QUARANTINED in batch.input.metadata:
+        quarantined_records.put_back(connection, spec.name, batch.locked.txid)
+    return write(connection, [(batch, NOTHING)], owner, skipped_reason=reason)[0]
+
+
+def write(
+    connection: Connection,
+    committed: Sequence[tuple[BatchFacts, Merged]],
+    owner: str,
+    *,
+    skipped_reason: str | None = None,
+) -> list[Commit]:
+    """Record the commits of consecutive batches, and advance the locked cursor to the last of them.
+
+    Raises: GuardMismatch if the cursor is not at the txid before.
+    """
+    first, last = committed[0][0].locked, committed[-1][0]
+    rows = [
+        {
+            "pipeline": batch.locked.pipeline,
+            "txid": batch.locked.txid,
+            "attempt": batch.locked.attempt,
+            "source_digest": batch.input.digest,
+            "owner": owner,
+            "key_count": merged.keys,
+            "quarantined_rows": merged.quarantined_rows,
+            "skipped_reason": skipped_reason,
+        }
+        for batch, merged in committed
+    ]
+    c = tables.cursor.c
+    recorded = insert(tables.commit).values(rows).returning(tables.commit.c.committed_at).cte("recorded")
+    position = {"txid": last.locked.txid, "attempt": last.locked.attempt, "source_digest": last.input.digest}
+    is_there = c.pipeline == first.pipeline, c.txid == first.txid - 1
+    advanced = sa.update(tables.cursor).where(*is_there).values(position).returning(c.txid).cte("advanced")
+    both = sa.outerjoin(recorded, advanced, sa.true())
+    # One time for all: that at which the transaction began.
+    committed_at, moved = connection.execute(sa.select(recorded.c.committed_at, advanced.c.txid).select_from(both)).all()[0]
+    if moved is None:
+        raise GuardMismatch(
+            f"{first.pipeline}: the cursor left txid {first.txid - 1} while it was locked.",
+            pipeline=first.pipeline,
+            txid=first.txid,
+        )
+    return [
+        Commit(
+            first.pipeline,
+            batch.locked.txid,
+            batch.locked.attempt,
+            merged.keys,
+            committed_at,
+            skipped_reason,
+            already_committed=False,
+        )
+        for batch, merged in committed
+    ]
