@@ -149,17 +149,17 @@ def _read(connection: Connection, statement: sa.Select[Any], waiting: Sequence[t
 
 
 def turns(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Turn]:
-    """Return the turn of each (pipeline, txid) of a registered pipeline."""
+    """Return whether each (pipeline, txid) of a registered pipeline may commit now. A hint: the commit checks that."""
     return {facts[:2]: turn(facts) for facts in _read(connection, _TURNS, waiting)}
 
 
 def processing(connection: Connection, waiting: Sequence[tuple[str, int]]) -> dict[tuple[str, int], TurnFacts]:
-    """Return for each (pipeline, txid) of a batch what says whether it is still to be processed."""
+    """Return for each batch whether its processing `is_over`, or it `is_in_work`. A hint: `start_attempt` decides."""
     return {facts[:2]: facts for facts in _read(connection, _PROCESSING, waiting) if facts.attempt is not None}
 
 
-def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int) -> int | None:
-    """Return a run's next txid after this one that may begin and has not, if any."""
+def next_unbegun(connection: Connection, pipeline: str, run_id: str, after: int = 0) -> int | None:
+    """Return a run's next txid after this one that may begin and has not, if any; begin it in mode "first"."""
     b, r = tables.batch.c, tables.run_batch.c
     begun = sa.select(b.attempt).where(tables.same_batch(tables.batch, tables.run_batch), b.skip_reason.is_(None))
     of_run = (r.pipeline == pipeline, r.run_id == run_id, r.txid > after, begun.scalar_subquery() == 0)

@@ -4,9 +4,9 @@ Numbers such as I8 are rules of docs/protocol.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -51,15 +51,22 @@ class Merged(NamedTuple):
 NOTHING = Merged(0, 0)
 
 
+_COMMITS: sa.Select[Any] = sa.select(*(tables.commit.c[each.name] for each in fields(Commit)[:-1]), sa.true())
+
+
 def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
     """Return the commit of a txid, if it has committed."""
     c = tables.commit.c
-    row = connection.execute(
-        sa.select(c.pipeline, c.txid, c.attempt, c.key_count, c.committed_at, c.skipped_reason).where(
-            c.pipeline == pipeline, c.txid == txid
-        )
-    ).one_or_none()
-    return Commit(*row, already_committed=True) if row else None
+    row = connection.execute(_COMMITS.where(c.pipeline == pipeline, c.txid == txid)).one_or_none()
+    return Commit(*row) if row else None
+
+
+def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[Commit]:
+    """Return the commits of which the source has yet to learn (by an ack), in order, at most `limit`."""
+    b = tables.batch.c
+    both = _COMMITS.join(tables.batch, tables.same_batch(tables.commit, tables.batch))
+    due = both.where(b.pipeline == pipeline, b.awaits_ack).order_by(b.txid).limit(limit)
+    return [Commit(*row) for row in connection.execute(due)]
 
 
 def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:

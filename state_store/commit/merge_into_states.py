@@ -256,7 +256,10 @@ def restore(connection: Connection, state: StateSpec, txid: int) -> None:
 
 
 def try_merge(connection: Connection, state: StateSpec, kept: TextRow | None, partial: TextRow) -> TextRow:
-    """Return the values after a merge of a partial into a row, or into none; all are Postgres' text."""
+    """Return the values after a merge of a partial into a row, or into none; all are Postgres' text. For tests of aggregates.
+
+    Raises: the errors of a merge, such as Overflow.
+    """
     columns = state_tables.state_table_of(state).c
 
     def row(values: TextRow, name: str) -> sa.Subquery:

@@ -44,14 +44,23 @@ def commit_batch(
 
 
 def commit_ready(
-    connection: Connection, spec: PipelineSpec, owner: str, witness: Witness, *, max_batches: int, wait: bool
+    connection: Connection,
+    witness: Witness,
+    spec: PipelineSpec,
+    owner: str,
+    *,
+    max_batches: int = MAX_BATCHES_TOGETHER,
+    wait: bool = True,
 ) -> list[Commit]:
     """Commit the ready batches that directly follow the cursor, in order, as if each were committed alone.
 
     A sealed batch is ready if it passes the checks of `commit_batch` and is neither halted nor given up; the first that is not
     ends the sequence. A batch of more than MAX_ROWS_TOGETHER rows, or of a pipeline that `commits_alone`, is merged by itself.
 
-    Raises: as `commit_batch`; committing one by one then shows which batch is at fault.
+    The states between them are never visible. Without `wait`, it is an error if another process is committing: that process
+    will look for further batches. If the connection breaks, the next commit finds out the outcome.
+
+    Raises: as `commit_batch`. Then nothing was committed; committing one by one shows which batch is at fault.
     """
     cursor = cursors.lock(connection, spec.name, wait=wait)
     locked = attempts.lock_sealed(connection, spec.name, cursor.txid, 1 if spec.commits_alone else max_batches)

@@ -150,7 +150,9 @@ def clear(connection: Connection, pipeline: str, txid: int) -> None:
 # What people see: records, and partials, which have a `state`
 
 
-def records(connection: Connection, pipeline: str, txid: int | None, limit: int | None) -> Iterator[dict[str, Any]]:
+def records(
+    connection: Connection, pipeline: str, txid: int | None = None, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield what is in quarantine, of one batch or all, in order of the batches, without holding it in memory."""
     q = tables.quarantine.c
     statement = (
@@ -188,13 +190,13 @@ def record(connection: Connection, pipeline: str, txid: int, number: int) -> dic
     return dict(row) if row else None
 
 
-def totals(connection: Connection, pipeline: str, txid: int | None) -> QuarantineTotals:
+def totals(connection: Connection, pipeline: str, txid: int | None = None) -> QuarantineTotals:
     """Return how many records and partials of a txid, or of all, are in quarantine."""
     counts = sa.select(sa.func.count().filter(waits()), sa.func.count().filter(~waits()))
     return QuarantineTotals(*connection.execute(counts.where(*_of(pipeline, txid), _is_here())).one())
 
 
-def counts(connection: Connection, pipeline: str, txid: int | None, *, limit: int | None = None) -> dict[int, int]:
+def counts(connection: Connection, pipeline: str, txid: int | None = None, *, limit: int | None = None) -> dict[int, int]:
     """Count by txid, or for a given one, what is in quarantine; with `limit`, for the newest ones, in descending order."""
     q = tables.quarantine.c
     statement = sa.select(q.txid, sa.func.count()).where(*_of(pipeline, txid), _is_here()).group_by(q.txid)

@@ -95,7 +95,7 @@ def position_of(metadata: SourceMetadata | None) -> SourceMetadata | None:
 
 
 def last_opened(connection: Connection, pipeline: str) -> BatchInput | None:
-    """Return the input of the newest batch; None before the first batch.
+    """Return the newest batch with its current metadata; None before the first.
 
     Raises: MetadataCorrupt.
     """
@@ -313,7 +313,7 @@ def reopen(connection: Connection, pipeline: str, txid: int | None) -> list[int]
 
 
 def halt(connection: Connection, pipeline: str, txid: int, reason: str) -> None:
-    """Halt a batch, so that nothing retries it by itself.
+    """Halt a batch: nothing retries it by itself, and later batches of the run end instead of waiting for it.
 
     Nothing changes if it has committed or was given up meanwhile, or if its pipeline was retired: after it is reinstated, its
     batches are as they were.
@@ -338,13 +338,6 @@ def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[boo
     return list(connection.scalars(txids.with_for_update(key_share=True, of=tables.batch)))
 
 
-def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[int]:
-    """Return committed or skipped txids that the source has yet to learn of (by an ack), in order, at most `limit`."""
-    b, c = tables.batch.c, tables.cursor.c
-    settled = (c.pipeline == b.pipeline, b.pipeline == pipeline, b.txid <= c.txid)
-    return list(connection.scalars(sa.select(b.txid).where(*settled, b.awaits_ack).order_by(b.txid).limit(limit)))
-
-
 def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:
     """Clear the ack of a batch that is redone; with `awaits_ack`, the source has to be sent another."""
     b = tables.batch.c
@@ -353,7 +346,10 @@ def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: boo
 
 
 def note_ack(connection: Connection, pipeline: str, txid: int, attempt: int) -> None:
-    """Record that the source has learned of the batch's commit by this attempt, unless a redo has committed another."""
+    """Record that the source has learned of the batch's commit, so that no task is needed for it any more.
+
+    Nothing is changed if that is no longer the commit by this attempt: a redo's own ack is still due.
+    """
     b, c = tables.batch.c, tables.commit.c
     # A statement of its own, so that the next one sees the commit of a redo that this one waits for.
     connection.execute(sa.select(b.txid).where(b.pipeline == pipeline, b.txid == txid).with_for_update(key_share=True))

@@ -11,6 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Integer, Table, Text
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID, UUID
 
+from tidegate.state_store.base.errors import storable
+
 NAMING = {
     "pk": "pk_%(table_name)s",
     "fk": "fk_%(table_name)s_%(referred_table_name)s",
@@ -20,6 +22,19 @@ NAMING = {
 }
 LEDGER = "tidegate"
 TIME = sa.TIMESTAMP(timezone=True)
+
+
+class _Message(sa.types.TypeDecorator[str]):
+    """A text of a person or an error; what Postgres cannot store of it is escaped."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else storable(value)
+
+
+MESSAGE = _Message()
 
 ledger = sa.MetaData(schema=LEDGER)
 
@@ -53,10 +68,10 @@ pipeline = _table(
     registered_at=TIME,
     paused_at=Null(TIME),
     paused_by=Null(Text),
-    paused_reason=Null(Text),
+    paused_reason=Null(MESSAGE),
     retired_at=Null(TIME),
     retired_by=Null(Text),
-    retired_reason=Null(Text),
+    retired_reason=Null(MESSAGE),
 )
 
 IN_SERVICE = pipeline.c.retired_at.is_(None)  # what is retired has no more batches that count (I23)
@@ -101,7 +116,7 @@ plan = _table(
     failing_since=Null(TIME),
     failed_at=Null(TIME),
     failed_run=Null(Text),
-    error=Null(Text),
+    error=Null(MESSAGE),
 )
 
 batch = _table(
@@ -115,9 +130,9 @@ batch = _table(
     opened_at=TIME,
     attempt=Integer,
     halted_at=Null(TIME),
-    halted_reason=Null(Text),
+    halted_reason=Null(MESSAGE),
     skip_owner=Null(Text),
-    skip_reason=Null(Text),
+    skip_reason=Null(MESSAGE),
     tries_after=Integer,
     awaits_ack=Boolean,
     acked_at=Null(TIME),
@@ -144,7 +159,7 @@ attempt = _table(
     staged_at=Null(TIME),
     sealed_at=Null(TIME),
     failed_at=Null(TIME),
-    error=Null(Text),
+    error=Null(MESSAGE),
     is_poison=Null(Boolean),
     source_rows=Null(BigInteger),
     source_hash_sum=Null(BigInteger),
@@ -178,7 +193,7 @@ commit = _table(
     committed_at=TIME,
     merged_at=TIME,
     quarantined_rows=BigInteger,
-    skipped_reason=Null(Text),
+    skipped_reason=Null(MESSAGE),
 )
 
 source_file = _table(
@@ -215,7 +230,7 @@ quarantine = _table(
     mended_payload=Null(Text),
     mended_at=Null(TIME),
     mended_by=Null(Text),
-    mended_reason=Null(Text),
+    mended_reason=Null(MESSAGE),
 )
 
 undeclared_column = _table(
@@ -256,7 +271,7 @@ operator_action = _table(
     txid=Null(BigInteger),
     action=Text,
     owner=Text,
-    reason=Text,
+    reason=MESSAGE,
     acted_at=TIME,
 )
 

@@ -97,7 +97,7 @@ class Redo:
     without: Collection[str] = ()
 
 
-def redo(connection: Connection, spec: PipelineSpec, txid: int, request: Redo, witness: Witness) -> Commit:
+def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int, request: Redo) -> Commit:
     """Replace the effect of the last committed txid by what its newest attempt has sealed (I13).
 
     Keys that the new attempt lacks go back to their previous values, or disappear. Only the tables' owner may do so.
@@ -151,10 +151,11 @@ def _replace_commit(connection: Connection, batch: LockedBatch, owner: str, merg
     connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))
 
 
-def skip(connection: Connection, spec: PipelineSpec, txid: int, owner: str, reason: str, witness: Witness) -> Commit | None:
+def skip(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int, owner: str, reason: str) -> Commit | None:
     """Give up a failed batch: a commit without rows takes its place.
 
-    Returns that commit, or None if it follows when the batch's turn comes.
+    Returns that commit, also if the batch was skipped or has committed before; or None if it follows when the batch's turn
+    comes.
 
     Raises: RangeRefused if the batch has not failed; Unprocessed if its source has to plan it again, so that it is not known
     yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.

@@ -30,10 +30,11 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
         )
 
 
-def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str]) -> None:
+def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, without: Collection[str] = ()) -> None:
     """Refuse to redo a txid if a pipeline that follows a state, and is not in `without`, may have counted its changes.
 
-    Those in `without` are refused if they are run again after they have counted them (`tidegate.jobs.sources.changes`).
+    Those in `without` are refused if they are run again after they have counted them (`tidegate.jobs.sources.changes`). Without
+    the lock of the cursor, this is a hint.
 
     Raises: RangeRefused; UsageError if one of `without` follows no state.
     """

@@ -51,11 +51,11 @@ def rebuild_of(spec: PipelineSpec) -> PipelineSpec:
     return replace(spec, name=rebuilt_name(spec.name, spec.version), states=states, rebuilds=spec.name)
 
 
-def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool) -> Progress:
+def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = True) -> Progress:
     """Register the rebuild of a pipeline, with empty tables of its own, as their owner. Safe to repeat.
 
-    Unless it `is_confirmed`, nothing is done. Migrations of states may be missing: where they come with the changed code,
-    they wait for the rebuild.
+    Unless it `is_confirmed`, nothing is done, and this returns how far it is. Migrations of states may be missing, which
+    `StateStore.connect` refuses: where they come with the changed code, they wait for the rebuild.
 
     Raises: DeclarationChanged if nothing has committed, or this pipeline cannot be rebuilt; SchemaOutOfDate; MetadataCorrupt.
     """

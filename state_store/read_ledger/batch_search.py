@@ -42,7 +42,9 @@ class SearchResult:
     before: int | None
 
 
-def search(connection: Connection, pipeline: str, wanted: BatchFilter, before: int | None, limit: int) -> SearchResult:
+def search(
+    connection: Connection, pipeline: str, wanted: BatchFilter, before: int | None = None, limit: int = 100
+) -> SearchResult:
     """Search the LOOKED_AT newest txids, below `before` if it is given, for at most `limit` matching batches.
 
     A call may find none although older batches match. All its statements should see one snapshot.

@@ -156,7 +156,9 @@ def _speed() -> sa.ScalarSelect[Any]:
     )
 
 
-def batch_statuses(connection: Connection, pipeline: str, txids: Sequence[int] | None, limit: int) -> list[BatchStatus]:
+def batch_statuses(
+    connection: Connection, pipeline: str, txids: Sequence[int] | None = None, limit: int = 100
+) -> list[BatchStatus]:
     """Return ledger rows in txid order: the given txids, or the newest `limit`."""
     statement = statuses(pipeline)
     if txids is not None:

@@ -201,7 +201,7 @@ def all_rows(connection: Connection, state: StateSpec) -> Iterator[Sequence[str 
     yield from connection.execution_options(yield_per=ROWS_AT_ONCE).execute(as_text)
 
 
-def kept_rows(connection: Connection, state: StateSpec, limit: int | None) -> Iterator[dict[str, Any]]:
+def kept_rows(connection: Connection, state: StateSpec, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield all rows in key order with all columns, so also previous values, without holding them in memory."""
     table = partitions.readable_table(connection, state)
     columns = [column for column in table.c if column.name != SNAPSHOT]
@@ -209,8 +209,13 @@ def kept_rows(connection: Connection, state: StateSpec, limit: int | None) -> It
     yield from map(dict, connection.execution_options(yield_per=10_000).execute(statement).mappings())
 
 
-def changes(connection: Connection, state: StateSpec, after_txid: int, limit: int | None) -> Iterator[dict[str, Any]]:
+def changes(
+    connection: Connection, state: StateSpec, after_txid: int = 0, limit: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield what the txids after the given one changed in a state, by txid and key, without holding it all.
+
+    A change has the key, the values after the txid, and those before it as ``previous_<value>``: NULL for a new key. For
+    appended rows and recorded final windows, it is the row or window itself.
 
     Raises: ValueError for a state that does not record changes; SchemaOutOfDate if a partition is missing.
     """

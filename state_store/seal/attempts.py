@@ -237,7 +237,10 @@ def newest(connection: Connection, batch: LockedBatch) -> AttemptRow | None:
 
 
 def keep_alive(connection: Connection, attempt: Attempt) -> bool:
-    """Record that the attempt's process is alive; False if the attempt has ended or is fenced."""
+    """Record that the attempt's process is alive, so that others wait for it; False if the attempt has ended or is fenced.
+
+    Both are hints that save work: the seal checks the fence under the batch's lock.
+    """
     seen = sa.update(tables.attempt).where(*_row_of(attempt), is_open(tables.attempt)).values(seen_at=sa.func.clock_timestamp())
     return bool(connection.execute(seen).rowcount)
 
@@ -262,7 +265,7 @@ def sealed_rows() -> sa.ScalarSelect[int]:
 
 
 def write_spark(connection: Connection, attempt: Attempt, application: str, tag: str) -> None:
-    """Record, for people, the attempt's Spark application and the tag of its operations."""
+    """Record in which Spark application the attempt computes, and the tag of its operations."""
     connection.execute(sa.update(tables.attempt).where(*_row_of(attempt)).values(spark_application=application, spark_tag=tag))
 
 
@@ -273,7 +276,9 @@ def seal(
     tracked: Tracked,
     undeclared: Mapping[str, Sequence[str]],
 ) -> None:
-    """Record that the attempt's staging is complete, and which rows a commit merges; a second seal is ignored.
+    """Record that the attempt's staging is complete, and which rows a commit merges; a second seal changes nothing.
+
+    `undeclared` are the columns of each input that the source's declaration leaves out.
 
     Raises: AttemptFenced if a newer attempt owns the batch, or this one has failed; SourceChanged if a transactional source
     has emitted different rows from those of an earlier attempt.
@@ -293,8 +298,8 @@ def seal(
     undeclared_columns.note(connection, attempt.pipeline, attempt.txid, undeclared)
 
 
-def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool) -> int:
-    """Record why the attempt failed, unless it had already ended; return `poison_tries`.
+def fail(connection: Connection, attempt: Attempt, error: str, *, is_poison: bool = False) -> int:
+    """Record why the attempt failed, unless it had already ended, so that its staging never counts; return `poison_tries`.
 
     Raises: AttemptFenced if a newer attempt owns the batch.
     """
