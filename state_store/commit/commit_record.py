@@ -6,7 +6,7 @@ Numbers such as I8 are rules of docs/protocol.md.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -39,16 +39,6 @@ class Commit:
         outcome = "committed" if self.skipped_reason is None else "skipped"
         outcome = f"already {outcome}" if self.already_committed else outcome
         return f"{self.pipeline} {self.txid}:{self.attempt} {outcome}, {self.key_count} key{'' if self.key_count == 1 else 's'}"
-
-
-class Merged(NamedTuple):
-    """How many state rows a batch has written, and how many bad records it has set aside."""
-
-    keys: int
-    quarantined_rows: int
-
-
-NOTHING = Merged(0, 0)
 
 
 _COMMITS: sa.Select[Any] = sa.select(*(tables.commit.c[each.name] for each in fields(Commit)[:-1]), sa.true())
@@ -89,17 +79,17 @@ def skip(connection: Connection, spec: PipelineSpec, batch: BatchFacts, owner: s
     counted_files.write(connection, spec, [batch.input])
     if QUARANTINED in batch.input.metadata:
         quarantined_records.put_back(connection, spec.name, batch.locked.txid)
-    return write(connection, [(batch, NOTHING)], owner, skipped_reason=reason)[0]
+    return write(connection, [(batch, (0, 0))], owner, skipped_reason=reason)[0]
 
 
 def write(
     connection: Connection,
-    committed: Sequence[tuple[BatchFacts, Merged]],
+    committed: Sequence[tuple[BatchFacts, tuple[int, int]]],
     owner: str,
     *,
     skipped_reason: str | None = None,
 ) -> list[Commit]:
-    """Record the commits of consecutive batches, and advance the locked cursor to the last of them.
+    """Record the commits of consecutive batches, each with its numbers of state rows and of bad records; advance the cursor.
 
     Raises: GuardMismatch if the cursor is not at the txid before.
     """
@@ -111,11 +101,11 @@ def write(
             "attempt": batch.locked.attempt,
             "source_digest": batch.input.digest,
             "owner": owner,
-            "key_count": merged.keys,
-            "quarantined_rows": merged.quarantined_rows,
+            "key_count": keys,
+            "quarantined_rows": quarantined_rows,
             "skipped_reason": skipped_reason,
         }
-        for batch, merged in committed
+        for batch, (keys, quarantined_rows) in committed
     ]
     c = tables.cursor.c
     recorded = insert(tables.commit).values(rows).returning(tables.commit.c.committed_at).cte("recorded")
@@ -136,10 +126,10 @@ def write(
             first.pipeline,
             batch.locked.txid,
             batch.locked.attempt,
-            merged.keys,
+            keys,
             committed_at,
             skipped_reason,
             already_committed=False,
         )
-        for batch, merged in committed
+        for batch, (keys, quarantined_rows) in committed
     ]

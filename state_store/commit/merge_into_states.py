@@ -15,7 +15,7 @@ row is never that of a repeated batch: another writer put it there, and the comm
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from psycopg2.errors import UniqueViolation
@@ -27,7 +27,6 @@ from tidegate.state_store.base.errors import GuardMismatch, Overflow
 from tidegate.state_store.commit import author_updates, commit_checks, event_windows, merge_expressions
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.combine_batches import MEMORY_MIB, combined, keeps_whole_rows
-from tidegate.state_store.commit.commit_record import Merged
 from tidegate.state_store.commit.event_windows import EventTime
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import is_too_large_row
@@ -41,6 +40,13 @@ from tidegate.state_store.states.state_tables import StagedBatch
 
 # Above this number of columns, a row that is kept as a whole is compared once, and not column by column.
 MANY_COLUMNS = 30
+
+
+class Merged(NamedTuple):
+    """How many state rows a batch has written, and how many bad records it has set aside."""
+
+    keys: int
+    quarantined_rows: int
 
 
 TextRow = Mapping[str, str | None]

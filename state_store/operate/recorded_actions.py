@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import PipelinePaused, RangeRefused, Unprocessed
 from tidegate.state_store.commit import commit_facts, commit_record, merge_into_states, quarantined_records, verdicts
-from tidegate.state_store.commit.commit_record import Commit, Merged
+from tidegate.state_store.commit.commit_record import Commit
+from tidegate.state_store.commit.merge_into_states import Merged
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, parts_of, references_of
 from tidegate.state_store.ledger import batches, counted_files, cursors, tables
