@@ -465,7 +465,7 @@ class StateStore(Database):
         return self.turns([(pipeline, txid)]).get((pipeline, txid), UNREGISTERED)
 
     processing = reads("reading what is processed", turn_hints.processing)
-    lag = reads("reading the lag", batch_status.lag)
+    lag = reads("reading the lag", pipeline_overview.lag)
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
         """Return what each of these pipelines, and its requested txid, waits for, as of one moment.

@@ -65,10 +65,11 @@ from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds,
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
-from tidegate.state_store.read_ledger.batch_status import BatchStatus, Lag
+from tidegate.state_store.read_ledger.batch_status import BatchStatus
 from tidegate.state_store.read_ledger.batch_timeline import timeline
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
+from tidegate.state_store.read_ledger.pipeline_overview import Lag
 from tidegate.state_store.read_ledger.wait_facts import Moment, moment
 from tidegate.state_store.read_states import executor_lookup, state_rows
 from tidegate.state_store.read_states.named_query_answers import Answer, ask

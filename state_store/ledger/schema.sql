@@ -425,18 +425,6 @@ LEFT JOIN tidegate.commit c ON c.pipeline = b.pipeline AND c.txid = b.txid
 LEFT JOIN tidegate.attempt a
        ON a.pipeline = b.pipeline AND a.txid = b.txid AND a.attempt = coalesce(c.attempt, b.attempt);
 
--- Progress of each pipeline that is not retired.
-
-CREATE VIEW tidegate.lag AS
-SELECT k.pipeline, k.txid AS committed, coalesce(o.txid, 0) AS opened, coalesce(o.txid, 0) - k.txid AS pending,
-       c.committed_at,
-       (SELECT 'txid ' || n.txid || ': ' || n.waits_for FROM tidegate.batches n
-         WHERE n.pipeline = k.pipeline AND n.txid = k.txid + 1) AS waits_for
-FROM tidegate.cursor k
-JOIN tidegate.pipeline p ON p.pipeline = k.pipeline AND p.retired_at IS NULL
-LEFT JOIN tidegate.commit c ON c.pipeline = k.pipeline AND c.txid = k.txid
-LEFT JOIN LATERAL (SELECT max(txid) AS txid FROM tidegate.batch b WHERE b.pipeline = k.pipeline) o ON true;
-
 -- A state table has one writer (I15 in docs/protocol.md): each has a trigger, `single_writer`, that calls this function. A commit
 -- names its pipeline for the length of its transaction; writers that do not are refused. The grants are the first line of defence.
 

@@ -276,6 +276,14 @@ operator_action = _table(
 )
 
 
+batches_view = sa.table(
+    "batches",
+    *(sa.column(name) for name in ("pipeline", "txid", "phase", "attempt", "source_rows", "key_count", "opened_at")),
+    *(sa.column(name) for name in ("started_at", "sealed_at", "committed_at", "owner", "waits_for")),
+    schema=LEDGER,
+)
+
+
 def same_batch(one: sa.FromClause, other: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return whether rows of two tables are of the same batch."""
     return sa.and_(one.c.pipeline == other.c.pipeline, one.c.txid == other.c.txid)

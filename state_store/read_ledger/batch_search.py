@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import MAX_TXID
-from tidegate.state_store.read_ledger.batch_status import BatchStatus, batch_error, batches_view, statuses
+from tidegate.state_store.read_ledger.batch_status import BatchStatus, batch_error, statuses
 
 Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -49,7 +49,7 @@ def search(
 
     A call may find none although older batches match. All its statements should see one snapshot.
     """
-    b, v, k = tables.batch.c, batches_view.c, tables.cursor.c
+    b, v, k = tables.batch.c, tables.batches_view.c, tables.cursor.c
     cursor = connection.scalar(sa.select(k.txid).where(k.pipeline == pipeline)) or 0
     first, last = wanted.from_txid or 1, wanted.to_txid or MAX_TXID
     if wanted.phase in ENDED:
@@ -82,7 +82,7 @@ def _have_event_since(connection: Connection, batches: sa.Select[Any], since: da
 def _conditions(wanted: BatchFilter) -> list[sa.ColumnElement[bool]]:
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.phase is not None:
-        conditions.append(batches_view.c.phase == wanted.phase)
+        conditions.append(tables.batches_view.c.phase == wanted.phase)
     if wanted.error is not None:
         conditions.append(batch_error() == wanted.error)
     if wanted.since is not None:
@@ -93,5 +93,5 @@ def _conditions(wanted: BatchFilter) -> list[sa.ColumnElement[bool]]:
 
 
 def _last_event() -> sa.ColumnElement[datetime]:
-    v, a, b = batches_view.c, tables.attempt.c, tables.batch.c
+    v, a, b = tables.batches_view.c, tables.attempt.c, tables.batch.c
     return sa.func.greatest(v.opened_at, v.started_at, v.sealed_at, v.committed_at, a.failed_at, b.halted_at)

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.read_ledger.batch_status import batches_view
 
 MOST_BATCHES = 500
 ATTEMPTS_SHOWN = 20  # the newest ones of a batch
@@ -29,7 +28,7 @@ def timeline(connection: Connection, pipeline: str, first: int | None, last: int
     Each batch has txid, phase and opened_at; attempts with attempt, started_at, staged_at, sealed_at, failed_at, seen_at, error
     and owner; and commit, None if there is none, with attempt, committed_at, merged_at and skipped.
     """
-    b, v, c = tables.batch.c, batches_view.c, tables.cursor.c
+    b, v, c = tables.batch.c, tables.batches_view.c, tables.cursor.c
     count = min(last, MOST_BATCHES)
     if first is None:
         newest = connection.scalar(sa.select(sa.func.max(b.txid)).where(b.pipeline == pipeline)) or 0

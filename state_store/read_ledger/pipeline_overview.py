@@ -4,8 +4,8 @@ Every query is bounded, however many batches the ledger has: it looks up the cur
 reads a limited number of rows around the cursor.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -16,12 +16,40 @@ from tidegate.state_store.base.errors import UnknownPipeline
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_of
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.cursors import Retired
+from tidegate.state_store.read_ledger import pipeline_facts
 from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED, Phase
-from tidegate.state_store.read_ledger.batch_status import Lag, batches_view, lags
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
 # that is larger, up to the second number.
 MOST_PHASES, MOST_LOOKED_AT = 200, 1000
+
+
+@dataclass(frozen=True)
+class Lag:
+    """A pipeline's progress: last committed and opened txid, what it waits for, what a person may have to see to.
+
+    `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
+    source rows of its newest commits, divided by the time that these took together; None before the first commit.
+    `failed_plans` have failed since one succeeded, the newest with `plan_error`. `new_columns` of the source came after the
+    first batch, and nobody declares them.
+    """
+
+    pipeline: str
+    committed: int
+    opened: int
+    pending: int
+    committed_at: datetime | None
+    waits_for: str | None
+    quarantined: int
+    paused_at: datetime | None
+    paused_by: str | None
+    paused_reason: str | None
+    lag_seconds: float | None
+    rows_per_second: float | None
+    failed_plans: int
+    plans_failing_since: datetime | None
+    plan_error: str | None
+    new_columns: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -54,11 +82,22 @@ def pipeline_names(connection: Connection) -> list[str]:
     return list(connection.scalars(sa.select(p.pipeline).where(tables.IN_SERVICE).order_by(p.pipeline)))
 
 
+_LAG = [each.name for each in fields(Lag)]
+_PROGRESS = [each.name for each in fields(Progress) if each.name != "phases"]
+
+
+def lag(connection: Connection, pipelines: Iterable[str] | None = None) -> list[Lag]:
+    """Return how far each pipeline in service is, or each of these, in the order of their names."""
+    p = tables.pipeline.c
+    requested = [] if pipelines is None else [p.pipeline.in_(list(pipelines))]
+    rows = connection.execute(pipeline_facts.facts(_LAG).where(tables.IN_SERVICE, *requested))
+    return [Lag(**row) for row in rows.mappings()]
+
+
 def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]:
     """Return how far those of these pipelines are that are in service, in the order of their names."""
-    p = tables.pipeline.c
-    registered = lags().add_columns(p.source_kind, p.in_flight.label("window"), p.registered_at, p.declaration)
-    rows = connection.execute(registered.where(_requested()), {"pipelines": list(pipelines)}).mappings().all()
+    registered = pipeline_facts.of(_PROGRESS).where(tables.IN_SERVICE)
+    rows = connection.execute(registered, {"pipelines": list(pipelines)}).mappings().all()
     phases = _phases(connection, pipelines)
     return [Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["pending"])) for row in rows]
 
@@ -116,14 +155,9 @@ def _unknown(pipeline: str) -> UnknownPipeline:
     return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
 
 
-def _requested() -> sa.ColumnElement[bool]:
-    """Return the condition that a pipeline's name is in the parameter `pipelines`."""
-    return tables.pipeline.c.pipeline == sa.any_(sa.bindparam("pipelines", type_=sa.ARRAY(sa.Text)))
-
-
 def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return the number of uncommitted batches by pipeline and phase, as far as their phase is looked up."""
-    c, p, v = tables.cursor.c, tables.pipeline.c, batches_view.c
+    c, p, v = tables.cursor.c, tables.pipeline.c, tables.batches_view.c
     last = c.txid + sa.func.greatest(p.in_flight, MOST_PHASES)
     # By the order and the limit, Postgres uses the index, however large it estimates the range.
     near = (
@@ -140,7 +174,7 @@ def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[
         .select_from(tables.pipeline)
         .join(tables.cursor, c.pipeline == p.pipeline)
         .join(counts, sa.true())
-        .where(_requested())
+        .where(p.pipeline == sa.any_(pipeline_facts.REQUESTED))
     )
     counted: dict[str, dict[str, int]] = {}
     for pipeline, phase, count in connection.execute(statement, {"pipelines": list(pipelines)}):

@@ -17,23 +17,21 @@ from sqlalchemy.dialects import postgresql
 from tidegate.state_store.attempt.turns import has_room, turns
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.commit import quarantined_records
-from tidegate.state_store.ledger import schema_revision, tables, undeclared_columns
+from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
 from tidegate.state_store.ledger.cursors import (
-    CURSOR,
     Cursor,
     MarkedCommit,
     current_epoch,
     describe_loss_since,
     is_same_database,
 )
+from tidegate.state_store.read_ledger import pipeline_facts
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
+from tidegate.state_store.read_ledger.pipeline_facts import ERROR_CHARACTERS
 from tidegate.state_store.seal import attempts
 
-MOST_COUNTED = 1000  # of quarantined records, and of commits that the source has yet to learn of
 ATTEMPTS_LOOKED_AT = 20  # the newest ones of a batch
-ERROR_CHARACTERS = 2000
 
 
 class Try(NamedTuple):
@@ -80,8 +78,8 @@ class WaitingBatch(NamedTuple):
 class RegisteredPipeline(NamedTuple):
     """A pipeline's row, its last commit and opened txid, and what else may need attention.
 
-    `queries` are the states that its transform reads, as registered. `quarantined` records and `acks_due`, commits that the
-    source has yet to learn of, are counted up to MOST_COUNTED. `silences` are the seconds since the last heartbeat of the open
+    `queries` are the states that its transform reads, as registered. `quarantined` are records, `acks_due` commits that the
+    source has yet to learn of. `silences` are the seconds since the last heartbeat of the open
     attempts at uncommitted txids. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`,
     with `plan_error`, cut to ERROR_CHARACTERS. `new_columns` are those of `tidegate.state_store.ledger.undeclared_columns`.
     """
@@ -253,48 +251,7 @@ def moment(reader: LedgerReader, doing: str, pipelines: Sequence[str]) -> Iterat
         yield Moment(connection, reader.settings, read_before, reader.witness)
 
 
-def _pipelines() -> sa.Select[Any]:
-    """Return the statement, whose parameter is an array of pipelines."""
-    p, c, k, b, a = (table.c for table in (tables.pipeline, tables.cursor, tables.commit, tables.batch, tables.attempt))
-    q, plan = tables.quarantine.c, tables.plan.c
-
-    def counted(waiting: sa.Select[Any]) -> sa.ScalarSelect[int]:
-        return sa.select(sa.func.count()).select_from(waiting.limit(MOST_COUNTED).subquery()).scalar_subquery()
-
-    earlier = tables.commit.alias("any_commit").c
-    last_commit = sa.select(sa.func.max(earlier.txid)).where(earlier.pipeline == c.pipeline).scalar_subquery()
-    opened = sa.select(sa.func.max(b.txid)).where(b.pipeline == c.pipeline).scalar_subquery()
-    quarantined = sa.select(q.txid).where(q.pipeline == c.pipeline, quarantined_records.waits()).correlate(tables.cursor)
-    acks = sa.select(b.txid).where(b.pipeline == c.pipeline, b.txid <= c.txid, b.awaits_ack).correlate(tables.cursor)
-    after_cursor = sa.select(a.txid, a.seen_at, a.sealed_at, a.failed_at).where(a.pipeline == c.pipeline, a.txid > c.txid)
-    later = after_cursor.order_by(a.txid).limit(MOST_COUNTED).correlate(tables.cursor).subquery()
-    by_txid = sa.func.jsonb_object_agg(later.c.txid, attempts.seconds_since(later.c.seen_at), type_=postgresql.JSONB)
-    silences = sa.select(by_txid).where(attempts.is_open(later)).scalar_subquery()
-    plan_error = sa.func.left(plan.error, ERROR_CHARACTERS)
-    of_plans = [sa.func.coalesce(plan.failed, 0), plan.failing_since, plan.failed_run, plan_error]
-    return (
-        sa.select(
-            *(p[name] for name in RegisteredPipeline._fields[:9]),
-            sa.func.coalesce(opened, 0),
-            sa.func.coalesce(last_commit, 0),
-            k.committed_at,
-            counted(quarantined),
-            counted(acks),
-            silences,
-            *of_plans,
-            p.declaration["queries"],
-            undeclared_columns.new_columns(p.pipeline),
-            *CURSOR,
-        )
-        .select_from(tables.pipeline)
-        .join(tables.cursor, c.pipeline == p.pipeline)
-        .outerjoin(tables.plan, plan.pipeline == p.pipeline)
-        .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.cursor))
-        .where(p.pipeline == sa.any_(sa.bindparam("pipelines", type_=postgresql.ARRAY(sa.Text))))
-    )
-
-
-_PIPELINES = _pipelines()
+_PIPELINES = pipeline_facts.of([*RegisteredPipeline._fields, *(f"cursor_{name}" for name in Cursor._fields)])
 # Who has locked a row is in it, and keeps a lock on its own transaction.
 _HOLDERS = sa.text("""
 SELECT c.pipeline, l.pid FROM tidegate.cursor c JOIN pg_locks l ON l.transactionid = c.xmax AND l.granted

@@ -85,7 +85,7 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that its alert ends, and no scrape reads all commits."""
-    monkeypatch.setattr("tidegate.state_store.read_ledger.metric_values.RECENT", 3)
+    monkeypatch.setattr("tidegate.state_store.read_ledger.pipeline_facts.RECENT", 3)
     tally.plan(4)
     tally.start(1)
     tally.store.halt_batch(TALLY.name, 1, "its task was killed in try 6.")

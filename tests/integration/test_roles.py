@@ -16,7 +16,7 @@ LEDGER = {
     *("source_file", "quarantine", "operator_action", "open_commit", "check_result", "watermark", "state_range", "plan"),
     "undeclared_column",
 }
-VIEWS = {"batches", "lag"}
+VIEWS = {"batches"}
 STATES = {"per_shop", "per_day"}
 READS = {f"tidegate.{name}": {"SELECT"} for name in LEDGER | VIEWS} | {f"state.{name}": {"SELECT"} for name in STATES}
 NOT_ITS_OWN = {"pipeline", "state_table", "state_range", "cursor", "plan", "alembic_version"}

@@ -341,6 +341,4 @@ def _error(code: str, sentence: str, txid: int | None = None) -> Cause:
 
 
 def _count(number: int, one: str, many: str) -> str:
-    from tidegate.state_store.read_ledger.wait_facts import MOST_COUNTED  # noqa: PLC0415 - loads SQLAlchemy
-
-    return f"{number}{' or more' if number >= MOST_COUNTED else ''} {one if number == 1 else many}"
+    return f"{number} {one if number == 1 else many}"
