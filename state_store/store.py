@@ -169,9 +169,9 @@ class StateStore(Database):
             if planned := batches.run_txids(connection, spec.name, run_id):
                 return planned
             recorded_actions.check_not_paused(connection, spec.name)
-            cursors.check_history(connection, spec.name, self.witness)
+            registered = commit_facts.check_history(connection, spec.name, self.witness)
             if new:  # what another declaration has planned would count even if that is never registered
-                verdicts.check_declaration(spec, commit_facts.read_registered(connection, spec.name))
+                verdicts.check_declaration(spec, registered)
             with left_for_later(connection, f"noting the window of {spec.name}"):
                 batches.note_window(connection, spec)
             if (committed := cursors.mark(connection, spec.name)) is not None:
@@ -426,7 +426,7 @@ class StateStore(Database):
         """
         while True:
             with self._write_transaction("replaying quarantined records") as connection:
-                cursors.check_history(connection, spec.name, self.witness)
+                commit_facts.check_history(connection, spec.name, self.witness)
                 opened = recorded_actions.replay_quarantined(connection, spec, owner, reason, txid, beside or {})
                 if opened is not False:
                     return opened
@@ -439,7 +439,7 @@ class StateStore(Database):
         for tries_left in reversed(range(RESOLVE_TRIES)):
             try:
                 with self._commit_transaction(pipeline, "finding out whether a commit landed") as connection:
-                    cursors.lock_cursor(connection, pipeline, self.witness, may_be_retired=True)
+                    commit_facts.lock_and_read(connection, pipeline, self.witness)
                     return commit_record.find(connection, pipeline, txid)
             except StoreUnavailable:
                 if not tries_left:
@@ -495,7 +495,7 @@ class StateStore(Database):
         Raises: HoleDetected, SchemaOutOfDate if it is not registered, PipelineRetired.
         """
         with self._transaction("reading the cursor") as connection:
-            cursors.check_history(connection, pipeline, self.witness)
+            commit_facts.check_history(connection, pipeline, self.witness)
 
     batch_statuses = reads("reading the ledger", batch_status.batch_statuses)
     search = reads_snapshot("searching the ledger", batch_search.search)

@@ -107,24 +107,32 @@ def _facts() -> sa.Select[Any]:
 
 
 _REQUESTED = tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text)
-_REGISTERED, _FACTS = sa.select(*_registered()).where(_REQUESTED), _facts()
+_FACTS = _facts()
 
 
-def read_registered(connection: Connection, pipeline: str) -> Registered:
-    """Return as what a pipeline is registered, which the caller knows it to be."""
-    return _as_registered(connection.execute(_REGISTERED, {"pipeline": pipeline, "pipelines": [pipeline]}).one())
-
-
-def lock_and_read(connection: Connection, pipeline: str, txid: int, witness: Witness) -> CommitFacts:
+def lock_and_read(connection: Connection, pipeline: str, witness: Witness, txid: int | None = None) -> CommitFacts:
     """Lock a pipeline's cursor, and the batch of a txid that has not committed; return what its commit rests on.
 
     Whether the pipeline is in service is the caller's to check. An unknown batch is not among the facts.
 
-    Raises: what `cursors.lock_cursor` raises, but for PipelineRetired.
+    Raises: what `read` raises.
     """
     cursor = cursors.lock(connection, pipeline)
-    locked = attempts.lock_known(connection, pipeline, txid) if txid > cursor.txid else None
-    return read(connection, pipeline, cursor.history, witness, [txid] if locked else [])
+    locked = attempts.lock_known(connection, pipeline, txid) if txid is not None and txid > cursor.txid else None
+    return read(connection, pipeline, cursor.history, witness, [locked.txid] if locked else [])
+
+
+def check_history(connection: Connection, pipeline: str, witness: Witness) -> Registered:
+    """Refuse a database where no commit of a pipeline would be accepted, or a retired one; return how it is registered.
+
+    Raises: what `read` raises; PipelineRetired.
+    """
+    c = tables.cursor.c
+    if (history := connection.scalar(sa.select(c.history).where(c.pipeline == pipeline))) is None:
+        raise cursors.unregistered(pipeline)
+    facts = read(connection, pipeline, history, witness, [])
+    cursors.check_not_retired(pipeline, facts.retired)
+    return facts.registered
 
 
 def read(connection: Connection, pipeline: str, history: UUID, witness: Witness, txids: Sequence[int]) -> CommitFacts:
@@ -132,7 +140,8 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
 
     What is locked stays so until the transaction ends: with the cursor all but the batches, of which each has its own lock.
 
-    Raises: as `lock_and_read`: the database has to be the one in which the cursor was made, and no older copy (I9).
+    Raises: SchemaOutOfDate if the pipeline is not registered; what `cursors.check_database` raises: the database has to be the
+    one in which the cursor was made, and no older copy (I9).
     """
     mark = witness.mark_of(pipeline, str(history))
     known = {"pipelines": [pipeline], "txids": list(txids)}
@@ -143,7 +152,9 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
     cursors.check_database(cursor, database, mark, witness)
     found = [_of_batch(of_batch) for *_, of_batch in rows if of_batch[0] is not None]
     by_txid = {batch.locked.txid: batch for batch in sorted(found, key=lambda batch: batch.locked.txid)}
-    return CommitFacts(cursor, database, retired, _as_registered(registered), by_txid)
+    if registered.strange is not None:
+        registered = registered._replace(strange=StrangeTable(**registered.strange))
+    return CommitFacts(cursor, database, retired, registered, by_txid)
 
 
 _OF_PIPELINE = Cursor, DatabaseFacts, Retired, Registered  # a row's columns before those of a batch
@@ -162,8 +173,3 @@ def _cut(row: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
 def _of_batch(row: Sequence[Any]) -> BatchFacts:
     locked, of_input, newest, (is_committed, rows) = _cut(row, (LockedBatch, InputRow, AttemptRow))
     return BatchFacts(locked, of_input, None if newest.owner is None else newest, is_committed, int(rows))
-
-
-def _as_registered(row: Sequence[Any]) -> Registered:
-    *known, strange = row
-    return Registered._make([*known, StrangeTable(**strange) if strange is not None else None])

@@ -31,9 +31,10 @@ def commit_batch(
 
     Raises: CommitOutOfOrder before its turn; AttemptNotSealed, Unprocessed if it must be processed first, or again;
     SourceChanged, MetadataCorrupt, UnknownBatch by its metadata; DeclarationChanged, DeclarationInvalid by its code;
-    CheckFailed by an author's check; GuardMismatch if a row was not merged; what `lock_cursor` raises; the driver's errors.
+    CheckFailed by an author's check; GuardMismatch if a row was not merged; what `commit_facts.read` raises; the
+    driver's errors.
     """
-    facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
+    facts = commit_facts.lock_and_read(connection, spec.name, witness, txid)
     if txid <= facts.cursor.txid:
         return commit_record.already_committed(connection, spec.name, txid, facts.cursor.txid)  # I8
     batch = verdicts.may_commit(facts, spec, txid, attempt_timeout_seconds)

@@ -99,9 +99,6 @@ def parameters(pipeline: str, mark: Mark | None) -> dict[str, Any]:
     return {"pipeline": pipeline, "marked": mark.txid if mark else None}
 
 
-_DATABASE = sa.select(*database_facts(), *RETIRED).where(tables.pipeline.c.pipeline == sa.bindparam("pipeline", type_=sa.Text))
-
-
 def lock(connection: Connection, pipeline: str, *, wait: bool = True) -> Cursor:
     """Lock and return the pipeline's cursor; what its database is has yet to be checked (`check_database`).
 
@@ -117,9 +114,10 @@ def lock(connection: Connection, pipeline: str, *, wait: bool = True) -> Cursor:
 
 
 def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witness: Witness) -> None:
-    """Refuse a locked cursor where no commit may be made; whether its pipeline is in service is the caller's to check.
+    """Refuse a database in which no commit may be made; whether the pipeline is in service is the caller's to check.
 
-    Raises: as `lock_cursor`, but for PipelineRetired.
+    Raises: SchemaOutOfDate if the ledger is of other code than this process has; StoreUnavailable on a standby; HoleDetected
+    in a restored, promoted or copied database, or in one that is older than its witness.
     """
     if facts.is_standby or facts.epoch is None:
         raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=cursor.pipeline)
@@ -142,49 +140,17 @@ def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witn
         )
 
 
-def lock_cursor(connection: Connection, pipeline: str, witness: Witness, *, may_be_retired: bool = False) -> Cursor:
-    """Lock and return the pipeline's cursor, on the primary of the database in which the cursor was made.
-
-    With `may_be_retired`, the caller checks that the pipeline is in service.
-
-    Raises: SchemaOutOfDate if the pipeline is not registered, or the ledger is of other code than this process has;
-    PipelineRetired; StoreUnavailable on a standby; HoleDetected in a restored, promoted or copied database, or in one that is
-    older than its witness.
-    """
-    cursor = lock(connection, pipeline)
-    _check(connection, cursor, witness, may_be_retired=may_be_retired)
-    return cursor
-
-
-def check_history(connection: Connection, pipeline: str, witness: Witness) -> None:
-    """Refuse a database where no commit would be accepted.
-
-    Raises: HoleDetected as `lock_cursor`, SchemaOutOfDate if the pipeline is not registered, PipelineRetired.
-    """
-    row = connection.execute(sa.select(*CURSOR).where(tables.cursor.c.pipeline == pipeline)).one_or_none()
-    if row is None:
-        raise unregistered(pipeline)
-    _check(connection, Cursor(*row), witness)
-
-
-def _database(connection: Connection, cursor: Cursor, witness: Witness) -> tuple[Mark | None, DatabaseFacts, Retired]:
-    mark = witness.mark_of(cursor.pipeline, str(cursor.history))
-    # A statement of its own, so that it sees what a lock has waited for: the pipeline may have been retired meanwhile.
-    *facts, at, by, reason = connection.execute(_DATABASE, parameters(cursor.pipeline, mark)).one()
-    return mark, DatabaseFacts(*facts), Retired(at, by, reason)
-
-
-def _check(connection: Connection, cursor: Cursor, witness: Witness, *, may_be_retired: bool = False) -> None:
-    mark, facts, retired = _database(connection, cursor, witness)
-    if not may_be_retired:
-        check_not_retired(cursor.pipeline, retired)
-    check_database(cursor, facts, mark, witness)
-
-
 def describe_loss(connection: Connection, cursor: Cursor, witness: Witness) -> str | None:
-    """Return as text which commits the witness knows and the database lacks, if any."""
-    mark, facts, _ = _database(connection, cursor, witness)
-    return describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
+    """Return as text which commits the witness knows and the database lacks, if any.
+
+    Raises: HoleDetected if the mark is damaged.
+    """
+    k = tables.commit.c
+    if (mark := witness.mark_of(cursor.pipeline, str(cursor.history))) is None:
+        return None
+    statement = sa.select(k.attempt, k.committed_at).where(k.pipeline == cursor.pipeline, k.txid == mark.txid)
+    found = connection.execute(statement).one_or_none()
+    return describe_loss_since(cursor, mark, MarkedCommit(*found) if found else None, witness)
 
 
 def describe_loss_since(cursor: Cursor, mark: Mark, found: MarkedCommit | None, witness: Witness) -> str | None:

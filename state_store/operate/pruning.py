@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import RangeRefused
+from tidegate.state_store.commit import commit_facts
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.batches import MAX_TXID
@@ -83,11 +84,11 @@ def prune(
 
     No follower needs them, as the caller has checked: followers only move forward, and later ones refuse to start.
 
-    Raises: RangeRefused if the txid has not committed; PartitionsHeld while readers hold the partitions; what
-    `cursors.lock_cursor` raises.
+    Raises: RangeRefused if the txid has not committed; PartitionsHeld while readers hold the partitions; what `_lock`
+    raises.
     """
     up_to_txid = so_far.up_to_txid
-    committed = cursors.lock_cursor(connection, spec.name, witness).txid
+    committed = _lock(connection, spec.name, witness)
     if up_to_txid > committed:
         raise RangeRefused(f"{spec.name} has committed up to txid {committed}: later changes are not removed.")
     changes = range_partitions.changes_of(state)
@@ -104,6 +105,16 @@ def prune(
         owner, reason = action
         write_action(connection, spec.name, up_to_txid, "prune", owner, f"changes of {state.name}: {reason}")
     return done
+
+
+def _lock(connection: Connection, pipeline: str, witness: Witness) -> int:
+    """Lock the cursor of a pipeline in service, in a database where it could commit; return its txid.
+
+    Raises: PipelineRetired; what `commit_facts.read` raises.
+    """
+    facts = commit_facts.lock_and_read(connection, pipeline, witness)
+    cursors.check_not_retired(pipeline, facts.retired)
+    return facts.cursor.txid
 
 
 def _remove(
@@ -144,10 +155,10 @@ def prune_ranges(
     A later row of such a range has it made again. A pipeline that begins to follow the state from its beginning is refused
     from then on. Of a partition that was detached or dropped by hand, the note goes: it is no longer missed.
 
-    Raises: UsageError if the value is none of the column's type; PartitionsHeld while readers hold the partitions; what
-    `cursors.lock_cursor` raises.
+    Raises: UsageError if the value is none of the column's type; PartitionsHeld while readers hold the partitions; what `_lock`
+    raises.
     """
-    committed = cursors.lock_cursor(connection, spec.name, witness).txid
+    committed = _lock(connection, spec.name, witness)
     attached = partitions.attached(connection, state.name)
     ended = range_partitions.ended(connection, range_partitions.rows_of(state), removal.before)
     pruned = PrunedRanges([], None, [], are_more=len(ended) > range_partitions.MOST_AT_ONCE)

@@ -106,7 +106,7 @@ def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
     Raises: RangeRefused if it is not the last committed txid, a state is not opaque, is followed or was read, or a later batch
     has taken up its bad records; Unprocessed without a newer attempt than the committed one; what a commit raises.
     """
-    facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
+    facts = commit_facts.lock_and_read(connection, spec.name, witness, txid)
     # So that a policy that hides rows even from the owner is an error: what the txid did to these rows would stay.
     set_local(connection, {"row_security": "off"})
     verdicts.check_in_order(facts)
@@ -159,9 +159,9 @@ def skip(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
     comes.
 
     Raises: RangeRefused if the batch has not failed; Unprocessed if its source has to plan it again, so that it is not known
-    yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what `lock_cursor` raises.
+    yet what would be skipped; SourceChanged, MetadataCorrupt, UnknownBatch; what a commit raises.
     """
-    facts = commit_facts.lock_and_read(connection, spec.name, txid, witness)
+    facts = commit_facts.lock_and_read(connection, spec.name, witness, txid)
     if txid <= facts.cursor.txid:
         return commit_record.already_committed(connection, spec.name, txid, facts.cursor.txid)
     verdicts.check_in_order(facts)

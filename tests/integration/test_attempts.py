@@ -576,6 +576,7 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
         lambda: tally.plan(1, run_id="next"),
         lambda: tally.start(2),
         lambda: tally.commit(1),
+        lambda: tally.store.replay_quarantined(tally.spec, "me", "they are corrected"),
     ]
     for step in steps:
         with pytest.raises(HoleDetected, match=r"restored, promoted or copied.*tidegate migrate --accept-epoch"):

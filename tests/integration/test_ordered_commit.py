@@ -117,7 +117,7 @@ def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
     with tally.store.engine.begin() as commit:
-        cursors.lock_cursor(commit, "tally", tally.store.witness)
+        cursors.lock(commit, "tally")
         with migrations.connected(settings) as connection:
             connection.execute(sa.text("SET LOCAL lock_timeout = '500ms'"))
             schema_revision.lock_revision(connection)

@@ -213,7 +213,7 @@ def test_a_redo_and_a_follower_that_registers_wait_for_each_other(
     follower = Pipeline("follower", Changes("inbox.log"), {"copies": State({"name": "text"}, {"copies": Count()})})
     other = Pipeline("other", Files("other", format="csv", schema=SCHEMA), {"others": State(aggregates={"lines": Count()})})
     with StateStore.connect(inbox.settings) as store, store.engine.begin() as redoing:
-        cursors.lock_cursor(redoing, "inbox", store.witness)
+        cursors.lock(redoing, "inbox")
         with pytest.raises(StoreUnavailable, match="lock"):
             register_pipelines(inbox.settings, follower)
         register_pipelines(inbox.settings, other)

@@ -178,7 +178,7 @@ MUTANTS = (
         "I10",
         STORE,
         "StateStore._resolve",
-        "cursors.lock_cursor(connection, pipeline, self.witness, may_be_retired=True)",
+        "commit_facts.lock_and_read(connection, pipeline, self.witness)",
         "pass",
         (f"{ORDERED}::test_a_commit_in_a_half_open_connection_is_waited_for",),
     ),
