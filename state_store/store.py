@@ -72,7 +72,7 @@ def _commits(
 
     @wraps(function)
     def step(self: "StateStore", spec: PipelineSpec, /, *arguments: _P.args, **named: _P.kwargs) -> _R:
-        with self._commit_transaction(spec.name, doing.format(spec.name)) as connection:
+        with self._commit_transaction(spec.name, doing.format(spec.name, *arguments)) as connection:
             return function(connection, self.witness, spec, *arguments, **named)
 
     return step
@@ -319,7 +319,7 @@ class StateStore(Database):
 
     # commit
 
-    note_ack = writes_later("noting the ack of {}", batches.note_ack)
+    note_ack = writes_later("noting the ack of {} {}", batches.note_ack)
     awaiting_acks = reads("looking for acks that are due", commit_record.awaiting_acks)
 
     def commit_batch(self, spec: PipelineSpec, txid: int, owner: str, *, attempt_timeout_seconds: int | None = None) -> Commit:
@@ -347,7 +347,7 @@ class StateStore(Database):
 
     commit_ready = _commits("committing what is ready of {}", ordered_commit.commit_ready)
     check_not_followed = reads("reading who follows states", redo_refusals.check_not_followed)
-    redo_batch = _commits("redoing a batch of {}", recorded_actions.redo)
+    redo_batch = _commits("redoing {} {}", recorded_actions.redo)
 
     # by hand
 
@@ -397,7 +397,7 @@ class StateStore(Database):
                     ) from held
             time.sleep(SECONDS_BETWEEN_REMOVALS)
 
-    skip_batch = _commits("skipping a batch of {}", recorded_actions.skip)
+    skip_batch = _commits("skipping {} {}", recorded_actions.skip)
     retry = writes("letting batches be tried again", recorded_actions.retry)
     pause = writes("pausing a pipeline", recorded_actions.pause)
     in_flight = reads("counting batches in flight", batches.in_flight)

@@ -1,7 +1,7 @@
 """Steps: functions of a connection become methods of a `Database`, each of which runs one of them in a transaction of its own.
 
-A method has the function's parameters but for the connection, and its docstring. `doing`, of which ``{}`` stands for the first
-argument or its name, is how errors call the step.
+A method has the function's parameters but for the connection, and its docstring. `doing` is how errors call the
+step: each ``{}`` in it stands for the next argument, or its name.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,4 +63,4 @@ def _in_transaction(
 
 
 def _said(doing: str, arguments: tuple[Any, ...]) -> str:
-    return doing.format(*(getattr(given, "name", given) for given in arguments[:1])) if "{}" in doing else doing
+    return doing.format(*(getattr(given, "name", given) for given in arguments))

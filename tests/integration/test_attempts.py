@@ -31,43 +31,50 @@ from tidegate.state_store.base.errors import (
 # plan
 
 
-def test_a_plan_that_is_repeated_gets_its_first_answer(tally: Tally, settings: Settings) -> None:
-    """The same run gets the same txids whatever the source holds by now, and no txid is used up."""
+def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, settings: Settings) -> None:
+    """A run gets its first answer again, whatever the source holds by now; a planner with a stale view has to look again.
+
+    Nothing that was opened is forgotten, in the order of the txids, which have no gaps, whatever a caller claims to have seen
+    (I3).
+    """
+    store = tally.store
     assert tally.plan(2, run_id="monday") == [1, 2]
     before = contents(settings)
-
-    assert tally.store.open_batches(tally.spec, "monday", [], seen_batch(2), frozen(3, 4)) == [1, 2]
-    assert tally.store.open_batches(tally.spec, "monday", [], None, []) == [1, 2]
-    assert tally.store.run_txids("tally", "monday") == [1, 2]
+    assert store.open_batches(tally.spec, "monday", [], seen_batch(2), frozen(3, 4)) == [1, 2]
+    assert store.open_batches(tally.spec, "monday", [], None, []) == [1, 2]
+    assert store.run_txids("tally", "monday") == [1, 2]
+    assert store.open_batches(tally.spec, "stale", [], None, frozen(1, 2)) is None
+    with pytest.raises(RangeRefused, match="tally has no txid 7 for others to follow: that would leave a gap"):
+        store.open_batches(tally.spec, "next", [], seen_batch(7), frozen(8))
     assert contents(settings) == before
-    assert tally.plan(1, run_id="tuesday") == [3]
+
+    assert store.open_batches(tally.spec, "stale", [], *_look(tally)) == [3]
+    assert store.uncommitted("tally", 10) == [1, 2, 3]
+    assert store.open_batches(tally.spec, "next", [1, 2, 3], seen_batch(3), frozen(4)) == [1, 2, 3, 4]
 
 
-def test_a_run_covers_left_over_batches_before_new_ones(tally: Tally) -> None:
-    """Nothing that was opened is forgotten, and the order is that of the txids."""
-    tally.plan(2)
-    assert tally.store.uncommitted("tally", 10) == [1, 2]
-    assert tally.store.open_batches(tally.spec, "next", [1, 2], seen_batch(2), frozen(3)) == [1, 2, 3]
+@pytest.mark.promise("limit:MAX_METADATA_BYTES")
+def test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded(tally: Tally, settings: Settings, store: StateStore) -> None:
+    """A plan beyond a limit is refused as a whole; one may find nothing to do any number of times.
 
-
-def test_a_plan_without_anything_to_do_writes_only_that_it_succeeded(tally: Tally, settings: Settings) -> None:
-    """A run may find nothing to do any number of times: one row per pipeline says how its plans end."""
+    Only a planned txid is processed.
+    """
     before = contents(settings)
+    with pytest.raises(RangeRefused, match="tally has used up its txids"):
+        tally.store.open_batches(tally.spec, "run", [], seen_batch(MAX_TXID), frozen(1))
+    with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
+        tally.store.open_batches(tally.spec, "run", [], None, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
+    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
+        tally.start(1)
+    with pytest.raises(SchemaOutOfDate, match="Run: tidegate migrate"):
+        tally.store.committed("unknown")
+    assert contents(settings) == before
+
     assert tally.store.open_batches(tally.spec, "run", [], None, []) == []
     after = contents(settings)
     plans, earlier = after.pop("tidegate.plan"), before.pop("tidegate.plan")
     assert after == before
     assert (len(plans), plans != earlier) == (len(earlier), True)
-
-
-def test_a_planner_whose_view_is_stale_writes_nothing(tally: Tally, settings: Settings) -> None:
-    """Two planners saw the same previous batch: the second has to look again, and then plans what follows."""
-    tally.plan(1, run_id="first")
-    before = contents(settings)
-
-    assert tally.store.open_batches(tally.spec, "second", [], None, frozen(1, 2)) is None
-    assert contents(settings) == before
-    assert tally.store.open_batches(tally.spec, "second", [], *_look(tally)) == [2]
 
 
 @pytest.mark.promise("I6")
@@ -114,23 +121,6 @@ def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, w
         dying.close()
         assert alive.result() == [1]
     assert tally.start(1).source_metadata == {"files": [], "number": 1}
-
-
-def test_txids_end_before_they_would_overflow(tally: Tally, settings: Settings) -> None:
-    """A clear message refuses txids beyond the last possible one, before Postgres would."""
-    before = contents(settings)
-    with pytest.raises(RangeRefused, match="tally has used up its txids"):
-        tally.store.open_batches(tally.spec, "run", [], seen_batch(MAX_TXID), frozen(1))
-    assert contents(settings) == before
-
-
-@pytest.mark.promise("limit:MAX_METADATA_BYTES")
-def test_metadata_above_the_limit_is_refused_before_anything_is_written(tally: Tally, settings: Settings) -> None:
-    """A batch that is too large rolls back the whole plan, and the message says by how much."""
-    before = contents(settings)
-    with pytest.raises(RangeRefused, match=f"takes {MAX_METADATA_BYTES + 1} bytes, the limit is {MAX_METADATA_BYTES}"):
-        tally.store.open_batches(tally.spec, "run", [], None, [*frozen(1), bytes(MAX_METADATA_BYTES + 1)])
-    assert contents(settings) == before
 
 
 # metadata
@@ -185,7 +175,16 @@ CORRUPTIONS = {
 )
 def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
-    tally.plan(1)
+    tally.plan(2)
+    for content in (
+        b'{"metadata":{},"version":2}',
+        b'{"metadata":{}}',
+    ):  # the digest is right, and no attempt has read anything
+        _alter_metadata(as_role, content, content)
+        with pytest.raises(MetadataCorrupt, match=r"tally 2: the saved source metadata has version .*, this code reads 1"):
+            tally.start(2)
+    as_role("tidegate_owner", "DELETE FROM tidegate.run_batch WHERE txid = 2; DELETE FROM tidegate.batch WHERE txid = 2")
+    _alter_metadata(as_role, FROZEN, FROZEN)
     tally.process(1, [("a", 1, 1, 1, 1)])
     steps: list[Callable[[], object]] = [
         lambda: tally.store.last_opened("tally"),
@@ -203,16 +202,6 @@ def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: 
         assert contents(settings) == before, what
 
 
-@pytest.mark.promise("I19")
-def test_metadata_of_another_version_is_never_guessed_at(tally: Tally, as_role: Execute) -> None:
-    """Its digest is right, and no attempt has read anything else (I19)."""
-    tally.plan(1)
-    for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}'):
-        _alter_metadata(as_role, content, content)
-        with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
-            tally.start(1)
-
-
 def _alter_metadata(as_role: Execute, content: bytes, digest_of: bytes) -> None:
     digest = hashlib.sha256(digest_of).digest()
     as_role("tidegate_owner", "UPDATE tidegate.batch SET source_metadata = %s, source_digest = %s", [content, digest])
@@ -221,60 +210,37 @@ def _alter_metadata(as_role: Execute, content: bytes, digest_of: bytes) -> None:
 # attempts and fences
 
 
-@pytest.mark.promise("I4", "error:ATTEMPT_FENCED")
-def test_a_newer_attempt_fences_the_older_at_its_seal(tally: Tally, settings: Settings) -> None:
-    """The older attempt may finish staging; its seal names the owner of the batch, and changes nothing (I4, I5)."""
+@pytest.mark.promise(
+    "I4", "error:ATTEMPT_FENCED", "I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002"
+)
+def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally, settings: Settings) -> None:
+    """Its seal names the owner of the batch, its failure disturbs nothing, and its rows are never merged (I4, I5)."""
     tally.plan(2)
     beside = tally.start(2)
-    older = tally.start(1)
-    newer = tally.start(1)
-    staged = [tally.stage(older, "per_shop", [("zombie", 9, 9, 9, 9)])]
-    before = contents(settings)
-
-    with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
-        tally.store.seal(older, staged, Tracked(9))
-
-    assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
-    assert (older.number, newer.number) == (1, 2)
-    assert contents(settings) == before
-    tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
-
-
-@pytest.mark.promise("I5", "fault:process-is-stopped-and-goes-on-later:processing", "decision:0002")
-def test_rows_of_a_fenced_attempt_never_count(tally: Tally) -> None:
-    """Whenever a paused writer wakes up, it writes into a table that is never merged."""
-    tally.plan(1)
     older, newer = tally.start(1), tally.start(1)
+    assert (older.number, newer.number) == (1, 2)
 
     def zombie_stages() -> None:
         staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
         assert staged.rows == 2
-        with pytest.raises(AttemptFenced):
+        before = contents(settings)
+        with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
             tally.store.seal(older, [staged], Tracked(9))
+        assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
+        assert contents(settings) == before
 
     zombie_stages()
+    tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
     tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
-    zombie_stages()
-    assert tally.commit(1).attempt == 2
-    zombie_stages()
-
-    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
-    assert tally.commit(1).attempt == 2
-
-
-@pytest.mark.promise("I5")
-def test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer(tally: Tally) -> None:
-    """Its row records that it was fenced, it gets the error, and the batch goes on."""
-    tally.plan(1)
-    older, newer = tally.start(1), tally.start(1)
-    tally.store.seal(newer, [tally.stage(newer, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
-
     with pytest.raises(AttemptFenced):
         tally.store.fail_attempt(older, "SPARK_UNAVAILABLE: gone")
     tally.store.fail_attempt(newer, "too late: it is sealed")
-
     errors = [row["error"] for row in tally.store.batch_history("tally", 1).attempts]
     assert errors == ["ATTEMPT_FENCED: attempt 2 took over.", None]
+    zombie_stages()
+    assert tally.commit(1).attempt == 2
+    zombie_stages()
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
     assert tally.commit(1).attempt == 2
 
 
@@ -324,53 +290,40 @@ def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settin
     assert len(tally.state()) == 1
 
 
-def test_a_sealed_attempt_is_kept_on_retry(tally: Tally, settings: Settings) -> None:
-    """A repeated task finds its work done; only an explicit restage replaces it."""
-    tally.plan(1)
+@pytest.mark.promise("fault:process-dies-at-any-statement:processing")
+def test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else(tally: Tally, settings: Settings) -> None:
+    """A repeated task finds its work done.
+
+    What has crashed, failed or is restaged is followed by the next number with its own staging.
+
+    COPY is one transaction: rows of a broken stream are gone. A failed attempt cannot be sealed, and its halt is lifted by the
+    next.
+    """
+    tally.plan(2)
+    dying = tally.start(1)
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)")
     sealed = tally.process(1, [("a", 1, 1, 1, 1)])
     before = contents(settings)
-
     assert tally.store.start_attempt(tally.spec, 1, "again") is NotStarted.SEALED
     tally.store.seal(sealed, [], Tracked(99))  # its first answer was lost
     assert contents(settings) == before
-    assert tally.commit(1).key_count == 1
+    assert (tally.commit(1).key_count, sealed.number) == (1, dying.number + 1)
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
 
-
-def test_an_attempt_that_was_recorded_as_failed_cannot_be_sealed(tally: Tally, settings: Settings) -> None:
-    """Another thread or process may have given it up: its process learns why, and nothing changes."""
-    tally.plan(1)
-    attempt = tally.start(1)
-    staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
-    tally.store.fail_attempt(attempt, "it took too long")
+    tally.start(2)
+    failed = tally.start(2)
+    staged = tally.stage(failed, "per_shop", [("a", 1, 1, 1, 1)])
+    tally.store.fail_attempt(failed, "MALFORMED_RECORD: line 7")
+    tally.store.halt_batch("tally", 2, "MALFORMED_RECORD: line 7")
     before = contents(settings)
-    with pytest.raises(AttemptFenced, match="recorded as failed: it took too long"):
-        tally.store.seal(attempt, [staged], Tracked(1))
+    with pytest.raises(AttemptFenced, match="recorded as failed: MALFORMED_RECORD: line 7"):
+        tally.store.seal(failed, [staged], Tracked(1))
     assert contents(settings) == before
-
-
-def test_an_attempt_that_did_not_seal_is_followed_by_another(tally: Tally) -> None:
-    """Crashed, failed or restaged: the next attempt has the next number and its own staging, and lifts the halt."""
-    tally.plan(1)
-    tally.start(1)
-    tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 7")
-    tally.store.halt_batch("tally", 1, "MALFORMED_RECORD: line 7")
-    assert tally.store.batch_statuses("tally")[0].phase == "halted"
-
-    tally.process(1)
-    assert tally.process(1, mode="restage").number == 4
-    assert tally.store.batch_statuses("tally")[0].phase == "processed"
-
-
-def test_an_attempt_at_an_unknown_batch_is_refused(tally: Tally) -> None:
-    """Only a planned txid can be processed."""
-    with pytest.raises(UnknownBatch, match="tally has no txid 1"):
-        tally.start(1)
-
-
-def test_an_attempt_of_an_unregistered_pipeline_names_the_command(store: StateStore) -> None:
-    """Its tables do not exist yet."""
-    with pytest.raises(SchemaOutOfDate, match="Run: tidegate migrate"):
-        store.committed("tally")
+    assert tally.store.batch_statuses("tally")[-1].phase == "halted"
+    tally.process(2)
+    assert tally.process(2, mode="restage").number == 4
+    assert tally.store.batch_statuses("tally")[-1].phase == "processed"
 
 
 @pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:processing")
@@ -408,37 +361,7 @@ def test_a_process_that_is_stopped_in_a_small_step_holds_the_next_attempt_up_for
             step_of_the_stopped.result(30)
 
 
-@pytest.mark.promise("fault:process-dies-at-any-statement:processing")
-def test_a_process_that_dies_while_it_stages_leaves_nothing_that_counts(tally: Tally, settings: Settings) -> None:
-    """COPY is one transaction: rows of a broken stream are gone, and the next attempt starts with an empty table."""
-    tally.plan(1)
-    dying = tally.start(1)
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
-        cursor.execute("INSERT INTO staging.per_shop_1_1 VALUES ('lost', 1, 1, 1, 1, 1)")
-    tally.process(1, [("a", 1, 1, 1, 1)])
-
-    assert tally.commit(1).attempt == dying.number + 1
-    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
-
-
 # declarations
-
-
-def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, settings: Settings) -> None:
-    """After a deploy between processing and commit, the code that commits the batch processes it again (I16, row 33)."""
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    newer = replace(tally.spec, version=2)
-    _register(settings, newer)
-    deployed = Tally(tally.store, newer)
-
-    with pytest.raises(Unprocessed, match="tally 1:1 was computed by another declaration of the pipeline"):
-        deployed.commit(1)
-    assert tally.store.commit_ready(newer, "test") == []
-    attempt = deployed.start(1)  # although the newest is sealed
-    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
-    assert deployed.commit(1).attempt == 2
-    assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
 
 @pytest.mark.promise(
@@ -447,13 +370,18 @@ def test_partials_of_another_declaration_never_meet_the_state(tally: Tally, sett
     "fault:declaration-changed-in-between:commit",
     "error:DECLARATION_CHANGED",
 )
-def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, settings: Settings) -> None:
-    """A worker that was not restarted gets an error that says so, and changes nothing."""
+def test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state(
+    tally: Tally, settings: Settings
+) -> None:
+    """A worker that was not restarted gets an error that says so.
+
+    The code that commits the batch processes it again (I16, row 33).
+    """
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
-    _register(settings, replace(tally.spec, version=2))
+    newer = replace(tally.spec, version=2)
+    _register(settings, newer)
     before = contents(settings)
-
     steps: list[Callable[[], object]] = [
         lambda: tally.commit(1),
         lambda: tally.store.commit_ready(tally.spec, "test"),
@@ -463,7 +391,16 @@ def test_old_code_can_neither_process_nor_commit_after_a_deploy(tally: Tally, se
     for step in steps:
         with pytest.raises(DeclarationChanged, match="tally: this code's declaration is not the registered one"):
             step()
+
+    deployed = Tally(tally.store, newer)
+    with pytest.raises(Unprocessed, match="tally 1:1 was computed by another declaration of the pipeline"):
+        deployed.commit(1)
+    assert tally.store.commit_ready(newer, "test") == []
     assert contents(settings) == before
+    attempt = deployed.start(1)  # although the newest is sealed
+    tally.store.seal(attempt, [deployed.stage(attempt, "per_shop", [("a", 2, 2, 2, 2)])], Tracked(1))
+    assert deployed.commit(1).attempt == 2
+    assert tally.state() == [("a", 2, 2, 2, 2, 1)]
 
 
 # staging is dropped
@@ -493,33 +430,29 @@ STAGING_TABLES = (
 def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     dated: Tally, settings: Settings, as_role: Execute
 ) -> None:
-    """The staging of an old batch is dropped once; younger staging is kept, and uncommitted staging of any age (I18)."""
+    """The staging of an old batch is dropped once.
+
+    That of young attempts, such as a redo, and of uncommitted ones is kept (I18).
+
+    A zombie that locks an old table stops neither the plan nor the dropping of other tables (I20).
+    """
     state = dated.state()
     with StateStore.connect(replace(settings, staging_retention_hours=50)) as patient:
         assert patient.drop_old_staging(dated.spec) == 0
-
-    assert dated.store.drop_old_staging(dated.spec) == 3
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
+    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as zombie, zombie.cursor() as cursor:
+        cursor.execute("SELECT FROM staging.per_shop_1_1")
+        assert dated.store.drop_old_staging(dated.spec) == 1
+        kept = [("per_shop_1_1",), ("per_shop_1_2",), ("per_shop_3_1",), ("per_shop_4_1",)]
+        assert as_role("tidegate", STAGING_TABLES) == kept
+    assert dated.store.drop_old_staging(dated.spec) == 1
+    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() - interval '50 hours' WHERE txid = 1")
+    assert dated.store.drop_old_staging(dated.spec) == 1
     assert as_role("tidegate", STAGING_TABLES) == [("per_shop_3_1",), ("per_shop_4_1",)]
     assert dated.store.drop_old_staging(dated.spec) == 0
     assert dated.state() == state
     assert dated.commit(1).already_committed
     dated.commit(4)
-
-
-def test_the_staging_of_a_redo_is_kept_while_it_is_young(dated: Tally, as_role: Execute) -> None:
-    """Its batch has committed long ago; the attempt that is to take its place has just begun."""
-    as_role("tidegate_owner", "UPDATE tidegate.attempt SET started_at = now() WHERE txid = 1 AND attempt = 2")
-    assert dated.store.drop_old_staging(dated.spec) == 2
-    assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_2",), ("per_shop_3_1",), ("per_shop_4_1",)]
-
-
-def test_staging_with_a_reader_is_left_for_the_next_time(dated: Tally, settings: Settings, as_role: Execute) -> None:
-    """A zombie that locks an old table stops neither the plan nor the dropping of other tables (I20)."""
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as zombie, zombie.cursor() as cursor:
-        cursor.execute("SELECT FROM staging.per_shop_1_1")
-        assert dated.store.drop_old_staging(dated.spec) == 2
-        assert as_role("tidegate", STAGING_TABLES) == [("per_shop_1_1",), ("per_shop_3_1",), ("per_shop_4_1",)]
-    assert dated.store.drop_old_staging(dated.spec) == 1
 
 
 def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
@@ -534,28 +467,19 @@ def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
     assert [row[0] for row in tally.state()] == ["Zürich €"]
 
 
-def test_a_late_attempt_learns_that_its_staging_is_gone(tally: Tally, as_role: Execute) -> None:
-    """Its table was dropped with old staging: no migration is missing, and its rows would not count."""
+def test_a_batch_without_an_attempt_is_not_given_up_and_a_late_one_learns_that_its_staging_is_gone(
+    tally: Tally, as_role: Execute
+) -> None:
+    """Nothing has failed: there is no attempt whose commit could take its place.
+
+    A table dropped with old staging is no lost migration.
+    """
     tally.plan(1)
+    assert not tally.store.give_up("tally", 1, "the pipeline's policy", "x")
     attempt = tally.start(1)
     as_role("tidegate", "DROP TABLE staging.per_shop_1_1")
     with pytest.raises(Unprocessed, match=r'Staging is gone while staging per_shop: relation "staging.per_shop_1_1" does not'):
         tally.store.stage(attempt, tally.spec.states[0], io.BytesIO(b""))
-
-
-def test_batches_are_opened_only_after_an_existing_one(tally: Tally, settings: Settings) -> None:
-    """Txids have no gaps, whatever batch a caller claims to have seen (I3)."""
-    tally.plan(2)
-    before = contents(settings)
-    with pytest.raises(RangeRefused, match="tally has no txid 7 for others to follow: that would leave a gap"):
-        tally.store.open_batches(tally.spec, "next", [], seen_batch(7), frozen(8))
-    assert contents(settings) == before
-
-
-def test_a_batch_without_an_attempt_is_not_given_up(tally: Tally) -> None:
-    """Nothing has failed: there is no attempt whose commit could take its place."""
-    tally.plan(1)
-    assert not tally.store.give_up("tally", 1, "the pipeline's policy", "x")
     tally.process(1)
     assert tally.commit(1).skipped_reason is None
 

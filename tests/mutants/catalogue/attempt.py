@@ -32,7 +32,7 @@ MUTANTS = (
         "_take_fence",
         "a.txid == batch.txid, attempts.is_open",
         "attempts.is_open",
-        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_at_its_seal",),
+        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",),
     ),
     Mutant(
         "a-new-attempt-lifts-no-halt",
@@ -41,7 +41,7 @@ MUTANTS = (
         "_take_fence",
         ".values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)",
         ".values(attempt=number)",
-        (f"{ATTEMPTS}::test_an_attempt_that_did_not_seal_is_followed_by_another",),
+        (f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",),
     ),
     Mutant(
         "an-attempt-of-a-replanned-batch-keeps-the-former-link",
@@ -59,7 +59,7 @@ MUTANTS = (
         "decide",
         "verdicts.check_declaration(spec, facts.registered)",
         "pass",
-        (f"{ATTEMPTS}::test_old_code_can_neither_process_nor_commit_after_a_deploy",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "an-attempt-of-a-retired-pipeline-begins",
@@ -121,7 +121,7 @@ MUTANTS = (
         "newest.sealed_at is not None and batch.continues(previous)",
         (
             REASONS,
-            f"{ATTEMPTS}::test_partials_of_another_declaration_never_meet_the_state",
+            f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
         ),
     ),
     Mutant(

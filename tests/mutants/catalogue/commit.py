@@ -73,7 +73,7 @@ MUTANTS = (
         "may_commit",
         "check_declaration(spec, facts.registered)  # I16",
         "pass",
-        (f"{ATTEMPTS}::test_old_code_can_neither_process_nor_commit_after_a_deploy",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "files-that-count-are-not-recorded",
@@ -136,7 +136,7 @@ MUTANTS = (
         "ready",
         "check_declaration(spec, facts.registered)",
         "pass",
-        (f"{ATTEMPTS}::test_old_code_can_neither_process_nor_commit_after_a_deploy",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "ready-batches-commit-beyond-a-hole",
@@ -181,7 +181,7 @@ MUTANTS = (
         "ready",
         "check_sealed(spec, batch.locked, batch.newest, attempt_timeout_seconds=0)",
         "pass",
-        (f"{ATTEMPTS}::test_partials_of_another_declaration_never_meet_the_state",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "the-cursor-keeps-the-former-digest",
@@ -217,7 +217,7 @@ MUTANTS = (
         "check_sealed",
         "if attempt.fingerprint != spec.fingerprint:",
         "if False:",
-        (f"{ATTEMPTS}::test_partials_of_another_declaration_never_meet_the_state",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "bad-records-vanish-with-their-policy",
@@ -253,7 +253,7 @@ MUTANTS = (
         "check_declaration",
         "if registered.fingerprint != spec.fingerprint:",
         "if registered.fingerprint is None:",
-        (f"{ATTEMPTS}::test_old_code_can_neither_process_nor_commit_after_a_deploy",),
+        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
     ),
     Mutant(
         "a-state-that-was-given-away-is-written",

@@ -27,7 +27,7 @@ MUTANTS = (
         "decode_metadata",
         "if version == METADATA_VERSION and isinstance(metadata, dict):",
         "if isinstance(metadata, dict):",
-        (f"{ATTEMPTS}::test_metadata_of_another_version_is_never_guessed_at",),
+        (f"{ATTEMPTS}::test_altered_metadata_halts_every_step_of_its_batch",),
     ),
     Mutant(
         "the-attempt-s-own-digest-is-not-compared",
@@ -45,7 +45,7 @@ MUTANTS = (
         "insert_batches",
         "if after and not connection.scalar(",
         "if after and after.txid < 0 and not connection.scalar(",
-        (f"{ATTEMPTS}::test_batches_are_opened_only_after_an_existing_one",),
+        (f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",),
     ),
     Mutant(
         "batches-planned-together-continue-the-first",
@@ -64,7 +64,7 @@ MUTANTS = (
         "return len(connection.execute(statement).all()) == len(rows)",
         "return len(connection.execute(statement).all()) <= len(rows)",
         (
-            f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing",
+            f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",
             f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
         ),
     ),
@@ -84,7 +84,7 @@ MUTANTS = (
         "StateStore.open_batches",
         "if planned := batches.run_txids(connection, spec.name, run_id):",
         "if planned := []:",
-        (f"{ATTEMPTS}::test_a_plan_that_is_repeated_gets_its_first_answer",),
+        (f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",),
     ),
     Mutant(
         "half-a-plan-is-kept",
@@ -95,7 +95,7 @@ MUTANTS = (
         "after, new)\n            ):\n",
         (
             f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
-            f"{ATTEMPTS}::test_a_planner_whose_view_is_stale_writes_nothing",
+            f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",
         ),
     ),
     Mutant(
@@ -132,7 +132,7 @@ MUTANTS = (
         "check_limits",
         "if last + len(metadata) > MAX_TXID:",
         "if last > MAX_TXID:",
-        (f"{ATTEMPTS}::test_txids_end_before_they_would_overflow",),
+        (f"{ATTEMPTS}::test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded",),
     ),
     Mutant(
         "metadata-may-be-one-byte-too-long",
@@ -141,7 +141,7 @@ MUTANTS = (
         "check_limits",
         "if len(content) > MAX_METADATA_BYTES:",
         "if len(content) > 2 * MAX_METADATA_BYTES:",
-        (f"{ATTEMPTS}::test_metadata_above_the_limit_is_refused_before_anything_is_written",),
+        (f"{ATTEMPTS}::test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded",),
     ),
     Mutant(
         "a-committed-batch-is-halted",

@@ -16,7 +16,7 @@ MUTANTS = (
         "_lock_owned",
         "if batch.attempt != attempt.number:",
         "if batch.attempt < attempt.number:",
-        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_at_its_seal",),
+        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",),
     ),
     Mutant(
         "an-attempt-of-another-history-counts",
@@ -34,7 +34,7 @@ MUTANTS = (
         "seal",
         "if own.failed_at is not None:",
         "if own.failed_at is not None and own.is_poison:",
-        (f"{ATTEMPTS}::test_an_attempt_that_was_recorded_as_failed_cannot_be_sealed",),
+        (f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",),
     ),
     Mutant(
         "a-second-seal-is-written",
@@ -43,7 +43,7 @@ MUTANTS = (
         "seal",
         "if own.sealed_at is not None:",
         "if own.sealed_at is None and own.failed_at is not None:",
-        (f"{ATTEMPTS}::test_a_sealed_attempt_is_kept_on_retry",),
+        (f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",),
     ),
     Mutant(
         "a-replay-is-not-compared",
@@ -79,7 +79,7 @@ MUTANTS = (
         "is_open",
         "attempt.c.sealed_at.is_(None), attempt.c.failed_at.is_(None)",
         "attempt.c.failed_at.is_(None)",
-        (f"{ATTEMPTS}::test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer",),
+        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",),
     ),
     Mutant(
         "a-fenced-attempt-says-that-it-failed",
@@ -88,7 +88,7 @@ MUTANTS = (
         "fail",
         "_lock_owned(connection, attempt)",
         "lock_batch(connection, attempt.pipeline, attempt.txid)",
-        (f"{ATTEMPTS}::test_the_failure_of_a_fenced_attempt_does_not_disturb_the_newer",),
+        (f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",),
     ),
     Mutant(
         "tries-from-before-a-retry-count",
@@ -172,7 +172,7 @@ MUTANTS = (
         "drop_old",
         "c.committed_at < oldest, a.started_at < oldest",
         "c.committed_at < oldest",
-        (f"{ATTEMPTS}::test_the_staging_of_a_redo_is_kept_while_it_is_young",),
+        (f"{ATTEMPTS}::test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over",),
     ),
     Mutant(
         "staging-is-dropped-before-its-batch-has-committed",
