@@ -175,15 +175,11 @@ CORRUPTIONS = {
 )
 def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """Metadata with another digest or an unknown version is never guessed at: no plan, attempt or commit (I19)."""
-    tally.plan(2)
-    for content in (
-        b'{"metadata":{},"version":2}',
-        b'{"metadata":{}}',
-    ):  # the digest is right, and no attempt has read anything
+    tally.plan(1)
+    for content in (b'{"metadata":{},"version":2}', b'{"metadata":{}}'):  # the digest is right; no attempt has read anything
         _alter_metadata(as_role, content, content)
-        with pytest.raises(MetadataCorrupt, match=r"tally 2: the saved source metadata has version .*, this code reads 1"):
-            tally.start(2)
-    as_role("tidegate_owner", "DELETE FROM tidegate.run_batch WHERE txid = 2; DELETE FROM tidegate.batch WHERE txid = 2")
+        with pytest.raises(MetadataCorrupt, match=r"tally 1: the saved source metadata has version .*, this code reads 1"):
+            tally.start(1)
     _alter_metadata(as_role, FROZEN, FROZEN)
     tally.process(1, [("a", 1, 1, 1, 1)])
     steps: list[Callable[[], object]] = [

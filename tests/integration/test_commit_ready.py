@@ -471,26 +471,37 @@ SWALLOW = (
 
 
 @pytest.mark.promise("I14")
-@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
-def test_a_row_that_a_trigger_swallows_stops_all_batches(
-    tally: Tally, settings: Settings, as_role: Execute, event: str
-) -> None:
-    """A foreign trigger keeps a row out: together or alone, no incomplete batch commits (I14)."""
-    tally.plan(3)
+def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """Together or alone, no incomplete batch commits (I14).
+
+    A row with a later txid is never overwritten, nor is its update dropped.
+    """
+    tally.plan(4)
     tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.commit(1)
-    as_role("postgres", SWALLOW.format(event))
-    migrations.accept_table(settings, "per_shop", "ann")
     for txid in (2, 3):
         tally.process(txid, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
-    before = contents(settings)
+    tally.process(4, [("c", 1, 1, 1, 1)])
+    for event in ("INSERT", "UPDATE"):
+        as_role("postgres", SWALLOW.format(event))
+        migrations.accept_table(tally.store.settings, "per_shop", "ann")
+        before = contents(tally.store.settings)
+        with pytest.raises(GuardMismatch, match=r"tally 2 to 3: 1 of 2 rows were not written into state\.per_shop"):
+            tally.store.commit_ready(tally.spec, "test", max_batches=2)
+        with pytest.raises(GuardMismatch):
+            tally.commit(2)
+        assert contents(tally.store.settings) == before
+        as_role("postgres", "DROP FUNCTION state.swallow CASCADE; UPDATE tidegate.state_table SET accepted_shape = '{}'")
 
-    with pytest.raises(GuardMismatch, match=r"tally 2 to 3: 1 of 2 rows were not written into state\.per_shop"):
+    foreign = "INSERT INTO state.per_shop VALUES ('c', 9, 9, 9, 9, 7)"
+    as_role("tidegate_owner", f"SELECT set_config('tidegate.writer', 'tally', false); {foreign}")
+    before = contents(tally.store.settings)
+    with pytest.raises(PermanentError):
         tally.store.commit_ready(tally.spec, "test")
-    with pytest.raises(GuardMismatch):
-        tally.commit(2)
-
-    assert contents(settings) == before
+    assert contents(tally.store.settings) == before
+    assert [tally.commit(txid).key_count for txid in (2, 3)] == [2, 2]
+    with pytest.raises(GuardMismatch, match=r"1 of 1 rows of state\.per_shop"):
+        tally.commit(4)
 
 
 def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
@@ -515,69 +526,45 @@ def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [2]
 
 
-def test_a_commit_that_does_not_wait_leaves_a_locked_cursor_alone(tally: Tally, settings: Settings) -> None:
-    """It is an error at once, not after the lock timeout, and nothing is changed."""
-    tally.plan()
-    tally.process(1, [("a", 1, 1, 1, 1)])
+def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
+    """Unsealed, halted, failed or given up: later batches wait, earlier batches count.
+
+    Without waiting, a locked cursor is an error at once, not after the lock timeout, and nothing is changed.
+    """
+
+    def ready() -> list[int]:
+        return [commit.txid for commit in tally.store.commit_ready(tally.spec, "test", wait=False)]
+
+    assert ready() == []
+    tally.plan(5)
+    assert ready() == []
+    for txid in (1, 2, 4, 5):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    tally.start(3)
     with closing(psycopg2.connect(**settings.conninfo())) as other, other.cursor() as cursor:
         cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
         start = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            tally.store.commit_ready(tally.spec, "test", wait=False)
+            ready()
         assert time.monotonic() - start < settings.lock_timeout_seconds
         other.rollback()  # closing alone would not wait until the server has released the lock
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test", wait=False)] == [1]
-
-
-def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
-    """Unsealed, halted, failed or given up: later batches wait, earlier batches count."""
-    assert tally.store.commit_ready(tally.spec, "test") == []
-    tally.plan(5)
-    assert tally.store.commit_ready(tally.spec, "test") == []
-    for txid in (1, 2, 4, 5):
-        tally.process(txid, [("a", 1, 1, 1, 1)])
-    tally.start(3)
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2]
-    assert tally.store.commit_ready(tally.spec, "test") == []
+    assert ready() == [1, 2]
+    assert ready() == []
     tally.process(3, [("a", 1, 1, 1, 1)], mode="restage")
     tally.store.halt_batch("tally", 5, "a person has to look")
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [3, 4]
+    assert ready() == [3, 4]
     assert tally.state() == [("a", 4, 4, 1, 1, 4)]
 
-
-def test_a_sealed_batch_that_was_given_up_is_not_merged(tally: Tally) -> None:
-    """Somebody has looked at it, and has decided that it does not count."""
-    tally.plan(2)
-    for txid in (1, 2):
+    tally.plan(2, run_id="next")
+    for txid in (6, 7):
         tally.process(txid, [("a", 1, 1, 1, 1)])
-    tally.store.halt_batch("tally", 2, "a person has to look")
-    assert tally.store.skip_batch(tally.spec, 2, "an operator", "no use") is None
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1]
-    assert tally.store.commit_ready(tally.spec, "test") == []
-    assert tally.commit(2).skipped_reason == "no use"
-    assert tally.state() == [("a", 1, 1, 1, 1, 1)]
-
-
-@pytest.mark.promise("I14")
-def test_a_foreign_row_stops_all_batches_and_is_found_one_by_one(tally: Tally, as_role: Execute) -> None:
-    """A row that carries a later txid is never overwritten, nor is its update dropped (I14)."""
-    tally.plan(3)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.process(2, [("b", 1, 1, 1, 1)])
-    tally.process(3, [("c", 1, 1, 1, 1)])
-    as_role(
-        "tidegate_owner",
-        "SELECT set_config('tidegate.writer', 'tally', false); INSERT INTO state.per_shop VALUES ('b', 9, 9, 9, 9, 7)",
-    )
-    before = contents(tally.store.settings)
-
-    with pytest.raises(PermanentError):
-        tally.store.commit_ready(tally.spec, "test")
-
-    assert contents(tally.store.settings) == before
-    assert tally.commit(1).key_count == 1
-    with pytest.raises(GuardMismatch, match=r"1 of 1 rows of state\.per_shop"):
-        tally.commit(2)
+    tally.store.retry("tally", 5, "an operator", "it is well")
+    tally.store.halt_batch("tally", 7, "a person has to look")
+    assert tally.store.skip_batch(tally.spec, 7, "an operator", "no use") is None
+    assert ready() == [5, 6]
+    assert ready() == []
+    assert tally.commit(7).skipped_reason == "no use"
+    assert tally.state() == [("a", 6, 6, 1, 1, 6)]
 
 
 def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Callable[..., None]) -> None:
@@ -701,22 +688,12 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
     assert [commit.txid for commit in tally.store.commit_ready(tally.spec, "test")] == [2]
 
 
-def test_a_ready_batch_does_not_wait_for_company_that_may_not_begin(tally: Tally, as_role: Execute) -> None:
-    """A batch outside the window begins only when this one has committed."""
-    tally.spec = replace(tally.spec, window=1)
-    tally.plan(3)
-    tally.process(1)
-    tally.commit(1)
-    as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
-
-    tally.process(2)
-
-    assert tally.store.turn("tally", 2).opens
-
-
 @pytest.mark.promise("fault:clocks-step-by-any-amount:commit", "limit:LONGEST_MERGE_WAIT_SECONDS")
 def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
-    """Set back since the seal, or forward during the last merge: the turn opens at once, or within the limit."""
+    """Set back since the seal, or forward during the last merge: the turn opens at once, or within the limit.
+
+    Nor does a batch wait for one outside the window, which begins only when this one has committed.
+    """
 
     def opens(sealed_at: str, merged_at: str) -> bool:
         as_role("tidegate_owner", f"UPDATE tidegate.attempt SET sealed_at = now() + interval '{sealed_at}' WHERE txid = 2")
@@ -732,6 +709,10 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     assert opens("-4 minutes", "1 day"), "no merge takes that long"
     assert opens("1 day", "1 hour"), "it was sealed before the clock was set back"
     assert opens("-1 second", "-1 day")
+    assert not opens("-1 minute", "1 hour")
+    tally.spec = replace(tally.spec, window=1)
+    tally.plan(1, run_id="with a smaller window")
+    assert opens("-1 minute", "1 hour")
 
 
 @pytest.mark.parametrize(

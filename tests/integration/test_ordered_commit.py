@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
-from tests.store import Tracked, cursors, schema_revision
+from tests.store import Commit, Tracked, cursors, schema_revision
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore
@@ -34,80 +34,76 @@ from tidegate.state_store.base.errors import (
 )
 
 
-def test_batches_add_up_in_txid_order(tally: Tally) -> None:
-    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid."""
-    tally.plan(2)
-    tally.process(1, [("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)])
-    tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
+@pytest.mark.promise(
+    "performance:nothing-is-checked-per-row-that-is",
+    "I3",
+    "error:COMMIT_OUT_OF_ORDER",
+    "I8",
+    "fault:process-dies-at-any-statement:after",
+)
+def test_batches_add_up_in_txid_order(tally: Tally, settings: Settings) -> None:
+    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid.
 
-    first, second = tally.commit(1), tally.commit(2)
-
-    assert tally.state() == [("a", 2, 30, 10, 20, 1), ("b", 2, 12, 5, 7, 2), ("c", 1, -1, -1, -1, 2)]
-    assert [(str(day), sold, txid) for day, sold, txid in tally.state("per_day")] == [
-        ("2013-01-01", 4, 2),
-        ("2013-01-02", 1, 2),
-    ]
-    assert (first.txid, first.key_count, first.already_committed) == (1, 3, False)
-    assert (second.txid, second.key_count, second.already_committed) == (2, 4, False)
-    assert tally.store.committed("tally") == 2
-
-
-def test_a_key_in_two_partitions_is_refused(tally: Tally, settings: Settings) -> None:
-    """Partials of one key in two partitions were not grouped: merging one of them would lose the other."""
-    tally.plan(1)
-    attempt = tally.start(1)
-    staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
-    tally.store.seal(attempt, staged, Tracked(2))
-    before = contents(settings)
-
-    with pytest.raises(PermanentError):
-        tally.commit(1)
-    assert contents(settings) == before
-
-
-@pytest.mark.promise("performance:nothing-is-checked-per-row-that-is")
-def test_a_merge_reads_sorts_and_writes_and_nothing_else(tally: Tally) -> None:
-    """A txid that Postgres took for an int4 would be converted row by row, in a separate and costly step."""
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-
-    steps = merge_steps(tally, lambda: tally.commit(1))
-
-    assert [step["Node Type"] for step in steps] == ["ModifyTable", "Sort", "Seq Scan"]
-
-
-@pytest.mark.promise("I3", "error:COMMIT_OUT_OF_ORDER")
-def test_a_commit_waits_for_its_predecessor(tally: Tally, settings: Settings) -> None:
-    """A batch that is ready early is refused with the txids and a command, and nothing of it is visible (I3)."""
+    A batch that is ready early is refused with the txids and a command, and nothing of it is visible (I3). A committed txid
+    always answers with its first commit (I8). A txid that Postgres took for an int4 would be converted row by row, in a
+    separate and costly step.
+    """
     tally.plan(3)
-    tally.process(2, [("a", 1, 1, 1, 1)])
+    tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
     tally.process(3, [("a", 1, 1, 1, 1)])
     before = contents(settings)
-
     with pytest.raises(CommitOutOfOrder, match=r"tally cannot commit txid 3: 0 is the last.*until 2 .*tidegate inspect tally"):
         tally.commit(3)
     with pytest.raises(CommitOutOfOrder) as refused:
         tally.commit(2)
-
     assert (refused.value.pipeline, refused.value.txid) == ("tally", 2)
     assert contents(settings) == before
 
+    tally.process(1, [("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)])
+    done: list[Commit] = []
+    steps = merge_steps(tally, lambda: done.append(tally.commit(1)))
+    assert [step["Node Type"] for step in steps] == ["ModifyTable", "Sort", "Seq Scan"]
+    done.append(tally.commit(2))
+    assert tally.state() == [("a", 2, 30, 10, 20, 1), ("b", 2, 12, 5, 7, 2), ("c", 1, -1, -1, -1, 2)]
+    days = [(str(day), sold, txid) for day, sold, txid in tally.state("per_day")]
+    assert days == [("2013-01-01", 4, 2), ("2013-01-02", 1, 2)]
+    assert [(commit.txid, commit.key_count, commit.already_committed) for commit in done] == [(1, 3, False), (2, 4, False)]
+    assert tally.store.committed("tally") == 2
 
-def test_code_that_was_started_before_the_ledger_was_made_anew_commits_nothing(
-    tally: Tally, settings: Settings, as_role: Execute
-) -> None:
-    """A process that has connected before is refused as one that connects afterwards."""
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = '0123456789ab'")
-    before = contents(settings)
-
-    with pytest.raises(SchemaOutOfDate, match=r"schema\.sql 0123456789ab.*restart the stack"):
-        tally.commit(1)
-    with pytest.raises(SchemaOutOfDate, match="made by another revision"):
-        tally.store.commit_ready(tally.spec, "test")
-
+    before, repeated = contents(settings), [replace(commit, already_committed=True) for commit in done]
+    assert [tally.commit(1), tally.commit(2)] == repeated
+    assert [tally.store.start_attempt(tally.spec, txid, "late", mode="restage") for txid in (1, 2)] == repeated
     assert contents(settings) == before
+
+
+@pytest.mark.promise("I15")
+def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally, settings: Settings, as_role: Execute) -> None:
+    """A process that has connected before is refused as one that connects afterwards.
+
+    So is a batch whose pipeline has lost a state.
+
+    Partials of one key in two partitions were not grouped: merging one of them would lose the other.
+    """
+    tally.plan(1)
+    attempt = tally.start(1)
+    staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
+    tally.store.seal(attempt, staged, Tracked(2))
+
+    def refused(error: type[Exception], match: str, commit: Callable[[], object] = lambda: tally.commit(1)) -> None:
+        before = contents(settings)
+        with pytest.raises(error, match=match):
+            commit()
+        assert contents(settings) == before
+
+    refused(PermanentError, "")
+    tally.process(1, [("a", 1, 1, 1, 1)], mode="restage")
+    ((version,),) = as_role("tidegate_owner", "SELECT version_num FROM tidegate.alembic_version")
+    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = '0123456789ab'")
+    refused(SchemaOutOfDate, r"schema\.sql 0123456789ab.*restart the stack")
+    refused(SchemaOutOfDate, "made by another revision", lambda: tally.store.commit_ready(tally.spec, "test"))
+    as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [version])
+    as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_day'")
+    refused(DeclarationChanged, "tally does not own the states it declares")  # not even a batch that would not touch it
 
 
 def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
@@ -183,22 +179,6 @@ def test_only_a_sealed_attempt_commits(tally: Tally, settings: Settings, as_role
     assert not tally.store.keep_alive(attempt)
 
 
-@pytest.mark.promise("I8", "fault:process-dies-at-any-statement:after")
-def test_a_repeated_commit_changes_nothing(tally: Tally, settings: Settings) -> None:
-    """Every committed txid, the last or an older one, always answers with its first commit (I8)."""
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.process(2, [("a", 1, 1, 1, 1)])
-    done = [tally.commit(1), tally.commit(2)]
-    before = contents(settings)
-
-    assert [tally.commit(1), tally.commit(2)] == [replace(commit, already_committed=True) for commit in done]
-    assert [tally.store.start_attempt(tally.spec, txid, "late", mode="restage") for txid in (1, 2)] == [
-        replace(commit, already_committed=True) for commit in done
-    ]
-    assert contents(settings) == before
-
-
 @pytest.mark.promise("I2", "I3", "fault:airflow-loses-repeats-or-reorders-tasks:commit", "decision:0001")
 def test_many_committers_of_many_txids_make_one_commit_each(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """One of a txid commits, the others see that it has, and who is too early is refused and retries (I2, I3)."""
@@ -221,18 +201,6 @@ def test_many_committers_of_many_txids_make_one_commit_each(tally: Tally, settin
     assert {row[1:] for row in tally.state()} == {(4, 10, 1, 4, 4)}
     commits = "SELECT array_agg(txid ORDER BY xmin::text::bigint), sum(key_count) FROM tidegate.commit"
     assert as_role("tidegate_owner", commits) == [(txids, 800)]
-
-
-@pytest.mark.promise("I15")
-def test_a_pipeline_that_has_lost_a_state_commits_nothing(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """Not even a batch that would not touch it."""
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_day'")
-    before = contents(settings)
-    with pytest.raises(DeclarationChanged, match="tally does not own the states it declares"):
-        tally.commit(1)
-    assert contents(settings) == before
 
 
 DAMAGE = {
@@ -303,19 +271,20 @@ def test_rows_that_no_seal_names_do_not_count(tally: Tally, caplog: pytest.LogCa
     "error:GUARD_MISMATCH",
     "decision:0001",
 )
-@pytest.mark.parametrize("txid", [2, 3, BIGINT_MAX])
-def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings, as_role: Execute, txid: int) -> None:
+def test_a_state_row_ahead_of_the_ledger_halts(tally: Tally, settings: Settings, as_role: Execute) -> None:
     """The guard is an alarm: another writer's row is not skipped silently, and no other row is written (I14)."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.commit(1)
-    as_role("tidegate_owner", f"SET tidegate.writer = tally; UPDATE state.per_shop SET txid = {txid} WHERE shop = 'b'")
     tally.process(2, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1), ("c", 1, 1, 1, 1)])
-    before = contents(settings)
-
-    with pytest.raises(GuardMismatch, match=r"tally 2:1: 1 of 3 rows of state\.per_shop carry a txid of at least 2 already"):
-        tally.commit(2)
-    assert contents(settings) == before
+    for txid in (2, 3, BIGINT_MAX):
+        as_role("tidegate_owner", f"SET tidegate.writer = tally; UPDATE state.per_shop SET txid = {txid} WHERE shop = 'b'")
+        before = contents(settings)
+        with pytest.raises(
+            GuardMismatch, match=r"tally 2:1: 1 of 3 rows of state\.per_shop carry a txid of at least 2 already"
+        ):
+            tally.commit(2)
+        assert contents(settings) == before
 
 
 # merging stored values with a partial: sum, min and max of bigint, numeric, date and text
@@ -645,36 +614,33 @@ def test_a_limit_on_whole_transactions_does_not_stop_a_commit(ready: Tally, sett
     assert ready.state() == AFTER_BOTH
 
 
-@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:STORE_UNAVAILABLE")
-def test_a_cursor_that_stays_locked_delays_by_the_lock_timeout_only(ready: Tally, settings: Settings) -> None:
-    """The refusal is retryable, and leaves nothing when the lock is free again (row 27)."""
-    before = contents(settings)
+@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:STORE_UNAVAILABLE", "I19")
+def test_a_cursor_that_stays_locked_delays_its_pipeline_by_the_lock_timeout_only(
+    ready: Tally, settings: Settings, register: Callable[..., None]
+) -> None:
+    """The refusal is retryable, and leaves nothing when the lock is free again (row 27).
+
+    Each pipeline has its own lock, and its own halt (I19).
+    """
+    register(MERGES)
+    other = Tally(ready.store, MERGES.spec)
+    other.plan()
+    attempt = other.start(1)
+    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], Tracked(1))
     with (
         closing(psycopg2.connect(**settings.conninfo())) as holder,
         holder.cursor() as cursor,
         StateStore.connect(replace(settings, lock_timeout_seconds=1)) as store,
     ):
-        cursor.execute("SELECT FROM tidegate.cursor FOR UPDATE")
-        began = time.monotonic()
+        cursor.execute("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE")
+        assert other.commit(1).already_committed is False
+        before, began = contents(settings), time.monotonic()
         with pytest.raises(StoreUnavailable, match="a lock timeout"):
             store.commit_batch(ready.spec, 2, "test")
         assert time.monotonic() - began < 3
         holder.rollback()
         assert contents(settings) == before
         assert store.commit_batch(ready.spec, 2, "test").already_committed is False
-
-
-@pytest.mark.promise("I19")
-def test_a_pipeline_does_not_wait_for_another(ready: Tally, settings: Settings, register: Callable[..., None]) -> None:
-    """Each pipeline has its own lock, and its own halt (I19)."""
-    register(MERGES)
-    other = Tally(ready.store, MERGES.spec)
-    other.plan()
-    attempt = other.start(1)
-    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], Tracked(1))
-    with closing(psycopg2.connect(**settings.conninfo())) as holder, holder.cursor() as cursor:
-        cursor.execute("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE")
-        assert other.commit(1).already_committed is False
 
 
 # giving a batch up
@@ -704,8 +670,7 @@ def test_a_failed_batch_can_be_skipped_and_order_goes_on(tally: Tally, settings:
     assert contents(settings) == before
 
 
-@pytest.mark.parametrize("txid", [2, 3], ids=["not failed", "not its turn"])
-def test_a_batch_that_could_still_commit_is_not_skipped(tally: Tally, settings: Settings, txid: int) -> None:
+def test_a_batch_that_could_still_commit_is_not_skipped(tally: Tally, settings: Settings) -> None:
     """Only the batch that the pipeline waits for, and only after it has failed."""
     tally.plan(3)
     tally.process(1)
@@ -714,7 +679,8 @@ def test_a_batch_that_could_still_commit_is_not_skipped(tally: Tally, settings: 
     tally.store.halt_batch("tally", 3, "SOURCE_CHANGED: a.csv")
     before = contents(settings)
 
-    with pytest.raises(RangeRefused, match=r"has not failed|waits for txid 2"):
-        tally.store.skip_batch(TALLY.spec, txid, "an operator", "out of impatience")
+    for txid in (2, 3):  # one that has not failed, one whose turn it is not
+        with pytest.raises(RangeRefused, match=r"has not failed|waits for txid 2"):
+            tally.store.skip_batch(TALLY.spec, txid, "an operator", "out of impatience")
 
     assert contents(settings) == before

@@ -15,7 +15,6 @@ from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tests.servers import Server
 from tests.store import (
-    Attempt,
     LedgerReader,
     PipelineSpec,
     Request,
@@ -107,7 +106,23 @@ def staging_tables(as_role: Execute) -> list[tuple]:
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing", "error:PIPELINE_RETIRED", "decision:0046")
 def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """Plan, attempt, commit and every verb name who retired it, when and why; nothing is written."""
+    """Plan, attempt, commit and every verb name who retired it, when and why.
+
+    Nothing is written, and nothing lists it any more.
+
+    Its batches, and why it is retired, can still be looked up; its states are read by SQL, `tidegate get` and programs. A new
+    pipeline of its name, or with a state of the same name, would count on top of what is there. Only the owner of the tables
+    may retire what is registered.
+    """
+    untouched = contents(settings)
+    for step in (lambda: retire(busy.store), lambda: busy.store.reinstate("tally", "x", "x")):
+        with pytest.raises(Exception, match="permission denied"):
+            step()
+    for call in (lambda: retire(owner, "unknown"), lambda: owner.reinstate("unknown", "anna", "x")):
+        with pytest.raises(UnknownPipeline, match="Pipeline unknown is not registered in this database"):
+            call()
+    assert contents(settings) == untouched
+
     done = retire(owner)
     assert (done.already, done.committed, done.uncommitted, done.states) == (False, 1, 2, ["per_day", "per_shop"])
     before, store = contents(settings), busy.store
@@ -134,6 +149,36 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
     assert (again.already, again.retired) == (True, done.retired)
     assert contents(settings) == before
 
+    turns = store.turns([("tally", 1), ("tally", 2), ("tally", 3)])
+    halted = [turns["tally", txid].halted for txid in (1, 2, 3)]
+    assert halted == [None, "the pipeline was retired", "the pipeline was retired"]
+    assert busy.store.lag() == []
+    with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
+        assert measures(connection, reader.witness).pipelines == []
+    (retired,) = busy.store.retired_pipelines()
+    assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
+    waits = {status.txid: status.waits_for for status in busy.store.batch_statuses("tally")}
+    assert waits == {1: None, 2: "nothing: its pipeline was retired", 3: "nothing: its pipeline was retired"}
+    for txid in (None, 3):
+        (cause,) = explain(busy.store, TALLY, txid).causes
+        assert (cause.code, cause.severity, cause.command) == ("RETIRED", "ok", "tidegate reinstate tally")
+        assert "tally was retired by anna, tidegate retire: replaced by tally_by_hour." in cause.sentence
+    assert [cause.code for cause in explain(busy.store, TALLY, 1).causes] == ["COMMITTED"]
+    actions = busy.store.batch_history("tally", 3).actions
+    assert [(action["action"], action["reason"]) for action in actions] == [("retire", "replaced by tally_by_hour")]
+
+    found = {"shop": "a", "sold": 1, "cents": 5, "least": 5, "most": 5, "txid": 1}
+    assert key_lookup.get(settings, SPEC.states[0], [("a",)]) == [found]
+    with StateReader.open(settings, "tally", "per_shop") as reader:
+        assert (reader.get_many([("a",)]).txid, reader.get_many([("a",)]).rows) == (1, [found])
+
+    with pytest.raises(PipelineRetired, match="tally was retired"):
+        register_spec(settings, SPEC)
+    with pytest.raises(PipelineRetired, match="tally was retired"):
+        register_spec(settings, replace(SPEC, version=2))
+    with pytest.raises(DeclarationChanged, match=r"State per_day of pipeline other belongs to pipeline tally: that was"):
+        register_spec(settings, replace(SPEC, name="other", states=SPEC.states[1:]))
+
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing")
 def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore, as_role: Execute) -> None:
@@ -159,7 +204,10 @@ def silent_for(as_role: Execute, seconds: int) -> None:
 
 
 def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, settings: Settings, as_role: Execute) -> None:
-    """The message names the attempt. A process that died does not hold it up for longer than its silence."""
+    """The message names the attempt.
+
+    A process that died does not hold it up for longer than its silence, and its batch has failed then.
+    """
     busy.start(3)
     before = contents(settings)
     with pytest.raises(AttemptNotSealed, match=r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"):
@@ -167,6 +215,8 @@ def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, setti
     assert contents(settings) == before
     silent_for(as_role, attempts.LONGEST_SILENCE_SECONDS + 1)
     assert retire(owner).uncommitted == 2
+    statuses = {status.txid: status.phase for status in busy.store.batch_statuses("tally")}
+    assert statuses == {1: "committed", 2: "processed", 3: "failed"}
 
 
 def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, owner: StateStore, register: Callable) -> None:
@@ -309,8 +359,20 @@ def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
         return registration.register(connection, spec)
 
 
-def test_a_pipeline_whose_state_a_transform_reads_is_not_retired(shop: Tally, owner: StateStore, register: Callable) -> None:
-    """Its author decides what it reads instead."""
+def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStore, register: Callable) -> None:
+    """What it followed may be pruned and redone without it; reinstated, it is a follower again.
+
+    A transform that reads a state needs it, too.
+    """
+    register(Pipeline("totals", Changes("shop.sales"), states={"total": State({}, {"n": Count()})}))
+    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
+    with pytest.raises(RangeRefused, match="pipeline totals follows its state sales"):
+        shop.store.check_not_followed(shop.spec, 1)
+    retire(owner, "totals")
+    assert shop.store.followers("shop", "sales") == []
+    shop.store.check_not_followed(shop.spec, 1)
+    owner.reinstate("totals", "anna", "back")
+    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
     reader = Pipeline(
         "reader",
         FixedBatches([], {"a": "int"}),
@@ -324,75 +386,49 @@ def test_a_pipeline_whose_state_a_transform_reads_is_not_retired(shop: Tally, ow
         retire(owner, "shop")
 
 
-def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStore, register: Callable) -> None:
-    """What it followed may be pruned and redone without it; reinstated, it is a follower again."""
-    register(Pipeline("totals", Changes("shop.sales"), states={"total": State({}, {"n": Count()})}))
-    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
-    with pytest.raises(RangeRefused, match="pipeline totals follows its state sales"):
-        shop.store.check_not_followed(shop.spec, 1)
-    retire(owner, "totals")
-    assert shop.store.followers("shop", "sales") == []
-    shop.store.check_not_followed(shop.spec, 1)
-    owner.reinstate("totals", "anna", "back")
-    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
+@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
+def test_what_needs_the_tables_of_a_state_keeps_them(
+    owner: StateStore, register: Callable, busy: Tally, as_role: Execute, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view of somebody's, or a table that inherits from one, is named, and nothing is done.
 
+    A reader delays the drop by seconds only.
 
-def test_a_source_that_names_a_table_of_a_state_is_shown(tally: Tally, owner: StateStore, register: Callable) -> None:
-    """Whether it is the same table cannot be known for sure: that is no reason to refuse, but to tell."""
+    Whether a source that names a table reads the same one cannot be known for sure: that is told, and no reason to refuse.
+    States of a retired pipeline can be dropped later, which the ledger records.
+    """
+    as_role("tidegate_owner", "CREATE SCHEMA reports; CREATE VIEW reports.shops AS SELECT shop FROM state.per_shop")
+    as_role("postgres", "CREATE TABLE state.more () INHERITS (state.per_shop); ALTER TABLE state.more OWNER TO tidegate_owner")
+    as_role("postgres", "CREATE SCHEMA kept; CREATE TABLE kept.per_day () INHERITS (state.per_shop)")
     days = PostgresTable(table='state."per_day"', key="sold", schema={"sold": "bigint"}, key_is_drawn=True)
     register(Pipeline("other", days, states={"other_days": State({}, {"n": Count()})}))
+    before = contents(settings)
+    with pytest.raises(UsageError, match=r"table state\.more depends on table state\.per_shop; table kept\.per_day depends"):
+        retire(owner, drops_states=True)
+    as_role("postgres", "DROP TABLE state.more, kept.per_day")
+    with pytest.raises(UsageError, match=r"state\.per_shop cannot be dropped: view reports\.shops depends on table"):
+        retire(owner, drops_states=True)
+    as_role("tidegate_owner", "DROP VIEW reports.shops")
+    monkeypatch.setattr(retirement, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
+    with busy.store.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM state.per_shop"))
+        with pytest.raises(StoreUnavailable, match="a lock timeout"):
+            retire(owner, drops_states=True)
+    after = contents(settings)
+    after.pop("state.more", None)
+    assert after == {name: rows for name, rows in before.items() if name != "state.more"}
+
     assert retire(owner).mentioned_by == ["other"]
+    done = retire(owner, drops_states=True, owner="ben", reason="nobody reads them")
+    assert (done.already, done.dropped, done.retired.by) == (True, ["per_day", "per_shop"], "anna, tidegate retire")
+    actions = as_role("postgres", "SELECT action, owner, reason FROM tidegate.operator_action ORDER BY number")
+    assert actions == [
+        ("retire", "anna, tidegate retire", "replaced by tally_by_hour"),
+        ("retire", "ben", "its states are dropped: nobody reads them"),
+    ]
 
 
 # what stays
-
-
-def test_nothing_lists_a_retired_pipeline(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """Not status, page, metrics or the view of lag; its batches and why it is retired can still be looked up."""
-    retire(owner)
-    assert busy.store.lag() == []
-    with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
-        assert measures(connection, reader.witness).pipelines == []
-    (retired,) = busy.store.retired_pipelines()
-    assert (retired.pipeline, retired.committed, retired.retired_by) == ("tally", 1, "anna, tidegate retire")
-    waits = {status.txid: status.waits_for for status in busy.store.batch_statuses("tally")}
-    assert waits == {1: None, 2: "nothing: its pipeline was retired", 3: "nothing: its pipeline was retired"}
-    for txid in (None, 3):
-        (cause,) = explain(busy.store, TALLY, txid).causes
-        assert (cause.code, cause.severity, cause.command) == ("RETIRED", "ok", "tidegate reinstate tally")
-        assert "tally was retired by anna, tidegate retire: replaced by tally_by_hour." in cause.sentence
-    assert [cause.code for cause in explain(busy.store, TALLY, 1).causes] == ["COMMITTED"]
-    actions = busy.store.batch_history("tally", 3).actions
-    assert [(action["action"], action["reason"]) for action in actions] == [("retire", "replaced by tally_by_hour")]
-
-
-def test_tasks_that_wait_learn_that_it_is_retired(busy: Tally, owner: StateStore) -> None:
-    """Their turn never comes; batches that have committed are done."""
-    retire(owner)
-    turns = busy.store.turns([("tally", 1), ("tally", 2), ("tally", 3)])
-    halted = [turns["tally", txid].halted for txid in (1, 2, 3)]
-    assert halted == [None, "the pipeline was retired", "the pipeline was retired"]
-
-
-def test_readers_keep_the_states(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """By SQL, `tidegate get` and programs, with the txid of the last commit; no one may write them."""
-    retire(owner)
-    found = {"shop": "a", "sold": 1, "cents": 5, "least": 5, "most": 5, "txid": 1}
-    assert key_lookup.get(settings, SPEC.states[0], [("a",)]) == [found]
-    with StateReader.open(settings, "tally", "per_shop") as reader:
-        assert (reader.get_many([("a",)]).txid, reader.get_many([("a",)]).rows) == (1, [found])
-
-
-@pytest.mark.promise("I23", "decision:0046")
-def test_its_name_and_those_of_its_states_stay_taken(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """A new pipeline of the same name, or with a state of the same name, would count on top of what is there."""
-    retire(owner)
-    with pytest.raises(PipelineRetired, match="tally was retired"):
-        register_spec(settings, SPEC)
-    with pytest.raises(PipelineRetired, match="tally was retired"):
-        register_spec(settings, replace(SPEC, version=2))
-    with pytest.raises(DeclarationChanged, match=r"State per_day of pipeline other belongs to pipeline tally: that was"):
-        register_spec(settings, replace(SPEC, name="other", states=SPEC.states[1:]))
 
 
 @pytest.mark.promise("I23")
@@ -475,15 +511,6 @@ def test_a_database_from_before_brings_the_pipeline_back(
         server.drop_database(before.pg_database)
 
 
-def test_what_is_not_registered_is_not_retired(settings: Settings, owner: StateStore) -> None:
-    """Nothing is written."""
-    before = contents(settings)
-    for call in (lambda: retire(owner, "tally"), lambda: owner.reinstate("tally", "anna", "x")):
-        with pytest.raises(UnknownPipeline, match="Pipeline tally is not registered in this database"):
-            call()
-    assert contents(settings) == before
-
-
 # dropping its states
 
 
@@ -523,55 +550,6 @@ def test_states_are_dropped_with_all_their_parts(
         pytest.raises(PipelineRetired, match="shop was retired"),
     ):
         reader.get_many([(1,)])
-
-
-def test_states_of_a_retired_pipeline_can_be_dropped_later(busy: Tally, owner: StateStore, as_role: Execute) -> None:
-    """The ledger records both."""
-    retire(owner)
-    done = retire(owner, drops_states=True, owner="ben", reason="nobody reads them")
-    assert (done.already, done.dropped, done.retired.by) == (True, ["per_day", "per_shop"], "anna, tidegate retire")
-    actions = as_role("postgres", "SELECT action, owner, reason FROM tidegate.operator_action ORDER BY number")
-    assert actions == [
-        ("retire", "anna, tidegate retire", "replaced by tally_by_hour"),
-        ("retire", "ben", "its states are dropped: nobody reads them"),
-    ]
-
-
-def test_what_depends_on_a_state_keeps_it(busy: Tally, owner: StateStore, settings: Settings, as_role: Execute) -> None:
-    """A view of somebody's is named, and nothing is done: not even retired."""
-    as_role("tidegate_owner", "CREATE SCHEMA reports; CREATE VIEW reports.shops AS SELECT shop FROM state.per_shop")
-    before = contents(settings)
-    with pytest.raises(UsageError, match=r"state\.per_shop cannot be dropped: view reports\.shops depends on table"):
-        retire(owner, drops_states=True)
-    assert contents(settings) == before
-    as_role("tidegate_owner", "DROP VIEW reports.shops")
-    assert retire(owner, drops_states=True).dropped == ["per_day", "per_shop"]
-
-
-def test_a_table_of_the_teams_own_is_no_part_of_a_state(
-    busy: Tally, owner: StateStore, settings: Settings, as_role: Execute
-) -> None:
-    """If it inherits from one, it is in the way, and not dropped, nor is what has its name in schema state."""
-    as_role("postgres", "CREATE TABLE state.more () INHERITS (state.per_shop); ALTER TABLE state.more OWNER TO tidegate_owner")
-    as_role("postgres", "CREATE SCHEMA kept; CREATE TABLE kept.per_day () INHERITS (state.per_shop)")
-    before = contents(settings)
-    with pytest.raises(UsageError, match=r"table state\.more depends on table state\.per_shop; table kept\.per_day depends"):
-        retire(owner, drops_states=True)
-    assert contents(settings) == before
-
-
-@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
-def test_a_reader_delays_the_drop_by_seconds_only(
-    busy: Tally, owner: StateStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While it waits, everyone waits for it; it gives up, and nothing is done."""
-    monkeypatch.setattr(retirement, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
-    before = contents(settings)
-    with busy.store.engine.begin() as connection:
-        connection.execute(sa.text("SELECT FROM state.per_shop"))
-        with pytest.raises(StoreUnavailable, match="a lock timeout"):
-            retire(owner, drops_states=True)
-    assert contents(settings) == before
 
 
 # crashes and roles
@@ -619,23 +597,3 @@ def test_a_crash_at_any_statement_leaves_it_retired_or_not(busy: Tally, settings
                 break
     for step in ("UPDATE tidegate.pipeline SET retired_at", "DROP TABLE IF EXISTS staging.", "DROP TABLE state."):
         assert any(step in point for point in deaths.points), f"no crash was injected at {step}"
-
-
-def test_only_the_owner_retires(busy: Tally, settings: Settings) -> None:
-    """The role that plans and commits can neither retire a pipeline nor take one back into service."""
-    before = contents(settings)
-    for step in (lambda: retire(busy.store), lambda: busy.store.reinstate("tally", "x", "x")):
-        with pytest.raises(Exception, match="permission denied"):
-            step()
-    assert contents(settings) == before
-
-
-def test_an_attempt_in_the_ledger_of_a_retired_pipeline_is_no_attempt_any_more(busy: Tally, owner: StateStore) -> None:
-    """Such as that of a process that was killed: its batch shows that it has failed."""
-    attempt = busy.start(3)
-    assert isinstance(attempt, Attempt)
-    with owner.engine.begin() as connection:
-        connection.execute(sa.text("UPDATE tidegate.attempt SET seen_at = now() - interval '1 hour'"))
-    retire(owner)
-    statuses = {status.txid: status.phase for status in busy.store.batch_statuses("tally")}
-    assert statuses == {1: "committed", 2: "processed", 3: "failed"}

@@ -108,7 +108,7 @@ MUTANTS = (
         "if facts.retired_at is not None and facts.is_committed:",
         (
             OF_TURNS,
-            "tests/integration/test_retirement.py::test_tasks_that_wait_learn_that_it_is_retired",
+            "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
         ),
     ),
     Mutant(

@@ -37,7 +37,7 @@ MUTANTS = (
         "may_commit",
         "if txid != facts.cursor.txid + 1:  # I3",
         "if txid < facts.cursor.txid + 1:",
-        (f"{ORDERED}::test_a_commit_waits_for_its_predecessor",),
+        (f"{ORDERED}::test_batches_add_up_in_txid_order",),
     ),
     Mutant(
         "the-last-txid-is-not-known-to-have-committed",
@@ -46,7 +46,7 @@ MUTANTS = (
         "commit_batch",
         "if txid <= facts.cursor.txid:",
         "if txid < facts.cursor.txid:",
-        (f"{ORDERED}::test_a_repeated_commit_changes_nothing",),
+        (f"{ORDERED}::test_batches_add_up_in_txid_order",),
     ),
     Mutant(
         "a-commit-does-not-ask-for-the-seal",
@@ -172,7 +172,7 @@ MUTANTS = (
         "ready",
         "batch.locked.skip_reason is not None\n            or batch.locked.halted_at",
         "batch.locked.halted_at",
-        (f"{READY}::test_a_sealed_batch_that_was_given_up_is_not_merged",),
+        (f"{READY}::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
     ),
     Mutant(
         "a-ready-batch-need-not-be-sealed-by-this-declaration",
@@ -262,7 +262,7 @@ MUTANTS = (
         "check_declaration",
         "if set(registered.tables) != set(spec.tables):",
         "if not registered.tables and spec.tables:",
-        (f"{ORDERED}::test_a_pipeline_that_has_lost_a_state_commits_nothing",),
+        (f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",),
     ),
     Mutant(
         "a-table-that-is-another-one-is-not-noticed",

@@ -18,7 +18,7 @@ MUTANTS = (
         "lock",
         ".where(c.pipeline == pipeline).with_for_update(nowait=not wait))",
         ".where(c.pipeline == pipeline))",
-        ("tests/integration/test_commit_ready.py::test_a_commit_that_does_not_wait_leaves_a_locked_cursor_alone",),
+        ("tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
     ),
     Mutant(
         "a-commit-waits-though-it-should-not",
@@ -27,7 +27,7 @@ MUTANTS = (
         "lock",
         ".with_for_update(nowait=not wait))",
         ".with_for_update())",
-        ("tests/integration/test_commit_ready.py::test_a_commit_that_does_not_wait_leaves_a_locked_cursor_alone",),
+        ("tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
     ),
     Mutant(
         "a-locked-cursor-is-not-compared-with-its-history",
@@ -45,7 +45,7 @@ MUTANTS = (
         "check_database",
         "schema_revision.check_known(facts.name, facts.ledger)",
         "pass",
-        (f"{ORDERED}::test_code_that_was_started_before_the_ledger_was_made_anew_commits_nothing",),
+        (f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",),
     ),
     Mutant(
         "ready-batches-of-a-retired-pipeline-commit",

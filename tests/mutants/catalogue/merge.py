@@ -39,7 +39,7 @@ MUTANTS = (
         "_upsert",
         "sa.case((target.c.txid < first_txid, new.txid))",
         "sa.case((target.c.txid < first_txid, new.txid), else_=new.txid)",
-        (f"{READY}::test_a_foreign_row_stops_all_batches_and_is_found_one_by_one",),
+        (f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",),
     ),
     Mutant(
         "whole-rows-are-written-over-one-of-the-same-txid",
@@ -66,7 +66,7 @@ MUTANTS = (
         "_merge",
         "if written != together.keys:",
         "if written > together.keys:",
-        (f"{READY}::test_a_row_that_a_trigger_swallows_stops_all_batches",),
+        (f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",),
     ),
     Mutant(
         "appended-rows-are-not-counted",

@@ -29,7 +29,7 @@ MUTANTS = (
         "register",
         "cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))",
         "pass",
-        (f"{RETIREMENT}::test_its_name_and_those_of_its_states_stay_taken",),
+        (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
     ),
     Mutant(
         "a-pipeline-counts-on-top-of-rows-of-others",
@@ -141,7 +141,7 @@ MUTANTS = (
         "if names := list(dropped)[100:]:",
         (
             f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts",
-            f"{RETIREMENT}::test_states_of_a_retired_pipeline_can_be_dropped_later",
+            f"{RETIREMENT}::test_what_needs_the_tables_of_a_state_keeps_them",
         ),
     ),
     Mutant(
