@@ -57,14 +57,6 @@ def outcome(flow: Words, txid: int) -> dict[str, Any]:
     return {check["name"]: check["found"] for check in flow.store.batch_history("words", txid).checks}
 
 
-def test_a_batch_that_passes_commits_with_its_results(words: Callable[..., Words]) -> None:
-    """One row per check; without checks there is none."""
-    flow = words(few=Check(between("counted", "lines", 0, 10)), known=Check(no_nulls("log", "word"), otherwise="warn"))
-    flow.finish_words(1, [("a", 1), ("b", 2)])
-    flow.commit(1)
-    assert outcome(flow, 1) == {"few": None, "known": None}
-
-
 FINDINGS: dict[str, tuple[Finds, list[Word], str]] = {
     "a NULL": (no_nulls("log", "word", "number"), [("b", 1), (None, 2)], "(position=1, word=None, number=2"),
     "too much in the state": (between("counted", "lines", most=3), [("a", 1), ("a", 1)], "(word=a, lines=4, txid=2)"),
@@ -177,23 +169,17 @@ def test_a_column_may_be_called_like_a_record(settings: Settings, register: Call
     flow.close()
 
 
-@pytest.mark.parametrize(
-    ("check", "message"),
-    [
+def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words]) -> None:
+    """When it is declared; or in the commit, of which nothing is left."""
+    wrong: list[tuple[Callable[[], Check], str]] = [
         (lambda: Check(repeated, otherwise="quarantine"), "names the state whose partials"),
         (lambda: Check(repeated, of="log"), "others do not"),
-        (lambda: Check(repeated, otherwise="drop"), "use block, warn or quarantine"),
+        (lambda: Check(repeated, otherwise="drop"), "use block, warn or quarantine"),  # type: ignore[arg-type]
         (lambda: Check(repeated, otherwise="quarantine", of="nothing"), "sets aside partials of nothing"),
-    ],
-)
-def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words], check: Any, message: str) -> None:
-    """When it is declared."""
-    with pytest.raises(ValueError, match=message):
-        words(wrong=check())
-
-
-def test_a_check_that_does_not_say_which_partials_it_means_is_refused(words: Callable[..., Words]) -> None:
-    """In the commit, of which nothing is left."""
+    ]
+    for check, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            words(wrong=check())
     flow = words(once=Check(lambda batch: sa.select(batch.partials("log").c.word), "quarantine", of="log"))
     flow.finish_words(1, [("a", 1)])
     with pytest.raises(DeclarationInvalid, match="Its query lacks column position"):
@@ -223,45 +209,34 @@ def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
         flow.commit(4)
 
 
-def test_batches_with_checks_are_merged_one_by_one(words: Callable[..., Words]) -> None:
-    """Each is checked against the states after it alone: the second is at fault, and the first commits."""
-    flow = words(few=Check(between("counted", "lines", most=2)))
-    flow.finish_words(1, [("a", 1), ("a", 1)])
-    flow.finish_words(2, [("a", 1)])
-    assert [commit.txid for commit in flow.store.commit_ready(flow.spec, "test")] == [1]
-    with pytest.raises(CheckFailed):
-        flow.store.commit_ready(flow.spec, "test")
-    assert flow.store.committed("words") == 1
+def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words]) -> None:
+    """It is the pipeline's code that is wrong, and the batch waits; a message about many findings has a bound.
 
+    One row per check that passes.
 
-def test_many_findings_are_shown_by_a_few(words: Callable[..., Words]) -> None:
-    """The message has a bound."""
-    flow = words(none=Check(lambda batch: sa.select(batch.state("log").c.word)))
-    flow.finish_words(1, [("x" * 1000, number) for number in range(50)])
-    with pytest.raises(CheckFailed, match=r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more\.") as failed:
-        flow.commit(1)
-    assert len(str(failed.value)) < 1500
-
-
-@pytest.mark.parametrize(
-    ("finds", "message"),
-    [
+    Batches are checked one by one, each against the states after it alone: the second is at fault, and the first commits.
+    """
+    wrong: list[tuple[Finds, str]] = [
         (lambda batch: sa.select(batch.state("nothing")), "looks at state nothing, which it does not have"),
         (lambda _batch: 1 / 0, "The check 'wrong' of pipeline words failed: ZeroDivisionError"),
         (lambda batch: sa.delete(batch.state("log")), "returns Delete; it has to return a SELECT"),
         (lambda _batch: "SELECT 1", "returns str; it has to return a SELECT"),
-    ],
-)
-def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], finds: Finds, message: str) -> None:
-    """It is the pipeline's code that is wrong, and the batch waits."""
-    flow = words(wrong=Check(finds, otherwise="warn"))
-    flow.finish_words(1, [("a", 1)])
-    with pytest.raises(DeclarationInvalid, match=message):
-        flow.commit(1)
-    assert flow.rows("log") == []
+    ]
+    words(none=Check(between("counted", "lines"))).finish_words(1, [("x" * 1000, number) for number in range(50)])
+    for finds, message in wrong:
+        with pytest.raises(DeclarationInvalid, match=message):
+            words(wrong=Check(finds, otherwise="warn")).commit(1)
+    many = words(none=Check(lambda batch: sa.select(batch.state("log").c.word)))
+    with pytest.raises(CheckFailed, match=r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more\.") as failed:
+        many.commit(1)
+    assert len(str(failed.value)) < 1500
+    assert many.rows("log") == []
 
-
-def test_another_way_to_fail_is_refused() -> None:
-    """When it is declared."""
-    with pytest.raises(ValueError, match="use block, warn or quarantine"):
-        Check(no_nulls("log", "word"), otherwise="ignore")  # type: ignore[arg-type]
+    flow = words(few=Check(between("counted", "lines", most=2)), known=Check(no_nulls("log", "word"), otherwise="warn"))
+    flow.finish_words(1, [("a", 1), ("a", 1)], mode="restage")
+    flow.finish_words(2, [("a", 1)])
+    assert [commit.txid for commit in flow.store.commit_ready(flow.spec, "test")] == [1]
+    assert outcome(flow, 1) == {"few": None, "known": None}
+    with pytest.raises(CheckFailed):
+        flow.store.commit_ready(flow.spec, "test")
+    assert flow.store.committed("words") == 1

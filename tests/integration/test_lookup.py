@@ -48,6 +48,31 @@ ROWS = {
     ],
     "flags": [("true", 1), ("false", 2)],
 }
+MISSES = [
+    ("words", ("a ",)),
+    ("words", ("PLAIN",)),
+    ("words", ("x" * 100_000,)),
+    ("pairs", ("UA", "2013-01-02")),
+    ("pairs", ("ua", "2013-01-01")),
+    ("numbers", ("43",)),
+    ("amounts", ("1.02",)),
+    ("amounts", ("1.005",)),  # would be found if it were rounded to the column's scale
+    ("times", ("2013-01-01T05:30:00.123457Z",)),
+]
+NO_VALUES = [
+    ("pairs", ("UA", "yesterday-ish"), "yesterday-ish"),
+    ("pairs", ("UA", "2013-02-29"), "2013-02-29"),
+    ("pairs", ("UA", ""), '""'),
+    ("numbers", ("forty",), "forty"),
+    ("numbers", ("4.5",), "4.5"),
+    ("numbers", ("2147483648",), "2147483648"),
+    ("big_numbers", ("9223372036854775808",), "9223372036854775808"),
+    ("amounts", ("1,00",), "1,00"),
+    ("flags", ("maybe",), "maybe"),
+    ("times", ("noonish",), "noonish"),
+    ("words", ("nul \0 inside",), "NUL"),
+    ("words", ("lone \udce9 surrogate",), "surrogates not allowed"),
+]
 Get = Callable[..., list[Mapping[str, object] | None]]
 
 
@@ -102,22 +127,19 @@ def test_keys_of_every_type_are_found(get: Get) -> None:
     assert [row and row["seen"] for row in get("flags", ("true",), ("f",))] == [1, 2]
 
 
-def test_any_text_finds_its_own_row(get: Get) -> None:
-    """Quotes, SQL, placeholders and all of Unicode are data; no two texts are taken for the same."""
+def test_any_text_finds_its_own_row(get: Get, state: str, key: tuple[str, ...]) -> None:
+    """Quotes, SQL, placeholders and all of Unicode are data; a near miss is a miss.
+
+    One answer per key, in order, however many.
+    """
     texts = [*TEXTS, *MORE_TEXTS]
     assert get("words", *((text,) for text in texts)) == [
         {"word": text, "seen": number, "longest": text, "txid": 1} for number, text in enumerate(texts)
     ]
-
-
-def test_rows_keep_the_order_and_the_duplicates_of_the_keys(get: Get) -> None:
-    """One answer per requested key, None where there is no row."""
+    assert [found for state, key in MISSES for found in get(state, key)] == [None] * len(MISSES)
     keys = [("a",), ("missing",), ("A",), ("a",), ("missing",), ("plain",)]
     assert [row and row["word"] for row in get("words", *keys)] == ["a", None, "A", "a", None, "plain"]
-
-
-def test_many_keys_are_looked_up_across_statements(get: Get) -> None:
-    """More keys than one statement takes give one list of answers, still in order."""
+    assert get("words") == []
     count = 2 * key_lookup.KEYS_PER_STATEMENT + 1
     keys = [("a",) if number % 7 == 0 else (f"missing {number}",) for number in range(count)]
     found = get("words", *keys)
@@ -125,60 +147,16 @@ def test_many_keys_are_looked_up_across_statements(get: Get) -> None:
     assert [number for number, row in enumerate(found) if row] == list(range(0, count, 7))
 
 
-@pytest.mark.parametrize(
-    ("state", "key"),
-    [
-        ("words", ("a ",)),
-        ("words", ("PLAIN",)),
-        ("words", ("x" * 100_000,)),
-        ("pairs", ("UA", "2013-01-02")),
-        ("pairs", ("ua", "2013-01-01")),
-        ("numbers", ("43",)),
-        ("amounts", ("1.02",)),
-        ("amounts", ("1.005",)),  # would be found if it were rounded to the column's scale
-        ("times", ("2013-01-01T05:30:00.123457Z",)),
-    ],
-)
-def test_a_key_without_a_row_is_none(get: Get, state: str, key: tuple[str, ...]) -> None:
-    """A near miss is a miss."""
-    assert get(state, key) == [None]
-
-
-def test_no_keys_give_no_rows(get: Get) -> None:
-    """An empty file of keys is no error."""
-    assert get("words") == []
-
-
-@pytest.mark.parametrize(
-    ("state", "key", "value"),
-    [
-        ("pairs", ("UA", "yesterday-ish"), "yesterday-ish"),
-        ("pairs", ("UA", "2013-02-29"), "2013-02-29"),
-        ("pairs", ("UA", ""), '""'),
-        ("numbers", ("forty",), "forty"),
-        ("numbers", ("4.5",), "4.5"),
-        ("numbers", ("2147483648",), "2147483648"),
-        ("big_numbers", ("9223372036854775808",), "9223372036854775808"),
-        ("amounts", ("1,00",), "1,00"),
-        ("flags", ("maybe",), "maybe"),
-        ("times", ("noonish",), "noonish"),
-        ("words", ("nul \0 inside",), "NUL"),
-        ("words", ("lone \udce9 surrogate",), "surrogates not allowed"),
-    ],
-)
-def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get, state: str, key: tuple[str, ...], value: str) -> None:
-    """The one-line message shows the value, also beside good keys; nothing is rounded or truncated."""
-    with pytest.raises(UsageError) as refused:
-        get(state, *([ROWS[state][0][: len(key)]] * 3), key)
-    assert value in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("key", [(), ("UA",), ("UA", "2013-01-01", "more")])
-def test_a_key_with_a_wrong_number_of_values_names_the_columns(get: Get, key: tuple[str, ...]) -> None:
-    """The message shows how the state is keyed."""
-    with pytest.raises(UsageError, match=f"State pairs is keyed by carrier, day: give 2 values, not {len(key)}"):
-        get("pairs", ("UA", "2013-01-01"), key)
+def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get) -> None:
+    """The one-line message shows the value, or how the state is keyed, also beside good keys; nothing is rounded."""
+    for state, key, value in NO_VALUES:
+        with pytest.raises(UsageError) as refused:
+            get(state, *([ROWS[state][0][: len(key)]] * 3), key)
+        assert value in str(refused.value)
+        assert "\n" not in str(refused.value)
+    for key in ((), ("UA",), ("UA", "2013-01-01", "more")):
+        with pytest.raises(UsageError, match=f"State pairs is keyed by carrier, day: give 2 values, not {len(key)}"):
+            get("pairs", ("UA", "2013-01-01"), key)
 
 
 def test_a_database_that_cannot_answer_says_why(settings: Settings, store: StateStore) -> None:
@@ -194,8 +172,11 @@ def test_a_database_that_cannot_answer_says_why(settings: Settings, store: State
         key_lookup.get(replace(settings, pg_port=1), state, [("a",)])
 
 
-def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -> None:
-    """A row from the years before 1 or after 9999 hides neither itself nor other rows."""
+def test_a_time_that_python_cannot_represent_is_read_as_text(filled: Settings) -> None:
+    """A row from the years before 1 or after 9999 hides neither itself nor other rows.
+
+    Infinity is not the last of the year 9999.
+    """
     days = KEYED.spec.state("days")
     assert days is not None
     far = {"day": "12000-02-03", "last": "20000-01-01 00:00:00+00", "txid": 1}
@@ -204,16 +185,11 @@ def test_a_date_that_python_cannot_represent_is_read_as_text(filled: Settings) -
         {"day": "0044-03-15 BC", "last": datetime(2013, 1, 1, tzinfo=UTC), "txid": 1},
         None,
     ]
-    with StateStore.connect(filled) as store:
-        rows = list(store.state_rows(days))
+    with StateStore.connect(filled) as reading:
+        rows = list(reading.state_rows(days))
     assert [row["day"] for row in rows] == ["0044-03-15 BC", date(2013, 1, 1), "12000-02-03"]
     assert rows[-1] == far
-
-
-def test_an_infinite_time_is_read_as_text(settings: Settings, store: StateStore) -> None:
-    """A query may make one, such as the end of what has none; to psycopg2 it is the last microsecond of the year 9999."""
-    del store
-    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+    with closing(psycopg2.connect(**filled.conninfo())) as connection, connection.cursor() as cursor:
         prepare_times(connection)
         cursor.execute("SELECT 'infinity'::date, '-infinity'::timestamp, 'infinity'::timestamptz, '9999-12-31'::date")
         assert cursor.fetchone() == ("infinity", "-infinity", "infinity", date(9999, 12, 31))

@@ -44,8 +44,14 @@ def record(tally: Tally, key: tuple[int, int]) -> dict[str, Any]:
     return found
 
 
-def test_the_original_stays_beside_the_mended_payload(waiting: Tally) -> None:
-    """With operator, reason and time; the audit trail names the record."""
+def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings: Settings) -> None:
+    """The original stays beside the mended payload, with operator, reason and time; all mends are in the audit trail.
+
+    A mistyped number is refused.
+    """
+    for key, message in {(1, 3): "tally 1 has no record 3 in quarantine", (7, 1): "tally has no txid 7"}.items():
+        with pytest.raises(UnknownBatch, match=message):
+            mend(waiting, key, "a,5")
     before = record(waiting, RAW)
     mend(waiting, RAW, "a,5")
 
@@ -59,10 +65,6 @@ def test_the_original_stays_beside_the_mended_payload(waiting: Tally) -> None:
     assert (action["action"], action["txid"], action["owner"]) == ("mend", 1, "anna")
     assert action["reason"] == "record 1: the till was wrong"
 
-
-def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings: Settings) -> None:
-    """Otherwise nothing changes; both are in the audit trail."""
-    mend(waiting, RAW, "a,5")
     before = contents(settings)
     with pytest.raises(
         RangeRefused, match=r"record 1, was mended on .* by anna: the till was wrong\. To replace that.*--again"
@@ -73,13 +75,6 @@ def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings:
     mend(waiting, RAW, "a,6", by="berta", again=True)
     assert (record(waiting, RAW)["mended_payload"], record(waiting, RAW)["mended_by"]) == ("a,6", "berta")
     assert [action["owner"] for action in waiting.store.batch_history("tally", 1).actions] == ["anna", "berta"]
-
-
-def test_an_unknown_record_is_refused(waiting: Tally) -> None:
-    """So that a mistyped number does not look like success."""
-    for key, message in {(1, 3): "tally 1 has no record 3 in quarantine", (7, 1): "tally has no txid 7"}.items():
-        with pytest.raises(UnknownBatch, match=message):
-            mend(waiting, key, "a,5")
 
 
 BAD_PAYLOADS = {
@@ -113,8 +108,12 @@ def test_a_payload_that_cannot_be_right_is_refused(waiting: Tally, settings: Set
     assert contents(settings) == before
 
 
+@pytest.mark.promise("limit:MAX_BYTES")
 def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
-    """In any notation; it is kept as it was given."""
+    """In any notation, kept as it was given. A raw record takes any text, up to the longest that is kept at all.
+
+    The replay's parser reads it.
+    """
     for payload in (
         PARSED.replace("-5", "5"),
         PARSED.replace("-5", "5.00"),
@@ -127,11 +126,6 @@ def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
     ):
         mend(waiting, COLUMNS, payload, again=True)
         assert record(waiting, COLUMNS)["mended_payload"] == payload
-
-
-@pytest.mark.promise("limit:MAX_BYTES")
-def test_a_raw_record_takes_any_text(waiting: Tally) -> None:
-    """The source's parser reads it in the replay; up to the longest that is kept at all."""
     for payload in ('"a\nb",5', "x" * MAX_BYTES):
         mend(waiting, RAW, payload, again=True)
         assert record(waiting, RAW)["mended_payload"] == payload

@@ -42,19 +42,18 @@ Register = Callable[[PipelineSpec], bool]
 # revisions
 
 
-def test_a_database_without_tables_names_the_command(settings: Settings, server: Server) -> None:
-    """Tidegate never migrates by itself."""
+@pytest.mark.promise("error:SCHEMA_OUT_OF_DATE", "error:ACCESS_REFUSED")
+def test_a_database_that_cannot_be_used_says_why(settings: Settings, server: Server, as_role: Execute) -> None:
+    """Tidegate never migrates by itself, nor uses a ledger that another schema.sql has made.
+
+    A server that is away is worth a retry, a wrong name or user is not.
+    """
     name = server.create_database()
     try:
         with pytest.raises(SchemaOutOfDate, match=rf"Database {name} has no Tidegate tables\. Run: tidegate migrate"):
             StateStore.connect(replace(settings, pg_database=name))
     finally:
         server.drop_database(name)
-
-
-@pytest.mark.promise("error:SCHEMA_OUT_OF_DATE")
-def test_a_ledger_of_other_code_is_refused(settings: Settings, as_role: Execute) -> None:
-    """No code uses a ledger that another schema.sql has made."""
     for found, message in {
         "0032": r"by an earlier, unreleased revision of Tidegate \(0032\): make a new database and read the sources again",
         "0123456789ab": rf"\(schema.sql 0123456789ab\) than this process was started with \({schema_revision.DIGEST}\)",
@@ -62,11 +61,6 @@ def test_a_ledger_of_other_code_is_refused(settings: Settings, as_role: Execute)
         as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = %s", [found])
         with pytest.raises(SchemaOutOfDate, match=message):
             StateStore.connect(settings)
-
-
-@pytest.mark.promise("error:ACCESS_REFUSED")
-def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
-    """A server that is away is worth a retry, a wrong name or user is not."""
     with pytest.raises(StoreUnavailable, match=r"Start it \(tidegate up\) or check PGHOST and PGPORT"):
         StateStore.connect(replace(settings, pg_port=1))
     with pytest.raises(AccessRefused, match='database "gone" does not exist'):
@@ -81,7 +75,10 @@ def test_a_database_that_cannot_be_reached_says_why(settings: Settings) -> None:
 
 
 def test_tables_of_statements_are_those_of_the_schema(as_role: Execute) -> None:
-    """tables.py has the names and types of what schema.sql makes, and what may be NULL: no more, and no less."""
+    """tables.py has the names and types of what schema.sql makes, and what may be NULL: no more, and no less.
+
+    So has the usual window.
+    """
     made = as_role(
         "tidegate_owner",
         "SELECT relname, attname, format_type(atttypid, atttypmod), NOT attnotnull FROM pg_attribute "
@@ -94,10 +91,6 @@ def test_tables_of_statements_are_those_of_the_schema(as_role: Execute) -> None:
         for column in table.columns
     ]
     assert sorted(made) == sorted(told)
-
-
-def test_the_usual_window_is_that_of_the_schema(as_role: Execute) -> None:
-    """A pipeline that declares none has the column's default."""
     usual = as_role(
         "tidegate_owner",
         "SELECT column_default FROM information_schema.columns WHERE table_schema = 'tidegate' "
@@ -136,16 +129,6 @@ CHANGES = {
 }
 
 
-def test_registering_again_changes_nothing(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """`tidegate migrate` may run at every deploy; the cursor stays where it is."""
-    tally.plan()
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.commit(1)
-    before = contents(settings)
-    assert register_spec(SPEC) is False
-    assert contents(settings) == before
-
-
 def test_a_declaration_may_change_until_the_first_commit(tally: Tally, register_spec: Register, as_role: Execute) -> None:
     """No value has a meaning yet; earlier attempts will not count."""
     tally.plan()
@@ -160,73 +143,64 @@ def test_a_declaration_may_change_until_the_first_commit(tally: Tally, register_
 
 @pytest.mark.promise("I16", "decision:0007")
 def test_a_declaration_is_fixed_from_the_first_commit_on(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """Existing values keep their meaning: the change is refused, and the old code goes on (I16)."""
-    tally.plan(2)
+    """Existing values keep their meaning: the change is refused, and the old code goes on (I16).
+
+    Registering again changes nothing.
+
+    The source may change if the version is raised: committed batches stay, batches computed in between are computed again. The
+    version alone, which marks a changed transform, may change at any time.
+    """
+    tally.plan(3)
     tally.process(1)
     tally.commit(1)
+    tally.process(3)
     before = contents(settings)
-
+    assert register_spec(SPEC) is False
     for changed in CHANGES.values():
         with pytest.raises(DeclarationChanged, match=r"tally has committed a batch into other states than these.*new names"):
             register_spec(replace(changed, version=2))
         with pytest.raises(DeclarationChanged, match="into other states than these"):
             migrations.new_revision(settings, [changed], "what could not be registered then")
-    assert contents(settings) == before
-    tally.process(2)
-    tally.commit(2)
-
-
-@pytest.mark.promise("decision:0007")
-def test_the_source_may_change_if_the_version_is_raised(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """Files may get a new column: committed batches stay, batches computed in between are computed again."""
-    tally.plan(2)
-    tally.process(1)
-    tally.commit(1)
-    tally.process(2)
-    before = contents(settings)
-
     with pytest.raises(DeclarationChanged, match=r"tally has committed 1 batches from another source.*version above 1"):
         register_spec(ANOTHER_SOURCE)
     assert contents(settings) == before
+    tally.process(2)
+    tally.commit(2)
 
     raised = replace(ANOTHER_SOURCE, version=2)
     assert register_spec(raised) is True
     later = Tally(tally.store, raised)
     with pytest.raises(Unprocessed, match="another declaration"):
-        later.commit(2)
-    later.process(2)
-    later.commit(2)
-
-
-def test_the_version_may_change_at_any_time(tally: Tally, register_spec: Register) -> None:
-    """It marks a changed transform; the state goes on."""
-    tally.plan()
-    tally.process(1)
-    tally.commit(1)
-    assert register_spec(replace(SPEC, version=2)) is True
-    assert tally.store.committed("tally") == 1
+        later.commit(3)
+    later.process(3)
+    later.commit(3)
+    assert register_spec(replace(raised, version=3)) is True
+    assert tally.store.committed("tally") == 3
 
 
 @pytest.mark.promise("I15")
 def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """A second pipeline on the same table is refused before it can write (I15)."""
-    before = contents(settings)
-    with pytest.raises(DeclarationChanged, match=r"State per_shop of pipeline other belongs to pipeline tally.*Rename one"):
-        register_spec(replace(SPEC, name="other"))
-    assert contents(settings) == before
+    """A second pipeline on the same table is refused before it can write (I15); so is one that exchanges states with another.
 
-
-def test_an_update_has_one_pipeline(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """It owns no table, but its rows are staged by its name: two pipelines would take each other's staging for their own."""
+    An update owns no table, but its rows are staged by its name: two pipelines would take each other's staging for their own.
+    """
     outbox = Pipeline(
         "one", FixedBatches([], {"a": "int"}), states={"outbox": Update({"a": "integer"}, lambda _batch: None)}
     ).spec
-    register_spec(outbox)
-    register_spec(outbox)
+    other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
+    for spec in (outbox, outbox, other):
+        register_spec(spec)
     before = contents(settings)
+    with pytest.raises(DeclarationChanged, match=r"State per_shop of pipeline two belongs to pipeline tally.*Rename one"):
+        register_spec(replace(SPEC, name="two"))
     for second in (outbox, replace(SPEC, states=(replace(SPEC.states[0], name="outbox"),))):
         with pytest.raises(DeclarationChanged, match=r"State outbox of pipeline two belongs to pipeline one.*Rename one"):
             register_spec(replace(second, name="two"))
+    exchanged = [replace(SPEC, states=other.states), replace(other, states=SPEC.states)]
+    with migrations.connected(settings) as connection:
+        assert registration.in_order(connection, exchanged) == exchanged
+    with pytest.raises(DeclarationChanged, match="per_month of pipeline tally belongs to pipeline other"):
+        register_spec(exchanged[0])
     assert contents(settings) == before
 
 
@@ -283,17 +257,6 @@ def test_an_update_may_move_to_another_pipeline_until_the_first_commit(
     new = Tally(store, spec)
     new.plan()
     assert new.start(1).number == left.number, "their staging has the same name"
-
-
-def test_pipelines_that_exchange_states_are_refused(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """Neither can be registered first: the state is given away in one migration, and taken in the next."""
-    other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
-    register_spec(other)
-    exchanged = [replace(SPEC, states=other.states), replace(other, states=SPEC.states)]
-    with migrations.connected(settings) as connection:
-        assert registration.in_order(connection, exchanged) == exchanged
-    with pytest.raises(DeclarationChanged, match="per_month of pipeline tally belongs to pipeline other"):
-        register_spec(exchanged[0])
 
 
 @pytest.mark.promise("I19")

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import TALLY, Execute, Tally
+from tests.integration.conftest import TALLY, Execute, Tally, contents
 from tests.store import LedgerReader, StateReader, Tracked, ask, get, state_rows
 from tidegate.jobs import Count, Files, Pipeline, Query, State
 from tidegate.state_store import Settings, StateStore
@@ -38,31 +38,31 @@ def commit(tally: Tally, times: int = 1) -> None:
         tally.commit(txid)
 
 
-def test_keys_are_found_in_their_order(tally: Tally, shops: StateReader, days: StateReader) -> None:
-    """As text or as Python's values; a key without a row is None, and may be requested twice."""
+@pytest.mark.promise("limit:PAGE_CHARACTERS", "error:USAGE_ERROR", "security:user-of-airflow-on-operator-page")
+def test_rows_are_read_by_key_in_ranges_and_by_pages(
+    tally: Tally, shops: StateReader, days: StateReader, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are text or Python's values; a key without a row is None, and may be requested twice. Ranges include both ends.
+
+    Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page. A read
+    logs in as the reader and changes nothing. A key that cannot be is refused with the key's columns, or what is wrong with
+    its value.
+    """
     assert (shops.get_many([["north"]]).txid, shops.get_many([["north"]]).rows) == (0, [None])
     commit(tally, 2)
+    before = contents(settings)
     found = shops.get_many([["south"], ["nowhere"], [""], ["south"]])
     south = {"shop": "south", "sold": 2, "cents": 10, "least": 5, "most": 5, "txid": 2}
     assert (found.txid, found.rows) == (2, [south, None, south | {"shop": ""}, south])
     assert days.get_many([[date(2026, 1, 3)], ["2026-01-03"]]).rows == [{"day": date(2026, 1, 3), "sold": 2, "txid": 2}] * 2
     assert shops.get_many([]).rows == []
 
-
-def test_a_range_has_both_ends(tally: Tally, shops: StateReader, days: StateReader) -> None:
-    """In key order, at most as many rows as requested; text is ordered by its bytes."""
-    commit(tally)
     assert [row["day"].day for row in days.range(["2026-01-03"], [date(2026, 1, 6)], limit=10).rows if row] == [3, 4, 5, 6]
     assert [row["day"].day for row in days.range(limit=3).rows if row] == [1, 2, 3]
     assert [row["shop"] for row in shops.range(["N"], limit=9).rows if row] == ["NULL", "São Paulo", "north", "south"]
     with shops.scan() as (txid, rows):
-        assert (txid, [row["shop"] for row in rows]) == (1, sorted(SHOPS, key=str.encode))
+        assert (txid, [row["shop"] for row in rows]) == (2, sorted(SHOPS, key=str.encode))
 
-
-@pytest.mark.promise("limit:PAGE_CHARACTERS")
-def test_a_page_of_rows_ends_where_they_are_too_long(settings: Settings, tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page."""
-    commit(tally)
     state = TALLY.spec.state("per_day")
     assert state is not None
     with LedgerReader(settings) as reader, reader.snapshot("reading pages", states=["per_day"]) as connection:
@@ -77,11 +77,6 @@ def test_a_page_of_rows_ends_where_they_are_too_long(settings: Settings, tally: 
             assert [day for page in pages for day in page] == list(range(1, 11))
             assert [len(page) for page in pages] == lengths
 
-
-@pytest.mark.promise("error:USAGE_ERROR")
-@pytest.mark.usefixtures("tally")
-def test_a_key_that_cannot_be_is_refused(days: StateReader) -> None:
-    """With the key's columns, or what is wrong with its value."""
     wrong: list[tuple[list[str], str]] = [
         ([], "is keyed by day: give 1 values, not 0"),
         (["2026-01-01", "b"], "give 1 values, not 2"),
@@ -91,21 +86,21 @@ def test_a_key_that_cannot_be_is_refused(days: StateReader) -> None:
     for key, message in wrong:
         with pytest.raises(UsageError, match=message):
             days.get_many([key])
-
-
-def test_what_is_not_there_is_named(settings: Settings, tally: Tally) -> None:
-    """A pipeline, a state, and a range that is longer than the key."""
+    ranges: list[tuple[list[str | None], str]] = [
+        (["2026-01-01", "x"], "is keyed by 1 columns, and 2 values are given"),
+        (["no date"], "has no such key"),
+        ([None], "State per_day has no range from or to NULL"),
+    ]
+    for first, message in ranges:
+        with pytest.raises(UsageError, match=message):
+            days.range(first, limit=1)
     with StateReader.open(settings, "nothing", "per_shop") as reader, pytest.raises(UnknownPipeline):
         reader.get_many([])
     with StateReader.open(settings, "tally", "nothing") as reader, pytest.raises(UsageError, match="has no state nothing"):
         reader.get_many([])
-    with StateReader.open(settings, "tally", "per_day") as reader:
-        with pytest.raises(UsageError, match="is keyed by 1 columns, and 2 values are given"):
-            reader.range(["2026-01-01", "x"], limit=1)
-        with pytest.raises(UsageError, match="has no such key"):
-            reader.range(["no date"], limit=1)
-        with pytest.raises(UsageError, match="State per_day has no range from or to NULL"):
-            reader.range([None], limit=1)
+    with shops._snapshot() as (connection, _, _):
+        assert connection.exec_driver_sql("SELECT current_user").scalar_one() == settings.pg_reader
+    assert contents(settings) == before
 
 
 def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
@@ -208,15 +203,3 @@ def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tall
     assert not wrong
     assert seen == sorted(seen)
     assert len(set(seen)) > 3, "the reader was too slow to see anything"
-
-
-@pytest.mark.promise("security:user-of-airflow-on-operator-page")
-def test_a_read_changes_nothing_and_needs_no_right_to(settings: Settings, tally: Tally, shops: StateReader) -> None:
-    """It logs in as the reader."""
-    commit(tally)
-    with StateStore.connect(settings) as store:
-        before = list(store.state_rows(tally.spec.states[0]))
-        shops.get_many([["north"]])
-        assert list(store.state_rows(tally.spec.states[0])) == before
-    with shops._snapshot() as (connection, _, _):
-        assert connection.exec_driver_sql("SELECT current_user").scalar_one() == settings.pg_reader

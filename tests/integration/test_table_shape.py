@@ -169,9 +169,15 @@ def test_nothing_goes_on_with_a_table_of_another_shape(counted: Tally, as_role: 
 
 
 def test_a_table_is_looked_at_before_its_first_batch_commits(tally: Tally, as_role: Execute) -> None:
-    """A plan is refused already."""
+    """A plan is refused already. What is gone or as declared cannot be accepted: no batch could be merged without it."""
+    settings = tally.store.settings
+    with pytest.raises(UsageError, match="nothing is to be accepted"):
+        migrations.accept_table(settings, "per_shop", "ann")
+    alter(as_role, *SHAPES["key"][0])
+    with pytest.raises(UsageError, match=r"key \(shop\) \(unique\) is gone"):
+        migrations.accept_table(settings, "per_shop", "ann")
+    alter(as_role, *SHAPES["key"][2])
     alter(as_role, *SHAPES["type"][0])
-
     with pytest.raises(GuardMismatch, match="column cents is numeric"):
         tally.plan()
 
@@ -183,64 +189,45 @@ def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role:
         assert Tally(store).commit(2).key_count == 2
 
 
+@pytest.mark.promise("I15")
 def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:
-    """A migration for another reason does not drop a team's columns, either."""
+    """A migration for another reason does not drop a team's columns, either. The guard fires in sessions that replicate, too."""
     alter(as_role, *TEAMS)
 
     assert counted.commit(2).key_count == 2
     assert migrations.new_revision(counted.store.settings, [counted.spec], "unrelated") is None
     migrations.upgrade(counted.store.settings, [counted.spec])
     assert as_role(OWNER, "SELECT note, twice FROM state.per_shop") == [("new", 60)]
-
-
-@pytest.mark.parametrize("shape", ["type", "trigger"])
-def test_a_shape_that_a_person_accepts_counts_from_then_on(counted: Tally, as_role: Execute, shape: str) -> None:
-    """Until it changes again; migrations leave it as it is; the ledger says who accepted what."""
-    alter(as_role, *SHAPES[shape][0])
-    settings = counted.store.settings
-
-    migrations.accept_table(settings, "per_shop", "ann")
-    assert migrations.new_revision(settings, [counted.spec], "unrelated") is None
-    migrations.upgrade(settings, [counted.spec])
-
-    assert counted.commit(2).key_count == 2
-    (action,) = as_role(OWNER, "SELECT action, owner, reason FROM tidegate.operator_action")
-    assert action[:2] == ("accept", "ann")
-    assert "cents" in action[2] or "trigger other" in action[2]
-    alter(as_role, "ALTER {table} ALTER sold TYPE numeric(9, 0)")
-    with pytest.raises(GuardMismatch, match=r"column sold is numeric\(9,0\), not"):
-        counted.start(3)
-
-
-def test_a_changed_function_of_an_accepted_trigger_is_another_shape(counted: Tally, as_role: Execute) -> None:
-    """Its definition is the same."""
-    alter(as_role, *SHAPES["trigger"][0])
-    migrations.accept_table(counted.store.settings, "per_shop", "ann")
-
-    alter(as_role, CHANGED.replace("CREATE", "CREATE OR REPLACE").replace("+ 1", "+ 2"))
-
-    with pytest.raises(GuardMismatch, match=r"trigger other of state\.per_shop is"):
-        counted.commit(2)
-
-
-def test_what_is_gone_or_as_declared_cannot_be_accepted(counted: Tally, as_role: Execute) -> None:
-    """No batch could be merged without it."""
-    settings = counted.store.settings
-    with pytest.raises(UsageError, match="nothing is to be accepted"):
-        migrations.accept_table(settings, "per_shop", "ann")
-    alter(as_role, *SHAPES["key"][0])
-    with pytest.raises(UsageError, match=r"key \(shop\) \(unique\) is gone"):
-        migrations.accept_table(settings, "per_shop", "ann")
-
-
-@pytest.mark.promise("I15")
-def test_the_guard_fires_in_sessions_that_replicate(counted: Tally) -> None:
-    """A role may be set up so; an UPDATE by hand would pass."""
     with closing(psycopg2.connect(**counted.store.settings.conninfo(user="postgres"))) as connection:
         cursor = connection.cursor()
         cursor.execute("SET session_replication_role = replica")
         with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="written by the commits of pipeline tally only"):
             cursor.execute("UPDATE state.per_shop SET cents = 0")
+
+
+def test_a_shape_that_a_person_accepts_counts_from_then_on(counted: Tally, as_role: Execute) -> None:
+    """Until it changes again, such as by the function of its trigger; migrations leave it as it is.
+
+    The ledger says who accepted what.
+    """
+    settings = counted.store.settings
+    for shape in ("type", "trigger"):
+        alter(as_role, *SHAPES[shape][0])
+        migrations.accept_table(settings, "per_shop", "ann")
+        assert migrations.new_revision(settings, [counted.spec], "unrelated") is None
+        migrations.upgrade(settings, [counted.spec])
+    assert counted.commit(2).key_count == 2
+    actions = as_role(OWNER, "SELECT action, owner, reason FROM tidegate.operator_action ORDER BY number")
+    assert [action[:2] for action in actions] == [("accept", "ann")] * 2
+    assert "cents" in actions[0][2]
+    assert "trigger other" in actions[1][2]
+    alter(as_role, CHANGED.replace("CREATE", "CREATE OR REPLACE").replace("+ 1", "+ 2"))
+    with pytest.raises(GuardMismatch, match=r"trigger other of state\.per_shop is"):
+        counted.start(3)
+    alter(as_role, CHANGED.replace("CREATE", "CREATE OR REPLACE"))
+    alter(as_role, "ALTER {table} ALTER sold TYPE numeric(9, 0)")
+    with pytest.raises(GuardMismatch, match=r"column sold is numeric\(9,0\), not"):
+        counted.start(3)
 
 
 @pytest.mark.parametrize(

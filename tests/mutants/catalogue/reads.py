@@ -52,7 +52,7 @@ MUTANTS = (
         "_within",
         "sa.tuple_(*columns) <= given)",
         "sa.tuple_(*columns) < given)",
-        (f"{STATE_ROWS}::test_a_range_has_both_ends",),
+        (f"{STATE_ROWS}::test_rows_are_read_by_key_in_ranges_and_by_pages",),
     ),
     Mutant(
         "the-last-row-of-a-page-comes-again",

@@ -56,7 +56,7 @@ MUTANTS = (
         "_owners",
         "for found in (of_states, of_tables) for",
         "for found in (of_tables,) for",
-        (f"{SCHEMA}::test_an_update_has_one_pipeline",),
+        (f"{SCHEMA}::test_a_state_has_one_writer",),
     ),
     Mutant(
         "another-source-needs-no-version",
@@ -65,7 +65,7 @@ MUTANTS = (
         "_check_change",
         'spec.version <= known.declaration["version"]',
         'spec.version < known.declaration["version"]',
-        (f"{SCHEMA}::test_the_source_may_change_if_the_version_is_raised",),
+        (f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on",),
     ),
     Mutant(
         "a-broken-chain-becomes-transactional",

@@ -56,7 +56,7 @@ MUTANTS = (
         "CREATE FUNCTION tidegate.table_shape",
         "pg_get_triggerdef(pg_trigger.oid) || ', ' || md5(prosrc)",
         "pg_get_triggerdef(pg_trigger.oid)",
-        (f"{SHAPE}::test_a_changed_function_of_an_accepted_trigger_is_another_shape",),
+        (f"{SHAPE}::test_a_shape_that_a_person_accepts_counts_from_then_on",),
     ),
     Mutant(
         "any-role-with-the-right-writes-a-state",
