@@ -9,9 +9,9 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -265,35 +265,16 @@ def _tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_lost_redo_is_noticed(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """The same txid with an older attempt is an older copy, from before the redo."""
-    commit_next(settings)
-    with migrations.connected(settings) as connection:
-        done = cursors.mark(connection, "tally")
-    assert done is not None
-    tally.store.witness.advance(replace(done, attempt=2))
-    assert_halted(settings, "txid 1 is that of attempt 1, but .* a redo has put attempt 2 in its place, so the redo is lost")
-
-
 # no false alarms
 
 
-def test_a_database_that_was_dropped_on_purpose_does_not_disturb_its_successor(
-    tally: Tally, settings: Settings, server: Server, as_role: Execute
+def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_folder(
+    settings: Settings, server: Server, as_role: Execute, template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Same project, pipeline, server and database: a pipeline that is registered again begins a new history."""
-    commit_next(settings, 3)
-    for schema in ("tidegate", "state", "staging"):
-        as_role("tidegate_owner", f"DROP SCHEMA {schema} CASCADE")
-    migrations.upgrade(settings, [])
-    register_pipelines(settings, TALLY)
-    assert commit_next(settings) == 1
+    """Same pipeline name and folder, different databases; or a pipeline that is registered again, which begins a new history.
 
-
-def test_projects_on_two_databases_do_not_meet_in_one_folder(
-    tally: Tally, settings: Settings, server: Server, template: str
-) -> None:
-    """Same pipeline name and witness folder, different databases."""
+    A folder that cannot be written breaks nothing: the warning says what goes unnoticed, and the remedy.
+    """
     commit_next(settings, 3)
     other = replace(settings, pg_database=server.create_database(template))
     try:
@@ -302,11 +283,28 @@ def test_projects_on_two_databases_do_not_meet_in_one_folder(
     finally:
         server.drop_database(other.pg_database)
 
+    for schema in ("tidegate", "state", "staging"):
+        as_role("tidegate_owner", f"DROP SCHEMA {schema} CASCADE")
+    migrations.upgrade(settings, [])
+    register_pipelines(settings, TALLY)
+    assert commit_next(settings) == 1
+
+    (tmp_path / "file").touch()
+    blocked = replace(settings, witness_folder=tmp_path / "file" / "witness")
+    with caplog.at_level(logging.WARNING):
+        assert commit_next(blocked, 2) == 3
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in warning
+    assert "TIDEGATE_WITNESS_FOLDER" in warning
+
 
 def test_the_next_plan_repairs_the_witness_after_a_crash(
     tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mark that is out of date or lost is harmless."""
+    """A mark that is out of date or lost is harmless. A damaged one halts: its content is unknown.
+
+    One of a redo that is lost is noticed.
+    """
     commit_next(settings, 2)
 
     class Died(BaseException):
@@ -330,24 +328,6 @@ def test_the_next_plan_repairs_the_witness_after_a_crash(
     tally.plan(run_id="next")
     assert marked(settings) == 3
 
-
-def test_a_folder_that_cannot_be_written_is_logged_and_breaks_nothing(
-    tally: Tally, settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As in a container with a read-only project folder: the warning says what goes unnoticed, and the remedy."""
-    (tmp_path / "file").touch()
-    blocked = replace(settings, witness_folder=tmp_path / "file" / "witness")
-    with caplog.at_level(logging.WARNING):
-        assert commit_next(blocked, 2) == 2
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"{blocked.witness_folder} cannot be used (Not a directory)" in warning
-    assert "TIDEGATE_WITNESS_FOLDER" in warning
-
-
-def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Settings) -> None:
-    """It is not treated as missing, because its content is unknown."""
-    commit_next(settings)
-    (file,) = tally.store.witness.folder.glob("tally.*.json")
     whole = file.read_text()
     changed = [whole.replace('"version": 1', '"version": 2'), whole.replace('"tally"', '"other"')]
     assert whole not in changed
@@ -355,7 +335,13 @@ def test_a_damaged_mark_halts_and_says_what_to_remove(tally: Tally, settings: Se
         file.write_text(damage)
         assert_halted(settings, rf"{file}.* is damaged.*remove this file")
     file.unlink()
-    assert commit_next(settings) == 2
+    assert commit_next(settings) == 4
+
+    with migrations.connected(settings) as connection:
+        done = cursors.mark(connection, "tally")
+    assert done is not None
+    tally.store.witness.advance(replace(done, attempt=2))
+    assert_halted(settings, "txid 4 is that of attempt 1, but .* a redo has put attempt 2 in its place, so the redo is lost")
 
 
 # the file
@@ -372,29 +358,46 @@ def mark(txid: int, attempt: int = 1, history: str = "h") -> Mark:
     return Mark("tally", history, "e", txid, attempt, "2026-01-01T00:00:00+00:00")
 
 
-def test_marks_only_go_forward_and_are_private(tmp_path: Path) -> None:
-    """An older writer changes nothing; a redo is later than the commit that it replaces."""
+def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older writer changes nothing, a redo is later than the commit that it replaces.
+
+    And the order in which several write does not matter.
+
+    A suspended writer blocks no others: the mark is out of date then, which is harmless. Databases that are created and
+    dropped leave a bounded number of marks; other pipelines keep theirs.
+    """
     folder = Witness(tmp_path / "witness", trusts_promotions=False)
-    for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
-        folder.advance(mark(*written))
+
+    def place() -> tuple[int, int]:
         found = folder.mark_of("tally", "h")
         assert found is not None
-        assert found.place == expected
+        return found.place
+
+    for written, expected in [((3, 1), (3, 1)), ((2, 9), (3, 1)), ((3, 2), (3, 2)), ((3, 1), (3, 2)), ((4, 1), (4, 1))]:
+        folder.advance(mark(*written))
+        assert place() == expected
     assert stat.S_IMODE(folder.file_of("tally", "h").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.folder.stat().st_mode) == 0o700
 
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: [folder.advance(mark(txid)) for txid in range(n, 200, 8)], range(1, 9)))
+    assert place() == (199, 1)
 
-def test_concurrent_writers_leave_the_latest_mark(tmp_path: Path) -> None:
-    """The order in which they write does not matter."""
-    folder = Witness(tmp_path / "witness", trusts_promotions=False)
-    writers = [threading.Thread(target=lambda n=n: [folder.advance(mark(t)) for t in range(n, 200, 8)]) for n in range(1, 9)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    found = folder.mark_of("tally", "h")
-    assert found is not None
-    assert found.txid == 199
+    monkeypatch.setattr(commit_witness, "LOCK_PATIENCE_SECONDS", 0.2)
+    with (folder.folder / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        folder.advance(mark(200))
+        assert place() == (199, 1)
+    folder.advance(mark(201))
+    assert place() == (201, 1)
+
+    folder.file_of("tally", "h").unlink()
+    folder.advance(replace(mark(1), pipeline="tally_2"))
+    for number in range(commit_witness.HISTORIES_KEPT + 5):
+        folder.advance(mark(1, history=f"h{number}"))
+        os.utime(folder.file_of("tally", f"h{number}"), ns=(number, number))
+    left = {file.name for file in folder.folder.glob("*.json")}
+    assert left == {f"tally.h{number}.json" for number in range(5, commit_witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
@@ -423,29 +426,3 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
         assert found is not None
         assert found.txid > reached
         reached = found.txid
-
-
-def test_a_suspended_writer_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark is out of date then, which is harmless."""
-    folder = Witness(tmp_path / "witness", trusts_promotions=False)
-    folder.advance(mark(1))
-    monkeypatch.setattr(commit_witness, "LOCK_PATIENCE_SECONDS", 0.2)
-    with (folder.folder / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        folder.advance(mark(2))
-        found = folder.mark_of("tally", "h")
-        assert found is not None
-        assert found.txid == 1
-    folder.advance(mark(3))
-    assert json.loads(folder.file_of("tally", "h").read_text())["txid"] == 3
-
-
-def test_old_histories_are_forgotten(tmp_path: Path) -> None:
-    """Databases that are created and dropped leave a bounded number of marks; other pipelines keep theirs."""
-    folder = Witness(tmp_path / "witness", trusts_promotions=False)
-    folder.advance(replace(mark(1), pipeline="tally_2"))
-    for number in range(commit_witness.HISTORIES_KEPT + 5):
-        folder.advance(mark(1, history=f"h{number}"))
-        os.utime(folder.file_of("tally", f"h{number}"), ns=(number, number))
-    left = {file.name for file in folder.folder.glob("*.json")}
-    assert left == {f"tally.h{number}.json" for number in range(5, commit_witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}

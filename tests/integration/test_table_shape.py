@@ -191,7 +191,7 @@ def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role:
 
 @pytest.mark.promise("I15")
 def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:
-    """A migration for another reason does not drop a team's columns, either. The guard fires in sessions that replicate, too."""
+    """A migration for another reason does not drop a team's columns, either. The guard fires in all sessions."""
     alter(as_role, *TEAMS)
 
     assert counted.commit(2).key_count == 2

@@ -108,7 +108,7 @@ MUTANTS = (
         "describe_loss_since",
         "if found.attempt < mark.attempt:",
         "if found.attempt > mark.attempt:",
-        (f"{RESTORES}::test_a_lost_redo_is_noticed",),
+        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
     ),
     Mutant(
         "a-witness-not-written",
@@ -144,7 +144,7 @@ MUTANTS = (
         "Mark.place",
         "return self.txid, self.attempt",
         "return self.txid, 0",
-        (f"{RESTORES}::test_a_lost_redo_is_noticed",),
+        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
     ),
     Mutant(
         "the-mark-of-something-else-is-taken",
@@ -153,7 +153,7 @@ MUTANTS = (
         "_read",
         "if not is_known or not is_ours:",
         "if not is_known:",
-        (f"{RESTORES}::test_a_damaged_mark_halts_and_says_what_to_remove",),
+        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
     ),
     Mutant(
         "an-accepted-loss-begins-no-history",
