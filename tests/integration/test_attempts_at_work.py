@@ -59,7 +59,10 @@ def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
 
 @pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally) -> None:
-    """Not those that have an attempt, in whichever state, those given up, and those of another run."""
+    """Not those that have an attempt, in whichever state, those given up, and those of another run.
+
+    The later of two must not fence the other.
+    """
     tally.plan(6)
     tally.plan(1, run_id="another")
     tally.process(1)
@@ -69,6 +72,13 @@ def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: T
     assert tally.store.give_up("tally", 5, "the pipeline's policy", "its file is bad")
 
     assert [unbegun(tally, run_id) for run_id in ("run", "another", "no such run")] == [[2, 4, 6], [7], []]
+
+    tally.process(2)
+    begun = [tally.store.start_attempt(tally.spec, txid, "slow", mode="first") for txid in (3, 5, 2)]
+    assert begun == [NotStarted.BEGUN, NotStarted.GIVEN_UP, NotStarted.SEALED]
+    tally.store.fail_attempt(tally.start(6), "STORE_UNAVAILABLE: gone")
+    assert tally.store.start_attempt(tally.spec, 6, "slow", mode="first") is NotStarted.BEGUN
+    assert len(tally.store.batch_history("tally", 3).attempts) == 1
 
 
 def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
@@ -87,20 +97,6 @@ def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
 
     assert unbegun(tally) == [2, 3]
     tally.start(3)
-
-
-@pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
-def test_of_two_idle_tasks_one_begins_a_batch(tally: Tally) -> None:
-    """Both may find it; the one that is later must not fence the other."""
-    tally.plan(3)
-    tally.start(1)
-    tally.store.fail_attempt(tally.start(2), "STORE_UNAVAILABLE: gone")
-    tally.process(3)
-
-    begun = [tally.store.start_attempt(tally.spec, txid, "slow", mode="first") for txid in (1, 2, 3)]
-
-    assert begun == [NotStarted.BEGUN, NotStarted.BEGUN, NotStarted.SEALED]
-    assert len(tally.store.batch_history("tally", 1).attempts) == 1
 
 
 def test_another_process_is_at_work_until_its_attempt_ends(tally: Tally, other: OtherProcess) -> None:

@@ -1,6 +1,7 @@
 """The database itself limits each role to its work, by grants and by the single-writer trigger."""
 
 import io
+from contextlib import closing
 from dataclasses import replace
 
 import psycopg2
@@ -80,59 +81,62 @@ def busy(tally: Tally) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role: Execute, role: str) -> None:
-    """A grant that is added anywhere has to be added here too, with a reason."""
-    tables = as_role(
-        "postgres",
-        """
-        SELECT n.nspname || '.' || c.relname, p.privilege
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER'] ||
-            CASE WHEN current_setting('server_version_num')::int >= 170000 THEN ARRAY['MAINTAIN'] ELSE '{}' END
-        ) AS p (privilege)
-        WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND c.relkind IN ('r', 'v', 'm', 'p', 'S', 'f')
-          AND pg_get_userbyid(c.relowner) <> %(role)s AND has_table_privilege(%(role)s, c.oid, p.privilege)
-        """,
-        {"role": role},
-    )
-    found: dict[str, set[str]] = {}
-    for name, privilege in tables:
-        found.setdefault(name, set()).add(privilege)
-    assert found == TABLE_PRIVILEGES[role]
+def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role: Execute, settings: Settings) -> None:
+    """A grant that is added anywhere has to be added here too, with a reason.
 
-    schemas = as_role(
-        "postgres",
-        """
-        SELECT n.nspname, p.privilege FROM pg_namespace n CROSS JOIN unnest(ARRAY['USAGE', 'CREATE']) AS p (privilege)
-        WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND has_schema_privilege(%s, n.oid, p.privilege)
-        """,
-        [role],
-    )
-    granted: dict[str, set[str]] = {}
-    for name, privilege in schemas:
-        granted.setdefault(name, set()).add(privilege)
-    assert granted == SCHEMA_PRIVILEGES[role]
+    No role is a member of another, but for what tests grant.
 
-    columns = as_role(
-        "postgres",
-        """
-        SELECT n.nspname || '.' || c.relname, a.attname
-        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname IN ('tidegate', 'state', 'staging') AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
-          AND pg_get_userbyid(c.relowner) <> %(role)s AND has_column_privilege(%(role)s, c.oid, a.attnum, 'UPDATE')
-          AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
-        """,
-        {"role": role},
-    )
-    updates: dict[str, set[str]] = {}
-    for name, column in columns:
-        updates.setdefault(name, set()).add(column)
-    assert updates == (COLUMN_UPDATES if role == "tidegate" else {})
+    The worker cannot rewrite history or change tables, the stager reaches only staging, the reader writes nothing; status,
+    history, state and lookups need no more than the reader's role.
+    """
+    for role in ROLES:
+        tables = as_role(
+            "postgres",
+            """
+            SELECT n.nspname || '.' || c.relname, p.privilege
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER'] ||
+                CASE WHEN current_setting('server_version_num')::int >= 170000 THEN ARRAY['MAINTAIN'] ELSE '{}' END
+            ) AS p (privilege)
+            WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND c.relkind IN ('r', 'v', 'm', 'p', 'S', 'f')
+              AND pg_get_userbyid(c.relowner) <> %(role)s AND has_table_privilege(%(role)s, c.oid, p.privilege)
+            """,
+            {"role": role},
+        )
+        found: dict[str, set[str]] = {}
+        for name, privilege in tables:
+            found.setdefault(name, set()).add(privilege)
+        assert found == TABLE_PRIVILEGES[role]
 
+        schemas = as_role(
+            "postgres",
+            """
+            SELECT n.nspname, p.privilege FROM pg_namespace n CROSS JOIN unnest(ARRAY['USAGE', 'CREATE']) AS p (privilege)
+            WHERE n.nspname IN ('tidegate', 'state', 'staging', 'public') AND has_schema_privilege(%s, n.oid, p.privilege)
+            """,
+            [role],
+        )
+        granted: dict[str, set[str]] = {}
+        for name, privilege in schemas:
+            granted.setdefault(name, set()).add(privilege)
+        assert granted == SCHEMA_PRIVILEGES[role]
 
-def test_no_role_has_powers_over_the_server(settings: Settings, as_role: Execute) -> None:
-    """No role is a member of another, whose privileges it would have too, but for what tests grant for all sources."""
+        columns = as_role(
+            "postgres",
+            """
+            SELECT n.nspname || '.' || c.relname, a.attname
+            FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname IN ('tidegate', 'state', 'staging') AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+              AND pg_get_userbyid(c.relowner) <> %(role)s AND has_column_privilege(%(role)s, c.oid, a.attnum, 'UPDATE')
+              AND NOT has_table_privilege(%(role)s, c.oid, 'UPDATE')
+            """,
+            {"role": role},
+        )
+        updates: dict[str, set[str]] = {}
+        for name, column in columns:
+            updates.setdefault(name, set()).add(column)
+        assert updates == (COLUMN_UPDATES if role == "tidegate" else {})
+
     powers = as_role(
         "postgres",
         "SELECT rolname FROM pg_roles WHERE (rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls) "
@@ -141,6 +145,27 @@ def test_no_role_has_powers_over_the_server(settings: Settings, as_role: Execute
     assert powers == [("postgres",)]
     memberships = "SELECT roleid::regrole FROM pg_auth_members WHERE member::regrole::text ~ '^(tidegate|airflow)'"
     assert as_role("postgres", memberships) == [("pg_read_all_stats",)] * 2  # tests.servers.show_transactions
+
+    before = contents(settings)
+    for role, statement in ((r, s) for r in ROLES for s in FORBIDDEN[r]):
+        for attempt in (statement, f"SET tidegate.writer = tally; {statement}"):
+            try:
+                as_role(role, attempt)
+            except errors.InsufficientPrivilege:
+                continue
+            pytest.fail(f"{role} may: {attempt}")
+    assert contents(settings) == before
+
+    reading = replace(settings, pg_user="tidegate_reader")
+    per_shop = busy.spec.states[0]
+    with StateStore.connect(reading) as reader:
+        assert Tally(reader).state() == [("a", 1, 1, 1, 1, 1)]
+        assert reader.batch_history("tally", 1).status.phase == "committed"
+        assert [lag.pending for lag in reader.lag()] == [0]
+        assert reader.turn("tally", 1).opens
+    assert key_lookup.get(reading, per_shop, [("a",)]) == [
+        {"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}
+    ]
 
 
 FORBIDDEN = {
@@ -208,33 +233,6 @@ FORBIDDEN = {
 }
 
 
-def test_statements_outside_a_roles_work_are_refused(busy: Tally, settings: Settings, as_role: Execute) -> None:
-    """The worker cannot rewrite history or change tables, the stager reaches only staging, the reader writes nothing."""
-    before = contents(settings)
-    for role, statement in ((r, s) for r in ROLES for s in FORBIDDEN[r]):
-        for attempt in (statement, f"SET tidegate.writer = tally; {statement}"):
-            try:
-                as_role(role, attempt)
-            except errors.InsufficientPrivilege:
-                continue
-            pytest.fail(f"{role} may: {attempt}")
-    assert contents(settings) == before
-
-
-def test_the_reader_can_run_every_query(busy: Tally, settings: Settings) -> None:
-    """Status, history, state and lookups need no more than the reader's role."""
-    reading = replace(settings, pg_user="tidegate_reader")
-    per_shop = busy.spec.states[0]
-    with StateStore.connect(reading) as reader:
-        assert Tally(reader).state() == [("a", 1, 1, 1, 1, 1)]
-        assert reader.batch_history("tally", 1).status.phase == "committed"
-        assert [lag.pending for lag in reader.lag()] == [0]
-        assert reader.turn("tally", 1).opens
-    assert key_lookup.get(reading, per_shop, [("a",)]) == [
-        {"shop": "a", "sold": 1, "cents": 1, "least": 1, "most": 1, "txid": 1}
-    ]
-
-
 WRITES = [
     "INSERT INTO state.per_shop VALUES ('z', 1, 1, 1, 1, 1)",
     "INSERT INTO state.per_shop VALUES ('a', 1, 1, 1, 1, 1) ON CONFLICT (shop) DO UPDATE SET sold = 9",
@@ -247,7 +245,13 @@ DELETES = ["DELETE FROM state.per_shop", "TRUNCATE state.per_shop"]
 
 @pytest.mark.promise("I15", "fault:another-program-writes-state-table:processing")
 def test_only_the_commit_writes_a_state_table(busy: Tally, settings: Settings, as_role: Execute) -> None:
-    """A role with grants still gets an error that names the owning pipeline and the way to insist (I15)."""
+    """A role with grants still gets an error that names the owning pipeline and the way to insist.
+
+    Which works for its session only (I15).
+
+    The commit names its pipeline for its own transaction: a pooled connection that is used again is refused. Bulk loading does
+    not bypass the trigger, and an owner that is missing from the ledger does not open the table to other writers (I19).
+    """
     before = contents(settings)
     by_role = {"tidegate": WRITES, "tidegate_owner": [*WRITES, *DELETES], "postgres": DELETES}
     prefixes = ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = another_pipeline; ")
@@ -257,27 +261,13 @@ def test_only_the_commit_writes_a_state_table(busy: Tally, settings: Settings, a
         assert refused.value.diag.message_primary == "state.per_shop is written by the commits of pipeline tally only"
         assert refused.value.diag.message_hint == "To change it by hand all the same: SET tidegate.writer = 'tally'"
     assert contents(settings) == before
-
-
-def test_a_copy_into_a_state_table_is_refused_too(busy: Tally, settings: Settings) -> None:
-    """Bulk loading does not bypass the trigger."""
-    connection = psycopg2.connect(**settings.conninfo())
-    with connection.cursor() as cursor, pytest.raises(errors.InsufficientPrivilege, match="by the commits of pipeline tally"):
+    with (
+        closing(psycopg2.connect(**settings.conninfo())) as connection,
+        connection.cursor() as cursor,
+        pytest.raises(errors.InsufficientPrivilege, match="by the commits of pipeline tally"),
+    ):
         cursor.copy_expert("COPY state.per_shop FROM STDIN", io.StringIO("z\t1\t1\t1\t1\t1\n"))
-    connection.close()
 
-
-def test_the_owner_can_repair_a_state_table_deliberately(busy: Tally, as_role: Execute) -> None:
-    """The hint's statement works, and only for that session."""
-    as_role("tidegate_owner", "SET tidegate.writer = 'tally'; UPDATE state.per_shop SET sold = 7")
-    assert busy.state() == [("a", 7, 1, 1, 1, 1)]
-    with pytest.raises(errors.InsufficientPrivilege):
-        as_role("tidegate_owner", "UPDATE state.per_shop SET sold = 8")
-
-
-@pytest.mark.promise("I15")
-def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings) -> None:
-    """The commit names its pipeline for its own transaction; a reused pooled connection is refused (I15)."""
     busy.plan(run_id="next")
     busy.process(2, [("a", 1, 1, 1, 1)])
     busy.commit(2)
@@ -287,9 +277,11 @@ def test_a_commit_does_not_leave_the_table_open(busy: Tally, settings: Settings)
     ):
         connection.exec_driver_sql("UPDATE state.per_shop SET sold = 9")
 
+    as_role("tidegate_owner", "SET tidegate.writer = 'tally'; UPDATE state.per_shop SET sold = 7")
+    assert busy.state() == [("a", 7, 2, 1, 1, 2)]
+    with pytest.raises(errors.InsufficientPrivilege):
+        as_role("tidegate_owner", "UPDATE state.per_shop SET sold = 8")
 
-def test_a_state_table_that_no_pipeline_owns_accepts_no_writes(busy: Tally, as_role: Execute) -> None:
-    """An owner that is missing from the ledger does not open the table to other writers (I19)."""
     as_role("tidegate_owner", "DELETE FROM tidegate.state_table WHERE state = 'per_shop'")
     for prefix in ("", "SET tidegate.writer = tally; "):
         with pytest.raises(errors.InsufficientPrivilege):

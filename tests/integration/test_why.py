@@ -94,8 +94,12 @@ def test_each_step_of_a_batch(tally: Tally) -> None:
     assert codes(tally) == ["IDLE"]
 
 
-def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tally: Tally) -> None:
-    """Try 4 of 6 because Spark is away since the first of these failures; an attempt that was fenced is no try."""
+def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tally: Tally, as_owner: AsOwner) -> None:
+    """Try 4 of 6 because Spark is away since the first of these failures; an attempt that was fenced is no try.
+
+    A process that died is named; a heartbeat from the future is no silence. A batch at which an attempt is at work is not
+    given up, so the advice does not name that.
+    """
     tally.plan(1)
     fail(tally, 1, "SPARK_FAILED: out of memory")
     tally.start(1)
@@ -111,18 +115,21 @@ def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tall
     assert "attempt 5, in try 4 of 6" in at_work.sentence
     assert (before.code, before.error, before.since) == ("FAILED_BEFORE", "SPARK_UNAVAILABLE", since)
 
-
-def test_a_silent_attempt_and_a_clock_that_was_set_back(tally: Tally, as_owner: AsOwner) -> None:
-    """A process that died is named; a heartbeat from the future is no silence."""
-    tally.plan(1)
-    tally.start(1)
     seen = sa.update(tables.attempt)
     as_owner(seen.values(seen_at=sa.func.now() - sa.text("interval '5 minutes'")))
-    (silent,) = causes(tally)
+    silent = causes(tally)[0]
     assert (silent.code, silent.action.verb) == ("SILENT", "trigger")
     assert "It has not been heard of for more than 60 s" in silent.sentence
     as_owner(seen.values(seen_at=sa.func.now() + sa.text("interval '5 minutes'")))
-    assert codes(tally) == ["IN_WORK"]
+    assert codes(tally)[0] == "IN_WORK"
+
+    fail(tally, 1, "SOURCE_CHANGED: a.csv")
+    assert "give the batch up" in causes(tally)[-1].advice
+    tally.start(1)
+    assert codes(tally) == ["IN_WORK", "FAILED_BEFORE"]
+    assert "give the batch up" not in causes(tally)[-1].advice
+    with pytest.raises(RangeRefused, match="has not failed"):
+        tally.store.skip_batch(tally.spec, 1, "ann", "it is wrong")
 
 
 def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
@@ -170,17 +177,6 @@ def test_content_that_fails_is_given_up_after_its_tries(tally: Tally) -> None:
     assert (skipped.code, skipped.sentence) == ("SKIPPED", "Txid 2 was skipped, without its rows: it is of no use.")
 
 
-def test_every_policy_and_fault_has_an_outcome_that_is_explained(tally: Tally) -> None:
-    """What the table of poison.md leads to is one of the causes of this file."""
-    assert {outcome.name for policies in OUTCOMES.values() for outcome in policies.values()} == {
-        *("SKIP", "HALT", "AWAIT", "RETRY", "GO_ON")
-    }
-    tally.plan(1)
-    fail(tally, 1, "ValueError: not ours")
-    (failed,) = causes(tally)
-    assert (failed.error, "tidegate inspect" in failed.advice) == (None, True)
-
-
 def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register: Callable[..., None]) -> None:
     """The chain stays short, however many wait."""
     register(TALLY)
@@ -194,22 +190,11 @@ def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register:
     assert codes(tally, 3) == ["WINDOW_FULL", "PLANNED"]
 
 
-def test_a_ready_batch_waits_to_be_merged_with_others(tally: Tally, as_owner: AsOwner) -> None:
-    """As long as the ledger's turns say so."""
-    tally.plan(3)
-    tally.process(1)
-    tally.commit(1)
-    long = sa.text("interval '2 minutes'")
-    as_owner(sa.update(tables.commit).values(merged_at=tables.commit.c.committed_at + long))
-    tally.process(2, [SHOP])
-    assert not tally.store.turn("tally", 2).opens
-    assert codes(tally) == ["WAITS_TO_MERGE"]
-    tally.process(3, [SHOP])
-    assert codes(tally) == ["WAITS_FOR_COMMIT"]
-
-
 def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
-    """By whom, since when and why."""
+    """By whom, since when and why. A planned batch waits for a run, whose plan fails.
+
+    One that is in work or halted is still what it is.
+    """
     tally.store.pause("tally", "ann", "the warehouse is moved.")
     idle, paused = causes(tally)
     assert (idle.code, paused.code, paused.command) == ("IDLE", "PAUSED", "tidegate resume tally --reason ...")
@@ -225,16 +210,46 @@ def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
     tally.process(1)
     assert codes(tally) == ["WAITS_FOR_COMMIT"]
 
+    tally.store.resume("tally", "ann", "it is there")
+    tally.commit(1)
+    tally.plan(1, run_id="later")
+    fail_plan(tally, "RANGE_EXPIRED: the log is gone.")
+    assert codes(tally) == ["PLANNED", "PLAN_FAILED"]
+    assert codes(tally, 3) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED", "PLAN_FAILED"]
+    assert "give the batch up" not in causes(tally)[-1].advice
+    tally.start(2)
+    assert codes(tally) == ["IN_WORK", "PLAN_FAILED"]
+    tally.store.halt_batch("tally", 2, "SOURCE_CHANGED: a.csv")
+    assert codes(tally) == ["HALTED", "PLAN_FAILED"]
+    assert [lag.failed_plans for lag in tally.store.lag(["tally"])] == [1]
 
-def test_waiting_quarantine_is_mentioned_when_nothing_else_waits(tally: Tally, as_owner: AsOwner) -> None:
-    """With the button that takes it up again."""
-    tally.plan(1)
+
+def test_a_ready_batch_waits_to_be_merged_with_others(tally: Tally, as_owner: AsOwner) -> None:
+    """As long as the ledger's turns say so. A changed declaration is the root: what was processed before is processed again.
+
+    Waiting quarantine is mentioned when nothing else waits, with the button that takes it up again.
+    """
+    tally.plan(3)
     tally.process(1)
     tally.commit(1)
-    tally.store.note_ack("tally", 1, 1)
+    long = sa.text("interval '2 minutes'")
+    as_owner(sa.update(tables.commit).values(merged_at=tables.commit.c.committed_at + long))
+    tally.process(2, [SHOP])
+    assert not tally.store.turn("tally", 2).opens
+    assert codes(tally) == ["WAITS_TO_MERGE"]
+    tally.process(3, [SHOP])
+    assert codes(tally) == ["WAITS_FOR_COMMIT"]
+    as_owner(sa.update(tables.pipeline).values(fingerprint="another"))
+    stale, changed = causes(tally)
+    assert (stale.code, changed.code, changed.command) == ("STALE", "DECLARATION_CHANGED", "tidegate migrate")
+    as_owner(sa.update(tables.pipeline).values(fingerprint=tally.spec.fingerprint))
+
+    for txid in (2, 3):
+        tally.commit(txid)
+    for txid in (1, 2, 3):
+        tally.store.note_ack("tally", txid, 1)
     row = {"pipeline": "tally", "txid": 1, "reason": "<b>bad</b>", "payload": "x", "is_raw": True}
     as_owner(sa.insert(tables.quarantine).values([{**row, "number": number} for number in (1, 2)]))
-
     idle, waiting = causes(tally)
     assert (idle.code, waiting.code, waiting.severity) == ("IDLE", "QUARANTINED", "info")
     assert (waiting.sentence, waiting.action.verb) == ("2 bad records wait in quarantine.", "replay")
@@ -273,48 +288,6 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner
     assert failed.advice.startswith("Read the whole error (tidegate status --json)")
     tally.store.pause("tally", "ann", "the source is moved")
     assert codes(tally) == ["PLAN_FAILED", "ACK_OUTSTANDING", "QUARANTINED", "PAUSED"]
-
-
-def test_plans_that_fail_are_named_beside_open_batches(tally: Tally) -> None:
-    """A planned batch waits for a run, whose plan fails; one that is in work or halted is still what it is."""
-    tally.plan(2)
-    fail_plan(tally, "RANGE_EXPIRED: the log is gone.")
-    assert codes(tally) == ["PLANNED", "PLAN_FAILED"]
-    assert codes(tally, 2) == ["PLANNED", "WAITS_FOR_TXID", "PLANNED", "PLAN_FAILED"]
-    assert "give the batch up" not in causes(tally)[-1].advice
-    tally.start(1)
-    assert codes(tally) == ["IN_WORK", "PLAN_FAILED"]
-    tally.store.halt_batch("tally", 1, "SOURCE_CHANGED: a.csv")
-    assert codes(tally) == ["HALTED", "PLAN_FAILED"]
-    assert [lag.failed_plans for lag in tally.store.lag(["tally"])] == [1]
-
-
-def test_a_batch_that_is_tried_again_cannot_be_given_up_meanwhile(tally: Tally) -> None:
-    """The verb refuses a batch at which an attempt is at work, so the advice does not name it."""
-    tally.plan(1)
-    fail(tally, 1, "SOURCE_CHANGED: a.csv")
-    assert "give the batch up" in causes(tally)[-1].advice
-    tally.start(1)
-    assert [cause.code for cause in causes(tally)] == ["IN_WORK", "FAILED_BEFORE"]
-    assert "give the batch up" not in causes(tally)[-1].advice
-    with pytest.raises(RangeRefused, match="has not failed"):
-        tally.store.skip_batch(tally.spec, 1, "ann", "it is wrong")
-
-
-def test_every_error_of_a_plan_has_an_advice_that_gives_up_no_batch() -> None:
-    """There is no batch, and nothing to retry."""
-    planned = ["METADATA_CORRUPT", "MALFORMED_RECORD", "RANGE_EXPIRED", "SOURCE_CHANGED", "SOURCE_UNREADABLE", "ACCESS_REFUSED"]
-    for code in [*planned, "SOURCE_UNAVAILABLE", "PARTITION_UNAVAILABLE", "SETTINGS_INVALID", "DECLARATION_CHANGED", None]:
-        assert not re.search(r"\b(batch up|skip|retry|TXID)\b", remedies.fix_of_plan(code)), code
-
-
-def test_a_changed_declaration_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
-    """Nothing is processed or commits until it is registered; what was processed before is processed again."""
-    tally.plan(1)
-    tally.process(1)
-    as_owner(sa.update(tables.pipeline).values(fingerprint="another"))
-    stale, changed = causes(tally)
-    assert (stale.code, changed.code, changed.command) == ("STALE", "DECLARATION_CHANGED", "tidegate migrate")
 
 
 def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,8 +368,14 @@ def test_code_that_cannot_be_loaded_is_the_root(tally: Tally, tmp_path: Path, mo
     assert root_causes(tally.store, ["tally"]) == {"tally": broken}
 
 
-def test_long_errors_are_cut_to_one_line(tally: Tally) -> None:
-    """The batch's history has all of it."""
+def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> None:
+    """A command can be copied; to skip a batch does not help a follower whose source has lost what was followed.
+
+    A plan has no batch to give up.
+
+    Long errors are cut to one line, as the batch's history has all of it. What the table of poison.md leads to is one of the
+    causes of this file.
+    """
     tally.plan(1)
     fail(tally, 1, "MALFORMED_RECORD: \x1b[31m<script>\n" + "x" * 100_000)
     (failed,) = causes(tally)
@@ -406,10 +385,9 @@ def test_long_errors_are_cut_to_one_line(tally: Tally) -> None:
     (failed,) = causes(tally)
     assert failed.sentence.endswith("character character...")
 
-
-def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> None:
-    """A command can be copied; to skip a batch does not help a follower whose source has lost what was followed."""
-    tally.plan(1)
+    fail(tally, 1, "ValueError: not ours")
+    (failed,) = causes(tally)
+    assert (failed.error, "tidegate inspect" in failed.advice) == (None, True)
     fail(tally, 1, "ZeroDivisionError: division by zero")
     (failed,) = causes(tally)
     assert "Read the whole error (tidegate inspect tally --txid 1) and fix its cause." in failed.advice
@@ -420,6 +398,13 @@ def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> Non
     assert "skip" not in explain(tally.store, follower, 1).causes[0].advice
     planned = of_error(SourceChanged("Changes('shop.sales'): pipeline shop has lost its commit of txid 3."))
     assert planned.advice == "Put the source back as it was planned."
+
+    assert {outcome.name for policies in OUTCOMES.values() for outcome in policies.values()} == {
+        *("SKIP", "HALT", "AWAIT", "RETRY", "GO_ON")
+    }
+    planned = ["METADATA_CORRUPT", "MALFORMED_RECORD", "RANGE_EXPIRED", "SOURCE_CHANGED", "SOURCE_UNREADABLE", "ACCESS_REFUSED"]
+    for code in [*planned, "SOURCE_UNAVAILABLE", "PARTITION_UNAVAILABLE", "SETTINGS_INVALID", "DECLARATION_CHANGED", None]:
+        assert not re.search(r"\b(batch up|skip|retry|TXID)\b", remedies.fix_of_plan(code)), code
 
 
 def test_the_number_of_statements_does_not_grow(store: StateStore, register: Callable[..., None]) -> None:

@@ -145,7 +145,7 @@ MUTANTS = (
         'if mode == "first" and newest.sealed_at is not None:',
         (
             STARTS,
-            f"{AT_WORK}::test_of_two_idle_tasks_one_begins_a_batch",
+            f"{AT_WORK}::test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
         ),
     ),
     Mutant(

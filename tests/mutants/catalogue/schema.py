@@ -74,7 +74,7 @@ MUTANTS = (
         "CREATE FUNCTION tidegate.single_writer",
         "IF owner IS NULL THEN",
         "IF owner = '' THEN",
-        (f"{ROLES}::test_a_state_table_that_no_pipeline_owns_accepts_no_writes",),
+        (f"{ROLES}::test_only_the_commit_writes_a_state_table",),
     ),
     Mutant(
         "a-commit-in-the-middle-of-an-update-is-not-refused",
@@ -221,7 +221,7 @@ MUTANTS = (
         "GRANT UPDATE (attempt, halted_at, halted_reason, skip_owner",
         "GRANT UPDATE (attempt,",
         "GRANT UPDATE (source_metadata, source_digest, attempt,",
-        (f"{ROLES}::test_statements_outside_a_roles_work_are_refused",),
+        (f"{ROLES}::test_a_role_has_the_privileges_of_its_work_and_no_other",),
     ),
     Mutant(
         "the-role-of-commits-may-rewrite-history",
@@ -230,7 +230,7 @@ MUTANTS = (
         "GRANT UPDATE (txid, attempt, source_digest) ON tidegate.cursor",
         "(txid, attempt, source_digest)",
         "(txid, attempt, source_digest, epoch, history)",
-        (f"{ROLES}::test_statements_outside_a_roles_work_are_refused",),
+        (f"{ROLES}::test_a_role_has_the_privileges_of_its_work_and_no_other",),
     ),
     Mutant(
         "the-reader-may-write",
@@ -239,7 +239,7 @@ MUTANTS = (
         "GRANT SELECT ON ALL TABLES IN SCHEMA tidegate TO tidegate_reader",
         "GRANT SELECT ON",
         "GRANT SELECT, UPDATE ON",
-        (f"{ROLES}::test_statements_outside_a_roles_work_are_refused",),
+        (f"{ROLES}::test_a_role_has_the_privileges_of_its_work_and_no_other",),
     ),
     Mutant(
         "a-window-is-full-one-batch-early",
