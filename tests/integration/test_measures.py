@@ -82,9 +82,12 @@ def test_measures_follow_the_ledger_step_by_step(tally: Tally, agree: Callable[[
 
 
 def test_a_skip_is_shown_until_many_have_committed_since(
-    tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch
+    tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch, as_role: Execute, store: StateStore
 ) -> None:
-    """So that its alert ends, and no scrape reads all commits."""
+    """So that its alert ends, and no scrape reads all commits. A pause shows since when.
+
+    A hole is seen before any run meets it.
+    """
     monkeypatch.setattr("tidegate.state_store.read_ledger.pipeline_facts.RECENT", 3)
     tally.plan(4)
     tally.start(1)
@@ -98,23 +101,12 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     tally.commit(4)
     assert measured_of(tally.store.settings)[0].skipped_at is None
 
-
-def test_a_cursor_behind_its_commits_is_not_whole(tally: Tally, as_role: Execute, store: StateStore) -> None:
-    """A hole is seen by measuring, before any run meets it."""
-    tally.plan(2)
-    seal(tally, 1, 1)
-    tally.commit(1)
-    assert measured_of(tally.store.settings)[0].is_whole
-    as_role("tidegate_owner", "UPDATE tidegate.cursor SET txid = 0, attempt = NULL, source_digest = NULL")
-    assert not measured_of(tally.store.settings)[0].is_whole
-
-
-def test_a_pause_shows_since_when(tally: Tally, store: StateStore) -> None:
-    """An alert about a pause that was forgotten needs its time."""
     store.pause(TALLY.name, "me", "a test")
-    assert measured_of(store.settings)[0].paused_at is not None
+    assert agree().paused_at is not None
     store.resume(TALLY.name, "me", "over")
-    assert measured_of(store.settings)[0].paused_at is None
+    assert (agree().paused_at, agree().is_whole) == (None, True)
+    as_role("tidegate_owner", "UPDATE tidegate.cursor SET txid = 0, attempt = NULL, source_digest = NULL")
+    assert not measured_of(store.settings)[0].is_whole
 
 
 PIPELINES, BATCHES = 20, 5_000

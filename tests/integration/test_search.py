@@ -105,7 +105,10 @@ def test_every_combination_finds_what_a_filter_over_all_finds(
 
 
 def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> None:
-    """A batch that failed once and is tried again has none; a halted one has the reason's code."""
+    """A batch that failed once and is tried again has none; a halted one has the reason's code.
+
+    An unregistered pipeline has no batches.
+    """
     tally.plan(3)
     tally.store.fail_attempt(tally.start(1), "SPARK_FAILED: it broke")
     tally.store.fail_attempt(tally.start(2), "ZeroDivisionError: division by zero")
@@ -114,23 +117,27 @@ def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> Non
     tally.start(3)
     assert [batch.error for batch in tally.store.batch_statuses("tally")] == ["SPARK_FAILED", "SOURCE_CHANGED", None]
     assert tally.store.batch_history("tally", 2).status.error == "SOURCE_CHANGED"
+    assert tally.store.search("nothing", BatchFilter()) == SearchResult([], None)
 
 
-def test_an_old_search_ends_before_the_oldest_batch(ledger: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once many committed batches in a row had no event since then: earlier ones committed earlier."""
-    monkeypatch.setattr(batch_search, "LOOKED_AT", 5)
-    looked: list[int | None] = []
-    before = None
-    while True:
-        looked.append(before)
-        answer = ledger.store.search("tally", BatchFilter(since=NOON + timedelta(minutes=38)), before=before)
-        if (before := answer.before) is None:
-            break
-    assert looked == [None, 56, 51, 46, 41, 36]
+def test_a_search_among_many_batches_goes_on_page_by_page(
+    ledger: Tally, monkeypatch: pytest.MonkeyPatch, as_role: Execute
+) -> None:
+    """One answer looks at LOOKED_AT txids, and not at committed ones for a phase that only others have.
 
+    A search of what is new ends once many committed batches in a row had no event since then: earlier ones committed earlier.
+    """
+    with monkeypatch.context() as few:
+        few.setattr(batch_search, "LOOKED_AT", 5)
+        looked: list[int | None] = []
+        before = None
+        while True:
+            looked.append(before)
+            answer = ledger.store.search("tally", BatchFilter(since=NOON + timedelta(minutes=38)), before=before)
+            if (before := answer.before) is None:
+                break
+        assert looked == [None, 56, 51, 46, 41, 36]
 
-def test_a_search_among_many_batches_goes_on_page_by_page(ledger: Tally, as_role: Execute) -> None:
-    """One answer looks at LOOKED_AT txids, and not at committed ones for a phase that only others have."""
     as_role(
         "tidegate_owner",
         "INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by) "
@@ -140,11 +147,6 @@ def test_a_search_among_many_batches_goes_on_page_by_page(ledger: Tally, as_role
     found = ledger.store.search("tally", BatchFilter(phase="halted"))
     assert (found.batches, found.before) == ([], 60_000 - batch_search.LOOKED_AT + 1)
     assert ledger.store.search("tally", BatchFilter(phase="committed")).batches[0].txid == 40
-
-
-def test_an_unregistered_pipeline_has_no_batches(tally: Tally) -> None:
-    """As one that has not run yet."""
-    assert tally.store.search("nothing", BatchFilter()) == SearchResult([], None)
 
 
 def test_the_command_line_offers_the_phases_of_the_ledger() -> None:
