@@ -127,7 +127,7 @@ def test_keys_of_every_type_are_found(get: Get) -> None:
     assert [row and row["seen"] for row in get("flags", ("true",), ("f",))] == [1, 2]
 
 
-def test_any_text_finds_its_own_row(get: Get, state: str, key: tuple[str, ...]) -> None:
+def test_any_text_finds_its_own_row(get: Get) -> None:
     """Quotes, SQL, placeholders and all of Unicode are data; a near miss is a miss.
 
     One answer per key, in order, however many.

@@ -382,7 +382,7 @@ def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStor
         guarantee="at_least_once",
     )
     register(reader)
-    with pytest.raises(UsageError, match="shop cannot be retired: reader follows or reads its states"):
+    with pytest.raises(UsageError, match="shop cannot be retired: reader and totals follow or read its states"):
         retire(owner, "shop")
 
 
