@@ -53,10 +53,10 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[Commit]:
     """Return the commits of which the source has yet to learn (by an ack), in order, at most `limit`."""
-    b = tables.batch.c
-    both = _COMMITS.join(tables.batch, tables.same_batch(tables.commit, tables.batch))
-    due = both.where(b.pipeline == pipeline, b.awaits_ack).order_by(b.txid).limit(limit)
-    return [Commit(*row) for row in connection.execute(due)]
+    b, c = tables.batch.c, tables.cursor.c
+    of_batches = _COMMITS.join(tables.batch, tables.same_batch(tables.commit, tables.batch))
+    due = of_batches.join(tables.cursor, c.pipeline == b.pipeline).where(b.pipeline == pipeline, b.txid <= c.txid, b.awaits_ack)
+    return [Commit(*row) for row in connection.execute(due.order_by(b.txid).limit(limit))]
 
 
 def already_committed(connection: Connection, pipeline: str, txid: int, cursor_txid: int) -> Commit:

@@ -59,9 +59,9 @@ MUTANTS = (
     Mutant(
         "a-retired-pipeline-plans-and-processes",
         "I23",
-        CURSORS,
-        "_check",
-        "check_not_retired(cursor.pipeline, retired)",
+        "state_store/commit/commit_facts.py",
+        "check_history",
+        "cursors.check_not_retired(pipeline, facts.retired)",
         "pass",
         (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
     ),

@@ -221,10 +221,10 @@ MUTANTS = (
     Mutant(
         "the-last-commit-owes-no-ack",
         "I8",
-        BATCHES,
+        "state_store/commit/commit_record.py",
         "awaiting_acks",
-        "b.txid <= c.txid)",
-        "b.txid < c.txid)",
+        "b.txid <= c.txid",
+        "b.txid < c.txid",
         (
             "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures",
             f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
