@@ -30,9 +30,9 @@ DECIDES = {
 }
 # Where it is shown to people, or handed on to one of the files above; `plan` has a column of the name, too.
 PASSES_ON = {
-    "sealed_at": ("batch_search", "batch_status", "batch_timeline", "trace_times", "wait_facts"),
-    "failed_at": ("batch_search", "batch_timeline", "plan_outcomes", "trace_times", "wait_facts"),
-    "seen_at": ("batch_timeline", "retirement", "wait_facts"),
+    "sealed_at": ("batch_search", "batch_timeline", "pipeline_facts", "tables", "trace_times"),
+    "failed_at": ("batch_search", "batch_timeline", "pipeline_facts", "plan_outcomes", "trace_times"),
+    "seen_at": ("batch_timeline", "pipeline_facts", "retirement", "wait_facts"),
     "halted_at": ("batch_search",),
     "skip_reason": (),
     "retired_at": ("registration",),
