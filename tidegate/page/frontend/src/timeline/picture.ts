@@ -26,7 +26,8 @@ const ms = (iso: string): number => Date.parse(iso);
 export function ending(batch: TimelineBatch, index: number): { ending: Ending; end: number | null } {
   const attempt = batch.attempts[index]!;
   const newer = batch.attempts[index + 1];
-  if (attempt.failed_at) return { ending: "failed", end: ms(attempt.failed_at) };
+  const isFenced = attempt.error?.startsWith("ATTEMPT_FENCED");
+  if (attempt.failed_at) return { ending: isFenced ? "fenced" : "failed", end: ms(attempt.failed_at) };
   if (newer) return { ending: "fenced", end: ms(attempt.sealed_at ?? attempt.seen_at ?? newer.started_at) };
   if (attempt.sealed_at) return { ending: "sealed", end: ms(attempt.sealed_at) };
   if (batch.commit) return { ending: "fenced", end: ms(attempt.seen_at ?? attempt.started_at) };
