@@ -200,10 +200,7 @@ def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
 
     done = stack.tidegate("up", "--with", "kafak")
 
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "tidegate: There is no kafak to start the stack with. There is: kafka.\nMore: tidegate error USAGE_ERROR",
-    )
+    assert (done.returncode, "'kafak' is not 'kafka'" in done.stderr) == (2, True)
     assert not stack.folder.exists()
 
 

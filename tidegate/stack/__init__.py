@@ -28,10 +28,10 @@ from tidegate.stack.components import server_process as components
 from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.stack.components.server_process import Component, RunFolder, log_file
 from tidegate.stack.components.spark import check_java
-from tidegate.stack.layout import EXTRAS, Layout, spark_packages
+from tidegate.stack.layout import Layout, spark_packages
 from tidegate.stack.machine import code_digest, disk_checks
 from tidegate.stack.machine.private_files import check_ours, private, private_folder
-from tidegate.state_store.base.errors import PermanentError, RetryableError, UsageError
+from tidegate.state_store.base.errors import PermanentError, RetryableError
 from tidegate.state_store.base.settings import Settings
 
 SUPERVISOR_SECONDS = 30
@@ -72,11 +72,9 @@ def up(
 
     Extras stay part of the stack until `down`. What they need from Maven Central is fetched before anything is stopped.
 
-    Raises: UsageError (an unknown extra), PermanentError (no Java, no Maven Central, a component that cannot start) and
-    StackUnavailable, which names component and log.
+    Raises: PermanentError (no Java, no Maven Central, a component that cannot start), StackUnavailable, which names component
+    and log.
     """
-    if unknown := sorted(set(extras) - set(EXTRAS)):
-        raise UsageError(f"There is no {', '.join(unknown)} to start the stack with. There is: {', '.join(EXTRAS)}.")
     check_java()
     folder = settings.stack_folder
     with disk_checks.named(folder):
@@ -85,7 +83,8 @@ def up(
         )  # root's Postgres runs under another account, which must be able to pass
     with disk_checks.named(folder), _locked(folder, tell):
         disk_checks.check_room(folder / "run", folder / "logs", EmbeddedPostgres(folder, 0).data.parent)
-        all_extras = sorted({*extras, *_extras(settings.home)})
+        earlier = Layout.find(settings.home)
+        all_extras = sorted({*extras, *(earlier.extras if earlier else ())})
         java_libraries.fetch(spark_packages(settings, all_extras), tell)
         if "kafka" in all_extras:
             java_libraries.fetch(kafka.PACKAGES, tell)
@@ -108,8 +107,8 @@ def down(settings: Settings, *, delete_data: bool = False, tell: java_libraries.
     check_ours(folder)  # or its files could make us end any process of this account
     with disk_checks.named(folder), _locked(folder, tell):
         ended = _stop(folder)
-        with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged file names no extras
-            Layout.load(settings.home).forget_extras()
+        if layout := Layout.find(settings.home):
+            layout.forget_extras()
         if delete_data:
             EmbeddedPostgres(folder, 0).delete()  # outside the folder if root runs the stack
             shutil.rmtree(folder)
@@ -118,9 +117,7 @@ def down(settings: Settings, *, delete_data: bool = False, tell: java_libraries.
 
 def status(settings: Settings) -> list[ComponentStatus]:
     """Return the state of each component; empty if no stack was ever started here."""
-    try:
-        layout = Layout.load(settings.home)
-    except (FileNotFoundError, ValueError):
+    if (layout := Layout.find(settings.home)) is None:
         return []
     supervised = _supervisor_status(layout.folder)
     expected = _components(layout, without_airflow=bool(supervised and supervised["without_airflow"]))
@@ -145,14 +142,6 @@ def _components(layout: Layout, *, without_airflow: bool) -> list[Component]:
     extras = [layout.kafka.component()] if "kafka" in layout.extras else []
     airflow = [] if without_airflow else layout.airflow.components()
     return [layout.postgres.component(), layout.spark.component(), *extras, *airflow]
-
-
-def _extras(home: Path) -> tuple[str, ...]:
-    """Return the extras that an earlier `up` has started."""
-    try:
-        return Layout.load(home).extras
-    except (FileNotFoundError, ValueError):  # damaged: it is written again
-        return ()
 
 
 def _statuses(layout: Layout, expected: Sequence[Component], supervised: dict | None) -> list[ComponentStatus]:  # type: ignore[type-arg]

@@ -118,14 +118,12 @@ def _exchange(cursor: psycopg2.extensions.cursor, restored: str, kept: str) -> N
 
 
 def _postgres_of(settings: Settings) -> EmbeddedPostgres:
-    try:
-        postgres = Layout.load(settings.home).postgres
-    except (FileNotFoundError, ValueError) as error:
+    if (layout := Layout.find(settings.home)) is None:
         raise UsageError(
             f"There is no embedded stack in {settings.home}. docs/backup.md says how to back up a server of your own."
-        ) from error
-    _connect(postgres).close()
-    return postgres
+        )
+    _connect(layout.postgres).close()
+    return layout.postgres
 
 
 def _connect(postgres: EmbeddedPostgres, database: str = "postgres") -> psycopg2.extensions.connection:

@@ -23,7 +23,6 @@ USUAL_PORTS = {
     "kafka": 19092,  # not 9092, as for Postgres
     "kafka_controller": 19093,
 }
-EXTRAS = ("kafka",)
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,13 @@ class Layout:
         return cls._of(home / STACK_FOLDER, {**USUAL_PORTS, **ports}, content.get("extras", ()))
 
     @classmethod
+    def find(cls, home: Path) -> "Layout | None":
+        """Return the layout that `choose` has saved; None if there is none, or it is damaged."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return cls.load(home)
+        return None
+
+    @classmethod
     def choose(cls, home: Path, until: contextlib.ExitStack, extras: Collection[str] = ()) -> "Layout":
         """Choose ports, the previous ones if they are free, and save the layout and its settings.
 
@@ -58,11 +64,9 @@ class Layout:
         """
         folder = home / STACK_FOLDER
         private_folder(folder, passable=os.geteuid() == 0)
-        try:
-            previous = cls.load(home).ports
-        except (FileNotFoundError, ValueError):
-            previous = USUAL_PORTS
-        ports = {name: components.reserve_port(previous.get(name, usual), until) for name, usual in USUAL_PORTS.items()}
+        previous = cls.find(home)
+        usual = previous.ports if previous else USUAL_PORTS
+        ports = {name: components.reserve_port(usual[name], until) for name in USUAL_PORTS}
         layout = cls._of(folder, ports, extras)
         layout._write()
         return layout

@@ -15,7 +15,7 @@ from tidegate.status import status_report
 
 @click.command()
 @click.option("--without-airflow", is_flag=True, help="Start Postgres and Spark only.")
-@click.option("--with", "extras", metavar="NAME", multiple=True, help="Start this too, until `down`: kafka.")
+@click.option("--with", "extras", type=click.Choice(["kafka"]), multiple=True, help="Start this too, until `down`.")
 @click.option("--wait-seconds", metavar="N", type=AT_LEAST_ONE, default=300, help="Longest time to wait for all components.")
 @as_json
 def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_json: bool) -> None:
