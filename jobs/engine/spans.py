@@ -7,7 +7,7 @@
               committed
     commit    that transaction: recorded along with wait
 
-Each is a child of the span that is current when the listener is made: that of Airflow's task, or of `tidegate run`. No step of
+Each is a child of the span that is current when the listener is made: that of Airflow's task, or of a program. No step of
 the work has a hook, and a trace shows what the ledger shows. Recording never fails the work, nor waits for a collector.
 
 Where no current span is recorded, this module records nothing, and does not import OpenTelemetry.

@@ -1,8 +1,10 @@
-"""A run that `trigger --wait` follows, with an Airflow that says what the test wants."""
+"""A run that `trigger --wait` follows, with an Airflow that says what the test wants; and the log of one without Airflow."""
+
+import json
 
 import pytest
 
-from tests.cli.conftest import CommandLine
+from tests.cli.conftest import CommandLine, write_flights
 from tests.store import Attempt, Tracked, encode_metadata
 from tidegate import airflow_client
 from tidegate.commands.act import run_verbs
@@ -119,3 +121,16 @@ def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
     story = r"failed in plan \(1\)\. flights waits for a plan that succeeds: SOURCE_UNREADABLE: The folder is gone\. Create it"
     with pytest.raises(SourceUnreadable, match=story):  # its code, not that of any error
         _trigger()
+
+
+def test_the_log_as_json_names_the_batch_of_each_line(tidegate: CommandLine) -> None:
+    """With pipeline, txid and attempt as fields, whatever a file is called."""
+    write_flights(tidegate.settings.home, 1, "2013,1,1,517,2,UA,1545,EWR,IAH,1400")
+    done = tidegate("run", "flights", "--log-json", "--json")
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    ours = {line["event"]: line for line in lines if line["logger"].startswith("tidegate.jobs.")}
+    (sealed,) = (line for event, line in ours.items() if "sealed" in event)
+    (committed,) = (line for event, line in ours.items() if " committed, " in event)
+    for line in (sealed, committed):
+        assert (line["pipeline"], line["txid"], line["attempt"], line["level"]) == ("flights", 1, 1, "info")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate import completion, operator_actions, output, tracing
+from tidegate import completion, operator_actions, output
 from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose, yes
 from tidegate.commands.act import run_verbs
 from tidegate.explain import remedies
@@ -119,7 +119,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
         )
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
-    with tracing.traced("redo", pipeline), Worker.open(settings, declared, owner=operator("redo")) as worker:
+    with Worker.open(settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why, without=without)
     output.report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 

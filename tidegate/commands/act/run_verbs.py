@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate import output, tracing
+from tidegate import output
 from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
 from tidegate.explain import remedies, source_report, why
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
@@ -212,8 +212,7 @@ def run_here(pipeline: str, parameters: dict[str, int], *, quiet: bool) -> Outco
             outcome.phases[txid] = event
             refresh()
 
-        with tracing.traced("run", pipeline):
-            done = run_pipeline(settings, pipeline, run_id=outcome.run_id, progress=on_progress, **parameters)
+        done = run_pipeline(settings, pipeline, run_id=outcome.run_id, progress=on_progress, **parameters)
         if skipped := [commit.txid for commit in done.commits if commit.skipped_reason is not None]:
             outcome.phases |= dict.fromkeys(skipped, "skipped")
             refresh()
