@@ -110,22 +110,18 @@ def test_answers_are_small(large: Server, visit: Visit) -> None:
     """Of the overview and of the pipeline with most txids, for the first content and for each poll."""
     admin = visit("admin")
     first = admin.json("/pipelines")
-    assert (first["total"], len(first["pipelines"]), first["next"]) == (PIPELINES + 3, 50, first["pipelines"][-1]["name"])
-    names, after = [], None
-    while after is not None or not names:
-        page = admin.json("/pipelines", after=after, limit=20)
-        names, after = names + [row["name"] for row in page["pipelines"]], page["next"]
-    assert (len(names), names) == (PIPELINES + 3, sorted(names))
+    assert (first["total"], len(first["pipelines"])) == (PIPELINES + 3, 50)
     assert [row["name"] for row in admin.json("/pipelines", search="ARGE_10")["pipelines"]] == ["large_10", "large_100"]
     assert admin.json("/pipelines", search="%")["total"] == 0
 
-    in_order = admin.json("/pipelines", order="trouble", limit=200)["pipelines"]
+    in_order = admin.json("/pipelines", limit=200)["pipelines"]
+    assert len({row["name"] for row in in_order}) == PIPELINES + 3
     severities = [row["why"]["severity"] for row in in_order]
     assert (severities[0], severities[-1]) == ("error", "ok")
     assert severities == sorted(severities, key=["error", "warning", "info", "ok"].index)
-    worst = admin.json("/pipelines", order="trouble", limit=2)
-    assert [row["name"] for row in worst["pipelines"]] == [row["name"] for row in in_order[:2]] != names[:2]
-    assert (worst["total"], worst["next"]) == (PIPELINES + 3, None), "all were looked at"
+    worst = admin.json("/pipelines", limit=2)["pipelines"]
+    assert [row["name"] for row in worst] == [row["name"] for row in in_order[:2]]
+    assert [row["name"] for row in worst] != sorted(row["name"] for row in in_order)[:2]
 
     for path in ("", "/batches", "/timeline", "/quarantine", f"/batches/{MIDDLE}"):
         assert len(json.dumps(admin.json(f"/pipelines/{LARGE}{path}"))) < 100_000, path

@@ -236,7 +236,6 @@ SHAPES = {
     "pipelines/clicks/batches/99999999999999999999": 404,
     "pipelines/clicks/quarantine/1/99999999999999999999": 404,
     "pipelines?search=%00": 200,
-    "pipelines?after=%00": 200,
 }
 
 

@@ -130,8 +130,8 @@ MUTANTS = (
         "decision:0056",
         "tidegate/page/routes/pipeline_routes.py",
         "pipelines",
-        'looked_at = asked if order == "trouble" else asked[:limit]',
-        "looked_at = asked[:limit]",
+        "whys = root_causes(moment, mine)",
+        "whys = root_causes(moment, mine[:limit])",
         ("tests/page/test_large.py::test_answers_are_small",),
     ),
     Mutant(

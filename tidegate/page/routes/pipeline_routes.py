@@ -1,7 +1,7 @@
 """Routes for pipelines: all that the user may read, and one with its states and what operators did."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
@@ -54,11 +54,10 @@ class PipelineRow(BaseModel):
 
 
 class Pipelines(BaseModel):
-    """Some of `total` pipelines; `next` is the name after which those in the order of names go on."""
+    """Some of `total` pipelines, those with most trouble first."""
 
     now: datetime
     total: int
-    next: str | None
     pipelines: list[PipelineRow]
 
 
@@ -97,27 +96,22 @@ def me(user: access.User) -> Me:
 def pipelines(
     user: access.User,
     search: Annotated[str, Query(max_length=200)] = "",
-    after: Annotated[str, Query(max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    order: Literal["name", "trouble"] = "name",
 ) -> Pipelines:
-    """Return the pipelines that the user may read and whose name contains `search`, after a name.
+    """Return the pipelines that the user may read and whose name contains `search`.
 
-    In the order of trouble, all of them are looked at: those that are left out have no more than those that are returned.
+    All of them are looked at: those that are left out have no more trouble than those that are returned.
     """
     mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
-    asked = [name for name in mine if name > after]
-    looked_at = asked if order == "trouble" else asked[:limit]
-    with wait_facts.moment(ledger_connection.reader(), "reading the overview", looked_at) as moment:
-        whys = root_causes(moment, looked_at)
-        shown = sorted(whys, key=lambda name: (_TROUBLE[whys[name].severity] * (order == "trouble"), name))[:limit]
+    with wait_facts.moment(ledger_connection.reader(), "reading the overview", mine) as moment:
+        whys = root_causes(moment, mine)
+        shown = sorted(whys, key=lambda name: (_TROUBLE[whys[name].severity], name))[:limit]
         found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
         now = pipeline_overview.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, shown)
     return Pipelines(
         now=now,
         total=len(mine),
-        next=looked_at[-1] if len(asked) > len(looked_at) else None,
         pipelines=[_row(found[name], whys[name], name in may_act) for name in shown if name in found],
     )
 

@@ -219,7 +219,6 @@ export type PipelineRow = {
 export type Pipelines = {
   now: string;
   total: number;
-  next: string | null;
   pipelines: PipelineRow[];
 };
 

@@ -17,7 +17,7 @@ const LIMIT = 200;
 const TYPING_MS = 200;
 
 export function Overview({ search }: { search: string }) {
-  const live = useLive<Pipelines>(path(["pipelines"], { search, limit: LIMIT, order: "trouble" }));
+  const live = useLive<Pipelines>(path(["pipelines"], { search, limit: LIMIT }));
   const verdict = live.data && !live.isOther ? summary(live.data.total, live.data.pipelines, search) : null;
   useAnnounced("overview", verdict?.text ?? null);
   return (
