@@ -113,16 +113,16 @@ def run_of(pipeline: str, settings: Settings | None) -> str:
 def code_of(story: str | None) -> str | None:
     """Return the code at the beginning of an error's story in the ledger; None if it is not one of ours."""
     code = (story or "").partition(":")[0]
-    return code if code in _codes() else None
+    return code if code in codes() else None
 
 
 def code_in(story: str | None) -> str | None:
     """Return the first code of ours anywhere in a story, such as that of a batch that was given up."""
-    return next((code for code in _CODE.findall(story or "") if code in _codes()), None)
+    return next((code for code in _CODE.findall(story or "") if code in codes()), None)
 
 
 @cache
-def _codes() -> frozenset[str]:
-    """Return the codes that the ledger may hold: those of `tidegate.state_store.base.errors`."""
+def codes() -> tuple[str, ...]:
+    """Return the codes that the ledger may hold, in alphabetical order: those of `tidegate.state_store.base.errors`."""
     kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, TidegateError)]
-    return frozenset(kind("").code for kind in kinds)
+    return tuple(sorted(kind("").code for kind in kinds))

@@ -3,14 +3,13 @@
 import difflib
 import re
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from tidegate.commands import AT_LEAST_ONE
-from tidegate.state_store.base import errors
+from tidegate.explain.remedies import codes
 from tidegate.state_store.base.errors import UsageError
 
 # As `tidegate.state_store.read_ledger.batch_search` has them, which loads SQLAlchemy; a test compares the two.
@@ -57,13 +56,6 @@ class ErrorCode(click.ParamType[str]):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002
         """Return the codes that start like this."""
         return [CompletionItem(code) for code in codes() if code.startswith(incomplete.upper())]
-
-
-@cache
-def codes() -> tuple[str, ...]:
-    """Return the codes that the ledger may hold, in alphabetical order: those without subordinate errors of their own."""
-    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.TidegateError)]
-    return tuple(sorted(kind("").code for kind in kinds if kind not in (errors.TidegateError, errors.RetryableError)))
 
 
 phase = click.option("--phase", type=click.Choice(PHASES), help="Only batches in this phase.")
