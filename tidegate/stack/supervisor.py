@@ -137,7 +137,6 @@ class Supervisor:
     """Runs one stack until it gets a signal to stop."""
 
     def __init__(self, home: Path, *, without_airflow: bool, extras: Collection[str]) -> None:
-        self._home = home
         self._code = code_digest.version()
         self._ports = contextlib.ExitStack()  # held until this process ends
         self._layout = Layout.choose(home, self._ports, extras)
@@ -146,7 +145,6 @@ class Supervisor:
         self._supervised: list[Supervised] = []
         self._failure: str | None = None
         self._warnings: list[str] = []
-        self._failed_at: float | None = None
         self._stopping = threading.Event()
         self._cannot_report = False
         self._logs_looked_at = 0.0
@@ -163,8 +161,9 @@ class Supervisor:
             while not self._stopping.is_set():
                 for supervised in list(self._supervised):
                     supervised.keep_alive()
-                if starting.done() and self._has_failed_long_ago(starting.exception()):
-                    starting = background.submit(self._start)
+                if self._failure is None and starting.done() and (error := starting.exception()):
+                    self._failure = str(error) or repr(error)
+                    _log("".join(traceback.format_exception(error)))
                 self._end_silent()
                 self._truncate_logs()
                 self._report()
@@ -175,21 +174,6 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._run.status_file.unlink(missing_ok=True)
             self._run.forget("supervisor")
-
-    def _has_failed_long_ago(self, error: BaseException | None) -> bool:
-        """Record the outcome of the start; return whether it failed and may be tried again."""
-        if error is None:
-            self._failure = self._failed_at = None
-            return False
-        if self._failed_at is None:
-            self._failed_at = time.monotonic()
-            if self._failure != str(error):
-                self._failure = str(error)
-                _log("".join(traceback.format_exception(error)))
-        if time.monotonic() < self._failed_at + TRY_AGAIN_SECONDS:
-            return False
-        self._failed_at = None
-        return True
 
     def _stop_components(self) -> None:
         if self._removing_history is not None and self._removing_history.poll() is None:
@@ -203,10 +187,7 @@ class Supervisor:
                 supervised.stop()
 
     def _start(self) -> None:
-        """Start Postgres, Spark and the extras at once, then migrate Tidegate's tables, then start Airflow.
-
-        Safe to repeat: components that are already supervised stay.
-        """
+        """Start Postgres, Spark and the extras at once, then migrate Tidegate's tables, then start Airflow."""
         postgres, spark, airflow = self._layout.postgres, self._layout.spark, self._layout.airflow
         settings = Settings.load({**os.environ, "TIDEGATE_HOME": str(self._layout.folder.parent)})
         packages = spark_packages(settings, self._layout.extras)
@@ -233,8 +214,7 @@ class Supervisor:
                 self._supervise(process)
 
     def _supervise(self, component: Component) -> None:
-        if component.name not in {supervised.component.name for supervised in self._supervised}:
-            self._supervised.append(Supervised(component, self._layout.folder))
+        self._supervised.append(Supervised(component, self._layout.folder))
 
     def _await(self, component: Component) -> None:
         def is_over() -> bool:
