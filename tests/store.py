@@ -64,7 +64,8 @@ from tidegate.state_store.operate.recorded_actions import Redo
 from tidegate.state_store.pipeline_changes import declaration_changes, rebuilds, registration, retirement
 from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
-from tidegate.state_store.read_ledger.batch_search import PHASES, BatchFilter, Phase, SearchResult
+from tidegate.state_store.read_ledger.batch_phases import PHASES, Phase
+from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchResult
 from tidegate.state_store.read_ledger.batch_status import BatchStatus
 from tidegate.state_store.read_ledger.batch_timeline import timeline
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -16,7 +16,6 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
-from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents
@@ -25,7 +24,7 @@ from tidegate.state_store.ledger import cursors, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
-from tidegate.state_store.read_ledger import pipeline_overview
+from tidegate.state_store.read_ledger import pipeline_facts, pipeline_overview
 from tidegate.state_store.seal import attempts, staging_tables
 from tidegate.state_store.states import range_partitions, state_tables
 
@@ -103,14 +102,14 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
     if request.drops_states and request.is_confirmed:
         dropped = relations[: range_partitions.MOST_AT_ONCE]
         _drop(connection, pipeline, request, dropped)
-    b = tables.batch.c
+    facts = connection.execute(pipeline_facts.of(["pending", "quarantined", "acks_due"]), {"pipelines": [pipeline]}).one()
     return Retirement(
         retired=retired,
         already=already,
         committed=committed,
-        uncommitted=_count(connection, sa.select(b.txid).where(b.pipeline == pipeline, b.txid > committed)),
-        quarantined=quarantined_records.totals(connection, pipeline, None).waiting,
-        acks_due=_count(connection, sa.select(b.txid).where(b.pipeline == pipeline, b.txid <= committed, b.awaits_ack)),
+        uncommitted=facts.pending,
+        quarantined=facts.quarantined,
+        acks_due=facts.acks_due,
         states=[name for name in relations if name in names and not request.drops_states],
         dropped=[name for name in dropped if name in names],
         are_more=request.drops_states and len(dropped) < len(relations),
@@ -296,7 +295,3 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
 def _mentions(identity: str, names: set[str]) -> bool:
     """Return whether a source's identity names one of these tables, as that of a `PostgresTable` may."""
     return any(re.search(rf"\bstate[\\\"]*\.[\\\"]*{re.escape(name)}\b", identity) for name in names)
-
-
-def _count(connection: Connection, rows: sa.Select[Any]) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(rows.subquery())) or 0

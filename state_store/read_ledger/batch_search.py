@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import MAX_TXID
+from tidegate.state_store.read_ledger.batch_phases import ENDED
 from tidegate.state_store.read_ledger.batch_status import BatchStatus, batch_error, statuses
 
-Phase = Literal["planned", "processing", "failed", "halted", "processed", "committed", "skipped"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
-ENDED = ("committed", "skipped")
-UNCOMMITTED = tuple(phase for phase in PHASES if phase not in ENDED)
 LOOKED_AT = 10_000  # the most batches that one statement reads
 
 

@@ -5,7 +5,6 @@ quarantine, up to a limit, and of the past the last commits only. What tasks hav
 themselves (`tidegate.dags.task_metrics`).
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,13 +20,10 @@ from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import Cursor
 from tidegate.state_store.read_ledger import pipeline_facts
-from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED
+from tidegate.state_store.read_ledger.batch_phases import Phase
 
-WITH_ERROR = ("failed", "halted")
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"}
-# The count of open batches stops at this: beyond it, the exact number does not matter.
-MOST_BATCHES = 10_000
 _SHOWN = (
     *("opened", "last_commit", "committed_at", "lag_seconds", "paused_at", "quarantined", "staged", "acks_due", "planned_at"),
     *("failed_plans", "plan_error", "skipped_at", "set_aside_at", "new_columns"),
@@ -39,9 +35,7 @@ _SHOWN = (
 class PipelineMeasures:
     """One pipeline: positions as txids (numbers of batches), times as moments by the database's clock or in seconds.
 
-    `phases` counts the batches that are opened and not committed, up to MOST_BATCHES; the rest are counted as planned.
-    `errors` counts those of them that failed or are halted, by phase and the first word of the error, mostly its code; `tries`
-    is how many attempts that one has had which has had most.
+    `phases`, `errors` and `tries` are those of its `OpenBatches`.
     `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.
     `failed_plans` counts plans that failed since one succeeded at `planned_at`; `plan_error` is the newest error's first word.
     `skipped_at` and `set_aside_at` are of the newest commit that skipped its batch, or set partials aside, of the RECENT ones.
@@ -66,8 +60,8 @@ class PipelineMeasures:
     is_whole: bool
     new_columns: int = 0
     tries: int = 0
-    phases: Mapping[str, int] = field(default_factory=dict)
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    errors: Mapping[tuple[Phase, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,13 +76,12 @@ def measures(connection: Connection, witness: Witness) -> Measures:
     """Return the measures in the connection's snapshot, and change its settings."""
     set_local(connection, BY_KEYS)
     found = connection.execute(pipeline_facts.facts(_SHOWN).where(tables.IN_SERVICE)).all()
-    open_batches = _uncommitted(connection)
+    open_batches = pipeline_facts.open_batches(connection, tables.IN_SERVICE)
     epoch = cursors.current_epoch(connection)
     pipelines = []
     for row in found:
         cursor = Cursor(*row[-len(Cursor._fields) :])
-        uncommitted = open_batches.get(cursor.pipeline, _OpenBatches())
-        uncounted = max(row.opened - cursor.txid - uncommitted.phases.total(), 0)
+        uncommitted = open_batches[cursor.pipeline]
         staged_attempts, staged_bytes = row.staged
         pipelines.append(
             PipelineMeasures(
@@ -112,7 +105,7 @@ def measures(connection: Connection, witness: Witness) -> Measures:
                 and _has_all(connection, cursor, witness),
                 new_columns=len(row.new_columns),
                 tries=uncommitted.tries,
-                phases={phase: uncommitted.phases[phase] + uncounted * (phase == "planned") for phase in UNCOMMITTED},
+                phases=uncommitted.all_phases(row.opened - cursor.txid),
                 errors=uncommitted.errors,
             )
         )
@@ -125,45 +118,6 @@ def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
         return cursors.describe_loss(connection, cursor, witness) is None
     except HoleDetected:
         return False
-
-
-@dataclass
-class _OpenBatches:
-    """A pipeline's uncommitted batches: how many by phase, and by phase and code; the attempts at the most tried one."""
-
-    phases: Counter[str] = field(default_factory=Counter)
-    errors: dict[tuple[str, str], int] = field(default_factory=dict)
-    tries: int = 0
-
-
-def _uncommitted(connection: Connection) -> dict[str, _OpenBatches]:
-    """Count each pipeline's uncommitted batches."""
-    k, b = tables.cursor.c, tables.batches_view.c
-    open_batches = (
-        sa.select(b.phase, b.waits_for, b.attempt)
-        .where(b.pipeline == k.pipeline, b.txid > k.txid)
-        .order_by(b.txid)
-        .limit(MOST_BATCHES)
-        .lateral("open_batches")
-    )
-    error = sa.case(
-        (open_batches.c.phase.in_(WITH_ERROR), sa.func.split_part(open_batches.c.waits_for, ":", 1)), else_=""
-    ).label("error")
-    statement = (
-        sa.select(k.pipeline, open_batches.c.phase, error, sa.func.count(), sa.func.max(open_batches.c.attempt))
-        .select_from(tables.cursor)
-        .join(tables.pipeline, sa.and_(tables.pipeline.c.pipeline == k.pipeline, tables.IN_SERVICE))
-        .join(open_batches, sa.true())
-        .group_by(k.pipeline, open_batches.c.phase, sa.literal_column("error"))
-    )
-    by_pipeline: dict[str, _OpenBatches] = defaultdict(_OpenBatches)
-    for pipeline, phase, code, count, tries in connection.execute(statement):
-        found = by_pipeline[pipeline]
-        found.phases[phase] += count
-        found.tries = max(found.tries, tries)
-        if phase in WITH_ERROR:
-            found.errors[phase, code] = count
-    return by_pipeline
 
 
 def _staging_tables() -> sa.Select[Any]:

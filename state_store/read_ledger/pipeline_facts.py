@@ -4,15 +4,19 @@ Each fact has one definition here, and whoever reads them names those that it sh
 looked up by keys: the cursor, the newest batch and the next one; counts and what belongs to the newest commits stop at a limit.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB
 
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors, tables, undeclared_columns
+from tidegate.state_store.read_ledger.batch_phases import UNCOMMITTED, Phase
 from tidegate.state_store.seal import attempts
 
 # Counts stop at these: beyond them, the exact number does not matter.
@@ -160,3 +164,58 @@ def _recently(name: str) -> sa.ScalarSelect[Any]:
     condition = k.skipped_reason.is_not(None) if name == "skipped_at" else last
     newest = sa.select(sa.func.max(k.committed_at)).where(k.pipeline == c.pipeline, k.txid > c.txid - RECENT, condition)
     return newest.correlate(tables.cursor).scalar_subquery()
+
+
+# How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
+# that is larger, up to the second number.
+MOST_PHASES, MOST_LOOKED_AT = 200, 1000
+_WITH_ERROR = ("failed", "halted")
+
+
+@dataclass
+class OpenBatches:
+    """A pipeline's batches that are opened and not committed, as far as their phase is looked up.
+
+    `phases` counts them by phase, `errors` those that failed or are halted by phase and the first word of the error, mostly its
+    code; `tries` is how many attempts that one has had which has had most.
+    """
+
+    phases: Counter[Phase] = field(default_factory=Counter)
+    errors: dict[tuple[Phase, str], int] = field(default_factory=dict)
+    tries: int = 0
+
+    def all_phases(self, pending: int) -> dict[Phase, int]:
+        """Return how many of so many batches are in each phase; those that are not looked up are counted as planned."""
+        uncounted = max(pending - self.phases.total(), 0)
+        return {phase: self.phases[phase] + uncounted * (phase == "planned") for phase in UNCOMMITTED}
+
+
+def open_batches(connection: Connection, requested: sa.ColumnElement[bool]) -> defaultdict[str, OpenBatches]:
+    """Count the uncommitted batches of each of the requested pipelines."""
+    c, p, v = tables.cursor.c, tables.pipeline.c, tables.batches_view.c
+    # By the order and the limit, Postgres uses the index, however large it estimates the range.
+    near = (
+        sa.select(v.phase, v.waits_for, v.attempt)
+        .where(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= c.txid + sa.func.greatest(p.in_flight, MOST_PHASES))
+        .order_by(v.txid)
+        .limit(MOST_LOOKED_AT)
+        .correlate(tables.pipeline, tables.cursor)
+        .lateral("near")
+    )
+    error = sa.case((near.c.phase.in_(_WITH_ERROR), sa.func.split_part(near.c.waits_for, ":", 1)), else_="").label("error")
+    statement = (
+        sa.select(p.pipeline, near.c.phase, error, sa.func.count(), sa.func.max(near.c.attempt))
+        .select_from(tables.pipeline)
+        .join(tables.cursor, c.pipeline == p.pipeline)
+        .join(near, sa.true())
+        .where(requested)
+        .group_by(p.pipeline, near.c.phase, sa.literal_column("error"))
+    )
+    by_pipeline: defaultdict[str, OpenBatches] = defaultdict(OpenBatches)
+    for pipeline, phase, code, count, tries in connection.execute(statement):
+        found = by_pipeline[pipeline]
+        found.phases[phase] += count
+        found.tries = max(found.tries, tries)
+        if code:
+            found.errors[phase, code] = count
+    return by_pipeline

@@ -17,11 +17,7 @@ from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, spec_o
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.read_ledger import pipeline_facts
-from tidegate.state_store.read_ledger.batch_search import UNCOMMITTED, Phase
-
-# How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if
-# that is larger, up to the second number.
-MOST_PHASES, MOST_LOOKED_AT = 200, 1000
+from tidegate.state_store.read_ledger.batch_phases import Phase
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Lag:
 class Progress(Lag):
     """How far a pipeline is, and as what it is registered.
 
-    `phases` counts its uncommitted batches; those whose phase is not looked up are counted as planned.
+    `phases` counts its uncommitted batches (`OpenBatches.all_phases`).
     """
 
     source_kind: str
@@ -98,8 +94,8 @@ def progress(connection: Connection, pipelines: Sequence[str]) -> list[Progress]
     """Return how far those of these pipelines are that are in service, in the order of their names."""
     registered = pipeline_facts.of(_PROGRESS).where(tables.IN_SERVICE)
     rows = connection.execute(registered, {"pipelines": list(pipelines)}).mappings().all()
-    phases = _phases(connection, pipelines)
-    return [Progress(**row, phases=_all_phases(phases.get(row["pipeline"], {}), row["pending"])) for row in rows]
+    open_batches = pipeline_facts.open_batches(connection, tables.pipeline.c.pipeline.in_(list(pipelines)))
+    return [Progress(**row, phases=open_batches[row["pipeline"]].all_phases(row["pending"])) for row in rows]
 
 
 def progress_of(connection: Connection, pipeline: str) -> Progress:
@@ -153,36 +149,3 @@ def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
 
 def _unknown(pipeline: str) -> UnknownPipeline:
     return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
-
-
-def _phases(connection: Connection, pipelines: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return the number of uncommitted batches by pipeline and phase, as far as their phase is looked up."""
-    c, p, v = tables.cursor.c, tables.pipeline.c, tables.batches_view.c
-    last = c.txid + sa.func.greatest(p.in_flight, MOST_PHASES)
-    # By the order and the limit, Postgres uses the index, however large it estimates the range.
-    near = (
-        sa.select(v.phase)
-        .where(v.pipeline == p.pipeline, v.txid > c.txid, v.txid <= last)
-        .order_by(v.txid)
-        .limit(MOST_LOOKED_AT)
-        .correlate(tables.pipeline, tables.cursor)
-        .subquery("near")
-    )
-    counts = sa.select(near.c.phase, sa.func.count().label("batches")).group_by(near.c.phase).lateral("counts")
-    statement = (
-        sa.select(p.pipeline, counts.c.phase, counts.c.batches)
-        .select_from(tables.pipeline)
-        .join(tables.cursor, c.pipeline == p.pipeline)
-        .join(counts, sa.true())
-        .where(p.pipeline == sa.any_(pipeline_facts.REQUESTED))
-    )
-    counted: dict[str, dict[str, int]] = {}
-    for pipeline, phase, count in connection.execute(statement, {"pipelines": list(pipelines)}):
-        counted.setdefault(pipeline, {})[phase] = count
-    return counted
-
-
-def _all_phases(counted: Mapping[str, int], pending: int) -> dict[Phase, int]:
-    phases = {phase: counted.get(phase, 0) for phase in UNCOMMITTED}
-    phases["planned"] += pending - sum(phases.values())
-    return phases

@@ -16,7 +16,8 @@ from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview, wait_facts
-from tidegate.state_store.read_ledger.batch_search import BatchFilter, Phase
+from tidegate.state_store.read_ledger.batch_phases import Phase
+from tidegate.state_store.read_ledger.batch_search import BatchFilter
 from tidegate.state_store.read_ledger.batch_status import BatchHistory
 from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeline
 

@@ -13,7 +13,7 @@ from tidegate.page.declared_pipelines import declared
 from tidegate.page.shared_models import Action, Column
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
 from tidegate.state_store.read_ledger import batch_status, pipeline_overview, wait_facts
-from tidegate.state_store.read_ledger.batch_search import Phase
+from tidegate.state_store.read_ledger.batch_phases import Phase
 from tidegate.state_store.read_ledger.pipeline_overview import Progress
 
 router = APIRouter(prefix="/api")
