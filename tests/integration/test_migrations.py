@@ -150,7 +150,12 @@ def test_migrations_lead_to_the_declared_tables_and_back(empty: Settings, home: 
 
 
 def test_without_a_project_no_migration_is_written(empty: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """States have migrations in a project only; the ledger has none."""
+    """States have migrations in a project only; the ledger has none.
+
+    The worker's role cannot create tables, and is not given the right to.
+    """
+    with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
+        migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
     monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))
     with pytest.raises(UsageError, match=r"has no folder pipelines.*tidegate init"):
         migrations.new_revision(empty, SPECS, "states")
@@ -242,10 +247,27 @@ def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: 
 
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
 def test_a_table_in_use_delays_a_migration_by_seconds_only(
-    settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int], as_role: Execute
 ) -> None:
-    """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
-    migrations.upgrade(settings, SPECS)
+    """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again.
+
+    Of two migrations at once, such as by `tidegate up` beside `tidegate migrate`, the second waits, and finds nothing to do.
+    The owner's search_path may name Tidegate's schemas, for people who use psql.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        with migrations.connected(settings) as connection:
+            assert migrations._upgrade(connection, [], may_wait=False).refused == {}
+            second = pool.submit(migrations.upgrade, settings, [])
+            until(waiting)
+        assert second.result(30) == ("0001", [])
+    assert revision(settings) == "0001"
+
+    as_role("postgres", f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state")
+    again = replace(settings, lock_timeout_seconds=58)  # with connections of its own
+    assert migrations.upgrade(again, [])[0] == "0001"
+    assert migrations.upgrade(again, SPECS)[1] == sorted(spec.name for spec in SPECS)
+    assert migrations.upgrade(again, SPECS) == ("0001", [])
+
     monkeypatch.setattr(migrations, "DDL_LOCK_TIMEOUT_SECONDS", 0.2)
     with closing(psycopg2.connect(**settings.conninfo())) as reader, reader.cursor() as cursor:
         cursor.execute("SELECT FROM state.daily")
@@ -267,32 +289,6 @@ def test_a_migration_that_is_stopped_holds_commits_up_for_seconds(tally: Tally, 
 
     with pytest.raises(StoreUnavailable, match="while migrating"):
         is_stopped()
-
-
-def test_two_migrations_at_once_are_one(settings: Settings, home: Path, waiting: Callable[[], int]) -> None:
-    """Such as `tidegate up` beside `tidegate migrate`: the second waits, and finds nothing to do."""
-    with ThreadPoolExecutor(1) as pool:
-        with migrations.connected(settings) as connection:
-            assert migrations._upgrade(connection, [], may_wait=False).refused == {}
-            second = pool.submit(migrations.upgrade, settings, [])
-            until(waiting)
-        assert second.result(30) == ("0001", [])
-    assert revision(settings) == "0001"
-
-
-def test_the_owners_search_path_does_not_hide_the_tables(settings: Settings, home: Path, as_role: Execute) -> None:
-    """It may well name Tidegate's schemas, for people who use psql."""
-    as_role("postgres", f"ALTER ROLE tidegate_owner IN DATABASE {settings.pg_database} SET search_path = tidegate, state")
-    again = replace(settings, lock_timeout_seconds=58)  # with connections of its own
-    assert migrations.upgrade(again, [])[0] == "0001"
-    assert migrations.upgrade(again, SPECS)[1] == sorted(spec.name for spec in SPECS)
-    assert migrations.upgrade(again, SPECS) == ("0001", [])
-
-
-def test_only_the_owner_migrates(empty: Settings) -> None:
-    """The worker's role cannot create tables, and is not given the right to: the setting is wrong."""
-    with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
-        migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
 
 
 # a new pipeline

@@ -43,22 +43,10 @@ def sold(states: Any, shops: list[str], least: int = 0) -> Any:
 
 
 def test_an_answer_has_the_txid_of_its_snapshot(reader: LedgerReader, tally: Tally) -> None:
-    """Columns have their types, and the next answer is that of the next batch; an array may be empty."""
-    asked = query(sold, arguments={"shops": "text[]"})
-    assert ask(reader, asked, {"shops": ["new 1", "north", "nowhere"]}) == Answer(
-        "question", {"tally": 2}, [("shop", "text"), ("sold", "bigint")], [("new 1", 2), ("north", 2)]
-    )
-    (txid,) = tally.plan(run_id="next")
-    tally.process(txid, [("north", 1, 1, 1, 1)])
-    tally.commit(txid)
-    assert ask(reader, asked, {"shops": ["north"]}) == Answer(
-        "question", {"tally": 3}, [("shop", "text"), ("sold", "bigint")], [("north", 3)]
-    )
-    assert ask(reader, asked, {"shops": []}).rows == []
+    """Columns have their types, and the next answer is that of the next batch; an array may be empty.
 
-
-def test_an_answer_may_join_and_aggregate_states(reader: LedgerReader) -> None:
-    """Also with common table expressions, unions and functions that give rows."""
+    States may be joined and aggregated, also with common table expressions, unions and functions that give rows.
+    """
 
     def answer(states: Any) -> Any:
         shop, day = states[SHOPS].c, states[DAYS].c
@@ -71,6 +59,18 @@ def test_an_answer_may_join_and_aggregate_states(reader: LedgerReader) -> None:
         return sa.union_all(first, sa.select(sa.func.max(shop.least), sa.func.min(day.sold), sa.literal(0))).order_by("number")
 
     assert ask(reader, query(answer), {}).rows == [(5, 1, 0), (6, 3, 1), (6, 3, 2)]
+
+    asked = query(sold, arguments={"shops": "text[]"})
+    assert ask(reader, asked, {"shops": ["new 1", "north", "nowhere"]}) == Answer(
+        "question", {"tally": 2}, [("shop", "text"), ("sold", "bigint")], [("new 1", 2), ("north", 2)]
+    )
+    (txid,) = tally.plan(run_id="next")
+    tally.process(txid, [("north", 1, 1, 1, 1)])
+    tally.commit(txid)
+    assert ask(reader, asked, {"shops": ["north"]}) == Answer(
+        "question", {"tally": 3}, [("shop", "text"), ("sold", "bigint")], [("north", 3)]
+    )
+    assert ask(reader, asked, {"shops": []}).rows == []
 
 
 ARGUMENTS: dict[str, tuple[str, Any]] = {
@@ -88,7 +88,10 @@ ARGUMENTS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.promise("security:user-who-asks-query")
 def test_an_argument_is_a_value_of_its_type(reader: LedgerReader) -> None:
-    """Postgres converts its text, and nothing is rounded."""
+    """Postgres converts its text, and nothing is rounded. What is none is named with its type, before the query is made.
+
+    So is a state that is gone.
+    """
     given: list[Any] = []
 
     def answer(_states: Any, value: Any) -> Any:
@@ -98,6 +101,15 @@ def test_an_argument_is_a_value_of_its_type(reader: LedgerReader) -> None:
     for kind, (text, _) in ARGUMENTS.items():
         assert ask(reader, query(answer, arguments={"value": kind}), {"value": text}).rows == [(1,)]
     assert given == [value for _, value in ARGUMENTS.values()]
+
+    asked = query(lambda states, least, days: (states, least, days), arguments={"least": "integer", "days": "date[]"})
+    for arguments, message in NO_ARGUMENTS:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            ask(reader, asked, arguments)
+    with pytest.raises(UnknownPipeline, match="Pipeline ships is not registered"):
+        ask(reader, query(lambda _: sa.select(1), reads=["ships.by_name"]), {})
+    with pytest.raises(DeclarationInvalid, match=r"reads tally\.gone, and pipeline tally has no such state"):
+        ask(reader, query(lambda _: sa.select(1), reads=["tally.gone"]), {})
 
 
 NO_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
@@ -112,14 +124,6 @@ NO_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"least": ["1"], "days": []}, "argument least is integer, so it takes one value"),
     ({"least": "1", "days": "2026-01-01"}, "argument days is date[], so it takes a list"),
 ]
-
-
-def test_an_argument_that_is_none_is_named(reader: LedgerReader) -> None:
-    """With its type, before the query is made."""
-    asked = query(lambda states, least, days: (states, least, days), arguments={"least": "integer", "days": "date[]"})
-    for given, message in NO_ARGUMENTS:
-        with pytest.raises(UsageError, match=re.escape(message)):
-            ask(reader, asked, given)
 
 
 def insert(states: Any) -> Any:
@@ -172,14 +176,6 @@ def test_an_answer_that_is_more_than_reading_is_refused(reader: LedgerReader, ta
     assert tally.state() == before
     numbers = sa.select(sa.func.generate_series(1, 5).label("n"))
     assert [row for (row,) in ask(reader, query(lambda _: numbers, most_rows=5), {}).rows] == [1, 2, 3, 4, 5]
-
-
-def test_a_state_that_is_gone_is_named(reader: LedgerReader) -> None:
-    """Or its pipeline."""
-    with pytest.raises(UnknownPipeline, match="Pipeline ships is not registered"):
-        ask(reader, query(lambda _: sa.select(1), reads=["ships.by_name"]), {})
-    with pytest.raises(DeclarationInvalid, match=r"reads tally\.gone, and pipeline tally has no such state"):
-        ask(reader, query(lambda _: sa.select(1), reads=["tally.gone"]), {})
 
 
 def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings: Settings) -> None:
