@@ -102,9 +102,10 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     assert measured_of(tally.store.settings)[0].skipped_at is None
 
     store.pause(TALLY.name, "me", "a test")
-    assert agree().paused_at is not None
+    assert measured_of(store.settings)[0].paused_at is not None
     store.resume(TALLY.name, "me", "over")
-    assert (agree().paused_at, agree().is_whole) == (None, True)
+    measured = measured_of(store.settings)[0]
+    assert (measured.paused_at, measured.is_whole) == (None, True)
     as_role("tidegate_owner", "UPDATE tidegate.cursor SET txid = 0, attempt = NULL, source_digest = NULL")
     assert not measured_of(store.settings)[0].is_whole
 

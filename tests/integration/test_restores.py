@@ -269,7 +269,13 @@ def _tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments:
 
 
 def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_folder(
-    settings: Settings, server: Server, as_role: Execute, template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tally: Tally,
+    settings: Settings,
+    server: Server,
+    as_role: Execute,
+    template: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Same pipeline name and folder, different databases; or a pipeline that is registered again, which begins a new history.
 
@@ -325,7 +331,7 @@ def test_the_next_plan_repairs_the_witness_after_a_crash(
 
     (file,) = tally.store.witness.folder.glob("tally.*.json")
     file.unlink()
-    tally.plan(run_id="next")
+    tally.plan(run_id="after the crash")
     assert marked(settings) == 3
 
     whole = file.read_text()
