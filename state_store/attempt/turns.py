@@ -43,8 +43,8 @@ class TurnFacts(NamedTuple):
     """What the ledger has of a txid, of its pipeline, and of the newest attempt at its batch.
 
     An unknown batch has no `attempt`. `halted_txid` is the first uncommitted one that is halted, `unended_txid` the first after
-    the next to commit whose newest attempt has not ended, and that is neither halted nor given up. `continues_previous` is
-    whether the newest attempt, or else the plan, continues the input that the batch before has now.
+    the next to commit whose newest attempt has not ended, and that is neither halted nor given up. `continues` is the digest of
+    the input that the newest attempt, or else the plan, continues; `previous_digest` that of what the batch before has now.
     """
 
     pipeline: str
@@ -63,7 +63,13 @@ class TurnFacts(NamedTuple):
     skip_reason: str | None
     awaits_ack: bool | None
     newest: AttemptRow | None
-    continues_previous: bool = False
+    continues: bytes | None = None
+    previous_digest: bytes | None = None
+
+    @property
+    def continues_previous(self) -> bool:
+        """Whether the batch continues what the batch before has now; the first continues nothing (I12)."""
+        return self.continues == self.previous_digest
 
     @property
     def is_committed(self) -> bool:
@@ -215,22 +221,21 @@ def _of_pipeline(requested: sa.FromClause) -> sa.Select[Any]:
     )
 
 
-def _continues_previous() -> sa.ColumnElement[bool]:
-    """Return whether a batch continues the metadata that the previous batch has now, or none if there is none."""
-    a = tables.attempt.c
-    continues = sa.case((a.attempt.is_(None), tables.batch.c.previous_digest), else_=a.previous_digest)
-    before, done, tried = tables.batch.alias("before"), tables.commit.alias("done"), tables.attempt.alias("tried")
+def _digests() -> list[sa.ColumnElement[Any]]:
+    """Return the digest of the input that a batch continues, and that of the input which the batch before has now."""
+    a, before = tables.attempt.c, tables.batch.alias("before")
+    done, tried = tables.commit.alias("done"), tables.attempt.alias("tried")
     previous = (
         sa.select(sa.func.coalesce(tried.c.source_digest, before.c.source_digest))
         .select_from(with_current_attempt(before, done, tried))
         .where(before.c.pipeline == tables.batch.c.pipeline, before.c.txid == tables.batch.c.txid - 1)
         .correlate(tables.batch)
     )
-    return continues.is_not_distinct_from(previous.scalar_subquery())
+    return [sa.case((a.attempt.is_(None), tables.batch.c.previous_digest), else_=a.previous_digest), previous.scalar_subquery()]
 
 
 # Executed several times by each Airflow task: built once, in the process from which the tasks are forked.
 _TURNS = _facts()
-_PROCESSING = _TURNS.add_columns(*attempts.session_columns(), _continues_previous())
-_OWN = len(TurnFacts._fields) - 2  # the columns of the newest attempt begin here
-_END = _OWN + len(AttemptRow._fields)  # in `_PROCESSING`, one is left
+_PROCESSING = _TURNS.add_columns(*attempts.session_columns(), *_digests())
+_OWN = len(TurnFacts._fields) - 3  # the columns of the newest attempt begin here
+_END = _OWN + len(AttemptRow._fields)  # in `_PROCESSING`, two are left

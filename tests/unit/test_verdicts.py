@@ -316,7 +316,6 @@ def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
             *("p", 3, *of_pipeline, halted, "why", unended, int(newest is not None), "why" if given_up else None),
             awaits_ack=awaits,
             newest=newest,
-            continues_previous=True,
         )
         turn = turns.turn(now)
         is_next, is_committed = committed == 2, committed == 3
@@ -331,5 +330,5 @@ def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
         assert turn.done == (is_committed and not awaits)
         is_sealed = newest is not None and newest.sealed_at is not None and name != "sealed otherwise"
         assert now.is_over == (is_committed or given_up or is_sealed)
-        assert now._replace(continues_previous=False).is_over == is_committed
+        assert now._replace(continues=b"another input").is_over == is_committed
         assert now.is_in_work == (name in ("at work", "own", "late"))
