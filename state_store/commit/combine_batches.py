@@ -1,4 +1,4 @@
-"""Combine the partials (results per key) of several batches, in parallel Postgres processes where there are many rows.
+"""Combine the partials of several batches, in parallel Postgres processes where there are many rows.
 
 Postgres runs a query in parallel if its rows go into a new table, but never if they go into an upsert. By default it gives each
 process some of the rows, and one process then combines the results of all, key by key. Here each process gets some of the keys,

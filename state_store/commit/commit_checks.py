@@ -1,4 +1,4 @@
-"""Checks of a batch, evaluated in its commit: of its partials, the results per key, and of the states as it would leave them.
+"""Checks of a batch, evaluated in its commit: of its partials, and of the states as it would leave them.
 
 A check is a query for what is wrong, so that its answer can be shown: no row means that all is well. If it finds something, the
 batch does not commit ("block"), or commits and the ledger keeps what was found ("warn"), or commits without these partials

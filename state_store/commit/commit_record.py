@@ -52,7 +52,7 @@ def find(connection: Connection, pipeline: str, txid: int) -> Commit | None:
 
 
 def awaiting_acks(connection: Connection, pipeline: str, limit: int) -> list[Commit]:
-    """Return the commits of which the source has yet to learn (by an ack), in order, at most `limit`."""
+    """Return the commits of which the source has yet to learn, in order, at most `limit`."""
     b, c = tables.batch.c, tables.cursor.c
     of_batches = _COMMITS.join(tables.batch, tables.same_batch(tables.commit, tables.batch))
     due = of_batches.join(tables.cursor, c.pipeline == b.pipeline).where(b.pipeline == pipeline, b.txid <= c.txid, b.awaits_ack)

@@ -3,7 +3,7 @@
     merged     the kept value and the partial of one batch, in an upsert
     combined   the partials of several batches, in a query that groups by key
 
-A partial is a batch's result for one key. Both give the same result, in any order and grouping of the partials
+Both give the same result, in any order and grouping of the partials
 (I16 in docs/protocol.md). The value of no rows is NULL, or for sums and arrays 0 or {}, and changes nothing.
 """
 

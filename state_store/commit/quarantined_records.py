@@ -1,7 +1,7 @@
 """The quarantine: what commits move there instead of merging it, what replays take up again, and what people see of it.
 
     bad records   rows that a source or transform could not use; they wait until a later batch, a replay, reads them
-    partials      a batch's results per key that a check or a final window keeps out of a state; never replayed
+    partials      those that a check or a final window keeps out of a state; never replayed
 
 Either is moved in the commit of its batch, with the reason, so that no row is lost.
 """

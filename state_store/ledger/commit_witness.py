@@ -45,7 +45,7 @@ class Mark:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in its history: txid (the batch's number) and attempt; a redo is a later attempt at the same txid."""
+        """Its place in its history: txid and attempt; a redo is a later attempt at the same txid."""
         return self.txid, self.attempt
 
 

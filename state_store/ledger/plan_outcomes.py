@@ -18,7 +18,7 @@ _NO_WAIT = sa.func.set_config("synchronous_commit", "off", True)
 
 
 class Beginning(NamedTuple):
-    """Where things stood when a plan began: the last committed txid (a batch's number), and how many plans had succeeded."""
+    """Where things stood when a plan began: the last committed txid, and how many plans had succeeded."""
 
     committed: int
     succeeded: int

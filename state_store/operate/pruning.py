@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 50_000
 
 
 class Pruned(NamedTuple):
-    """What was removed of the changes of txids (numbers of batches) up to one: whole partitions, and so many other changes.
+    """What was removed of the changes of txids up to one: whole partitions, and so many other changes.
 
     `cut` is the txid up to which rows were removed one by one; `are_more` says whether there are more to remove.
     """

@@ -20,7 +20,7 @@ class BatchFilter:
     """Conditions that a batch has to meet; None stands for no condition.
 
     `since` and `until` limit the time of a batch's last event: opened, begun, sealed, failed, halted or committed. `error` is a
-    code, such as SOURCE_CHANGED, or the name of an exception. The txids, the batches' numbers, are inclusive.
+    code, such as SOURCE_CHANGED, or the name of an exception. The txids are inclusive.
     """
 
     phase: str | None = None

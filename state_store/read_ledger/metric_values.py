@@ -33,7 +33,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class PipelineMeasures:
-    """One pipeline: positions as txids (numbers of batches), times as moments by the database's clock or in seconds.
+    """One pipeline: positions as txids, times as moments by the database's clock or in seconds.
 
     `phases`, `errors` and `tries` are those of its `OpenBatches`.
     `staged_*` are of attempts whose staging is kept. `acks_due` are committed batches of which the source has yet to learn.

@@ -235,7 +235,7 @@ class Moment:
     _witness: Witness
 
     def waits(self, requested: Mapping[str, int | None]) -> dict[str, Wait]:
-        """Return what each of these pipelines, and its requested txid (a batch's number) if any, waits for."""
+        """Return what each of these pipelines, and its requested txid if any, waits for."""
         return read(self.connection, requested, self._marks, self._witness)
 
 

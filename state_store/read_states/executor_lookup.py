@@ -29,7 +29,7 @@ class Reading:
     """How a state is read.
 
     `key` has the key's columns, each with the Postgres type in which its values are sent. `selected` and `condition` are SQL
-    over the state's row, which is called ROW. No row may have a txid (the number of the batch that wrote it) above
+    over the state's row, which is called ROW. No row may have a txid above
     `newest_txid`, if that is given. `snapshot` is the one to read from; None reads what has committed.
     """
 

@@ -1,6 +1,6 @@
 """Answers to queries: a named SELECT over states, executed by a read-only role in one snapshot.
 
-With each answer come the last txids, the numbers of the batches that had committed in the snapshot.
+With each answer come the last txids that had committed in the snapshot.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Seal and fail attempts, the tries at a batch; older and silent ones are fenced: they never commit.
+"""Seal and fail attempts; older and silent ones are fenced: they never commit.
 
 The fence is ``batch.attempt``, the number of the newest attempt, raised under the batch's row lock (I4 in docs/protocol.md).
 Airflow's try number, clocks and process ids play no part in it. A seal declares that an attempt's staging, the rows that it

@@ -1,6 +1,6 @@
 """The life of staging tables: created with an attempt, granted, filled by COPY, verified by the commit, dropped when old.
 
-An attempt, a try at a batch, has one table per state, and one for bad records if they are set aside. Each row carries the Spark
+An attempt has one table per state, and one for bad records if they are set aside. Each row carries the Spark
 task attempt that wrote it: if a task ran twice, the attempt's seal, its list of complete partitions, names the rows that count.
 """
 

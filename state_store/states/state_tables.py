@@ -1,7 +1,7 @@
 """The tables of states and of staging, with Tidegate's own columns, triggers and grants, made from declarations.
 
 Schema ``state`` has one typed table per declared state, and one more for what a state records. Schema ``staging`` has one table
-per state and attempt (a try at a batch), which is dropped some time after its batch has committed. The ledger's tables are in
+per state and attempt, which is dropped some time after its batch has committed. The ledger's tables are in
 `tidegate.state_store.ledger.tables`.
 """
 
