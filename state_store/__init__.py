@@ -27,7 +27,7 @@ A caller that lost the answer to a COMMIT never guesses: it asks under the lock 
 The rooms; each imports only those above it, and `store` all of them:
 
     base              settings, the project folder, errors
-    connections       pools, transactions, locks, COPY; errors by SQLSTATE
+    connections       pools, transactions, steps of them, locks, COPY; errors by SQLSTATE
     declarations      pipelines, states, columns and windows, as they are declared
     ledger            its tables and schema; batches, plans, cursors, files that have counted, the witness
     states            the tables of states: what they should be, whether they still are; rows by key
