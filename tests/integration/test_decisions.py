@@ -111,36 +111,23 @@ def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
     assert as_role("tidegate_owner", "SELECT skip_reason FROM tidegate.batch") == [("it failed",)]
 
 
-def test_a_batch_that_is_being_committed_is_not_halted(
+def test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted(
     tally: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
 ) -> None:
-    """A task that reports its failure late changes nothing about a batch that counts."""
-    tally.plan(1)
+    """A task that reports its failure late changes nothing about a batch that counts, or waits for its turn to be skipped."""
+    tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.store.fail_attempt(tally.start(2), "MALFORMED_RECORD: line 1", is_poison=True)
+    decisions: dict[int, Callable[[StateStore], Any]] = {
+        1: lambda other: other.commit_batch(tally.spec, 1, "test"),
+        2: lambda other: other.give_up("tally", 2, "the pipeline's policy", "it failed"),
+    }
+    for txid, step in decisions.items():
+        while_it_is_held(settings, step, waiting, lambda n=txid: tally.store.halt_batch("tally", n, "its task was killed"))
 
-    while_it_is_held(
-        settings,
-        lambda other: other.commit_batch(tally.spec, 1, "test"),
-        waiting,
-        lambda: tally.store.halt_batch("tally", 1, "its task was killed"),
-    )
-
-    assert as_role("tidegate_owner", "SELECT halted_reason FROM tidegate.batch") == [(None,)]
+    found = as_role("tidegate_owner", "SELECT halted_reason, skip_reason FROM tidegate.batch ORDER BY txid")
+    assert found == [(None, None), (None, "it failed")]
     assert tally.store.turn("tally", 1).halted is None
-
-
-def test_a_batch_that_was_given_up_meanwhile_is_not_halted(
-    poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
-) -> None:
-    """It waits for its turn to be skipped, and stops no other batch."""
-    while_it_is_held(
-        settings,
-        lambda other: other.give_up("tally", 1, "the pipeline's policy", "it failed"),
-        waiting,
-        lambda: poisoned.store.halt_batch("tally", 1, "its task was killed"),
-    )
-
-    assert as_role("tidegate_owner", "SELECT halted_reason, skip_reason FROM tidegate.batch") == [(None, "it failed")]
 
 
 def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(

@@ -150,7 +150,7 @@ MUTANTS = (
         "halt",
         "b.txid > _cursor_txid(pipeline), b.skip_reason.is_(None), ~is_retired",
         "b.skip_reason.is_(None), ~is_retired",
-        (f"{DECISIONS}::test_a_batch_that_is_being_committed_is_not_halted",),
+        (f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",),
     ),
     Mutant(
         "a-batch-that-was-given-up-is-halted",
@@ -159,7 +159,7 @@ MUTANTS = (
         "halt",
         "b.skip_reason.is_(None), ~is_retired",
         "~is_retired",
-        (f"{DECISIONS}::test_a_batch_that_was_given_up_meanwhile_is_not_halted",),
+        (f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",),
     ),
     Mutant(
         "a-batch-is-halted-without-its-lock",
@@ -169,8 +169,8 @@ MUTANTS = (
         "_lock(connection, pipeline, b.txid == txid)",
         "pass",
         (
-            f"{DECISIONS}::test_a_batch_that_is_being_committed_is_not_halted",
-            f"{DECISIONS}::test_a_batch_that_was_given_up_meanwhile_is_not_halted",
+            f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
+            f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
         ),
     ),
     Mutant(
