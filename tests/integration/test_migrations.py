@@ -247,7 +247,7 @@ def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: 
 
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS", "decision:0020")
 def test_a_table_in_use_delays_a_migration_by_seconds_only(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int], as_role: Execute
+    settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int], as_role: Execute
 ) -> None:
     """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again.
 

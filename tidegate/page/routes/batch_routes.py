@@ -16,7 +16,7 @@ from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview, wait_facts
-from tidegate.state_store.read_ledger.batch_phases import Phase
+from tidegate.state_store.read_ledger.batch_phases import PHASES, Phase
 from tidegate.state_store.read_ledger.batch_search import BatchFilter
 from tidegate.state_store.read_ledger.batch_status import BatchHistory
 from tidegate.state_store.read_ledger.batch_timeline import MOST_BATCHES, timeline
@@ -202,7 +202,7 @@ def batches(
     pipeline: access.Readable,
     before: Txid = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    phase: Annotated[str | None, Query(pattern=f"^({'|'.join(batch_search.PHASES)})$")] = None,
+    phase: Annotated[str | None, Query(pattern=f"^({'|'.join(PHASES)})$")] = None,
     error: Annotated[str | None, Query(max_length=100, pattern=WITHOUT_NUL)] = None,
     since: Moment = None,
     until: Moment = None,
