@@ -168,10 +168,7 @@ MUTANTS = (
         "halt",
         "_lock(connection, pipeline, b.txid == txid)",
         "pass",
-        (
-            f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
-            f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",
-        ),
+        (f"{DECISIONS}::test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted",),
     ),
     Mutant(
         "a-committed-batch-is-reopened",
