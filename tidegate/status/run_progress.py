@@ -61,7 +61,7 @@ def bars(run: Run) -> Iterator[Callable[[], None]]:
         columns.insert(1, BarColumn(20))
     if console.width >= NOTE_COLUMNS:
         columns += [TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
-    with Progress(*columns, TimeRemainingColumn(compact=True), console=console) as progress:
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(compact=True), console=console) as progress:
         tasks = {phase: progress.add_task(phase, total=None, note="") for phase in ("processed", "committed")}
 
         def redraw() -> None:
