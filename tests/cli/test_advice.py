@@ -2,7 +2,7 @@
 
 import gzip
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import in_process
-from tests.cli.advice import Followed, Project
+from tests.cli.advice import Answer, Followed, Project
 from tests.cli.conftest import CommandLine
 from tests.layers import ADVICE
 from tests.servers import Server
@@ -402,13 +402,19 @@ def rows_of(project: Project, statement: sa.Executable) -> list[sa.Row]:
 def record(project: Project, error: str, *, halts: bool = False) -> int:
     """Plan a batch and let the ledger have this error of an attempt at it, which may halt it; return its txid."""
     txid = plan(project, f"b{project.newest():04d}.csv")
+    fail(project, txid, error, halts=halts)
+    return txid
+
+
+def fail(project: Project, txid: int, error: str, *, halts: bool = False) -> None:
+    """Let the ledger have this error of another attempt at a batch, which may halt it."""
     with store_of(project) as (store, spec):
+        store.retry("flights", txid, "a test", "another error")
         attempt = store.start_attempt(spec, txid, "test")
         assert isinstance(attempt, Attempt)
         store.fail_attempt(attempt, f"{error}: it is made by a test.")
         if halts:
             store.halt_batch("flights", txid, f"{error}: it is made by a test.")
-    return txid
 
 
 @contextmanager
@@ -443,32 +449,42 @@ HALTED = {
 }
 
 
-def test_errors_that_the_ledger_has(project: Project) -> None:
-    """Once their cause is corrected, a run or a retry takes them up."""
-    for error, of_page in FAILED.items():
-        txid = record(project, error)
-        cause = project.why("FAILED")
-        assert cause.error == error
-        for words in of_page:
-            project.follow(error, words, txid=txid, leave="pause")
-        assert cause.commands == ("tidegate run flights",)
-        project.heed(cause)
-        if error in PASSES:
-            project.follow(error, PASSES[error], leave="tidegate")
-        assert project.state() == project.clean(), error
-    for error, (*looks, goes_on) in HALTED.items():
-        txid = record(project, error, halts=True)
-        cause = project.why("HALTED")
+def causes_of(project: Project, errors: Mapping[str, tuple[str, ...]], *, halts: bool = False) -> tuple[int, dict[str, Answer]]:
+    """Let one batch have these errors in turn, look at each as its page says, and return its txid and the causes."""
+    txid, causes = plan(project, f"b{project.newest():04d}.csv"), {}
+    for error, (*looks, _) in errors.items():
+        fail(project, txid, error, halts=halts)
+        causes[error] = project.why("HALTED" if halts else "FAILED")
+        assert causes[error].error == error
+        assert causes[error].commands == (f"tidegate retry flights {txid}" if halts else "tidegate run flights",)
         for words in looks:
             project.follow(error, words, txid=txid)
-        if "tidegate retry flights" not in project.typed:
-            project.follow(error, goes_on)
-            assert project.state() == project.clean(), error
-            record(project, error, halts=True)
-            cause = project.why("HALTED")
-        project.follow(error, goes_on, done=True)
+    return txid, causes
+
+
+def test_errors_that_the_ledger_has(project: Project) -> None:
+    """Once their causes are corrected, one run or retry takes up a batch that has had all of them."""
+    txid, causes = causes_of(project, FAILED)
+    project.type("tidegate migrate")
+    project.type(f"tidegate retry flights {txid}")
+    assert project.state() == project.clean()
+    record(project, "SPARK_FAILED")
+    for cause in causes.values():
         project.heed(cause)
-        assert project.state() == project.clean(), error
+        assert project.state() == project.clean()
+    project.type("tidegate retry flights")
+    for error, (*_, goes_on) in FAILED.items():
+        project.follow(error, goes_on, txid=txid, done=True)
+    for error, passes in PASSES.items():
+        project.follow(error, passes, leave="tidegate")
+    _, causes = causes_of(project, HALTED, halts=True)
+    for cause in causes.values():
+        project.heed(cause)
+        assert project.state() == project.clean()
+    record(project, "SETTINGS_INVALID", halts=True)
+    project.type("tidegate retry flights")
+    for error, (*_, goes_on) in HALTED.items():
+        project.follow(error, goes_on, done=True)
     project.goes_on()
 
 
