@@ -28,6 +28,11 @@ _OF_STANDBYS = "xlogfuncs.c"  # the file of Postgres' code that raises the latte
 # Not every SSL error: a server that dies breaks the connection with one, too.
 _TLS = ("certificate", "does not support SSL", "no encryption", "private key file", " alert ")
 _ACCESS_STATES = {"28000", "28P01", "3D000", "42501"}
+# What to do about a refusal, by the function of Postgres' code that raises it.
+_ON_REFUSAL = {
+    "aclcheck_error": "Run: tidegate migrate, which grants what the declarations need; or check PGUSER (tidegate settings).",
+    "ExecWithCheckOptions": "Drop the policy, as it hides rows; or, as an administrator: ALTER ROLE ... BYPASSRLS",
+}
 # The server's answer to a connection: how severe the error is, in its language, two blanks, and the message.
 _REFUSED = re.compile(r"failed: \S+:  ")
 _OF_A_HOST = "connection to server "  # begins what libpq says of each host that it has tried
@@ -76,15 +81,10 @@ def translate(error: BaseException | None, doing: str, holder: str = "") -> erro
     state = getattr(error, "pgcode", None) or _state_of_refusal(error)
     if refusal := _of_the_server(error, state, message, doing):
         return refusal
-    if state in _ACCESS_STATES and _detail(error, "source_function") == "aclcheck_error":
-        return errors.AccessRefused(
-            f"Postgres refused while {doing}: {message}. Run: tidegate migrate, which grants what the declarations need; or "
-            "check PGUSER (tidegate settings)."
-        )
     if state in _ACCESS_STATES:
-        return errors.AccessRefused(
-            f"Postgres refused while {doing}: {message}. Check PGUSER, PGDATABASE and the password file (tidegate settings)."
-        )
+        usual = "Check PGUSER, PGDATABASE and the password file (tidegate settings)."
+        advice = _ON_REFUSAL.get(_detail(error, "source_function") or "", usual)
+        return errors.AccessRefused(f"Postgres refused while {doing}: {message}. {advice}")
     if of_table := _of_a_table(error, state, message, doing):
         return of_table
     if state in _OVERFLOW_STATES:

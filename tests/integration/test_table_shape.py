@@ -9,7 +9,7 @@ from tests.integration.conftest import Execute, Tally, contents
 from tidegate import migrations
 from tidegate.explain import remedies
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import GuardMismatch, PermanentError, UsageError
+from tidegate.state_store.base.errors import AccessRefused, GuardMismatch, PermanentError, UsageError
 
 OWNER = "tidegate_owner"
 CHANGED = (
@@ -180,6 +180,19 @@ def test_a_table_is_looked_at_before_its_first_batch_commits(tally: Tally, as_ro
     alter(as_role, *SHAPES["type"][0])
     with pytest.raises(GuardMismatch, match="column cents is numeric"):
         tally.plan()
+
+
+def test_a_policy_that_hides_rows_from_a_commit_is_named(counted: Tally, as_role: Execute) -> None:
+    """Its rows could be another key's, so nothing is committed."""
+    alter(
+        as_role,
+        "ALTER {table} ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON state.per_shop USING (shop <> 'a') WITH CHECK (true)",
+    )
+    with pytest.raises(AccessRefused, match=r"row-level security policy for table .per_shop.\. Drop the policy, .*BYPASSRLS"):
+        counted.commit(2)
+    alter(as_role, "DROP POLICY p ON state.per_shop", "CREATE POLICY p ON state.per_shop USING (true)")
+    assert counted.commit(2).key_count == 2
 
 
 def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role: Execute) -> None:

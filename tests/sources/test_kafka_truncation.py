@@ -69,25 +69,33 @@ def test_records_in_the_place_of_lost_ones_are_not_passed_over(tmp_path: Path, f
     """A broker that only starts again has lost nothing; records that expire, or that are produced later, are no loss."""
     broker = Broker(tmp_path, free_port)
     with broker.running():
-        topic, whole = OrdersTopic(broker.settings, partitions=2), OrdersTopic(broker.settings)
+        topic, whole, late = OrdersTopic(broker.settings, partitions=2), *(OrdersTopic(broker.settings, 1) for _ in range(2))
         topic.produce(3, partition=1)
         for count in (10, 3):
-            topic.produce(count)
-            whole.produce(count)
+            for each in (topic, whole, late):
+                each.produce(count)
         source = topic.source()
         planned = topic.plan(source)
         assert ranges(planned) == {"0": (0, 13), "1": (0, 3)}
-        read = whole.plan(whole.source())
-    broker.cut(topic.name, 10)
+        read, begun = whole.plan(whole.source()), late.plan(late.source(start="latest"))
+        assert ranges(begun) == {}
+    for cut in (topic, late):
+        broker.cut(cut.name, 10)
     with broker.running():
         for count in (2, 3):
             topic.produce(count)
+            late.produce(count)
+        with pytest.raises(SourceChanged, match=r"planned up to offset 13.*broker end offset is 10"):
+            late.plan(late.source(start="latest"), begun, txid=2)
         for kind in ("transactional", "opaque"):
             with pytest.raises(
                 SourceChanged, match=r"Partition 0 of topic .* planned up to offset 13.*broker end offset is 10.*generation=2"
             ):
                 topic.plan(topic.source(kind=kind), planned, txid=2)
         assert ranges(topic.plan(topic.source(generation=2), planned, txid=2))["0"][1] == 15
+        older = read | {"partitions": {"0": read["partitions"]["0"] | {"leader_epoch": 1000}}}
+        with pytest.raises(SourceChanged, match=r"they are an older copy \(leader epoch 1000, now \d+\)"):
+            whole.plan(whole.source(), older, txid=2)
         whole.produce(1)
         whole.expire(5)
         assert ranges(whole.plan(whole.source(), read, txid=2)) == {"0": (13, 14)}

@@ -173,10 +173,9 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         if first_metadata is None:
             starts = self._offsets.starts()
-        else:
-            planned = last_slices(first_metadata)
-            starts = {name: _first_offset(last) for name, last in planned.items()}
-        return {name: {"start": start, "end": start} for name, start in starts.items()}
+            return {name: {"start": start, "end": start, **self._offsets.epoch_of(name)} for name, start in starts.items()}
+        planned = {name: _first_offset(last) for name, last in last_slices(first_metadata).items()}
+        return {name: {"start": start, "end": start} for name, start in planned.items()}
 
     def _check_same_topic(self, saved: SourceMetadata | None) -> None:
         """Refuse ranges of this generation that are another topic's."""
@@ -271,7 +270,7 @@ class TopicOffsets(Partitions):
             )
         self._check_not_cut(partition, previous or UNREAD)
         share = self._shares.get(partition, 0)
-        epoch = self._epoch_of(partition)
+        epoch = self.epoch_of(partition)
         if self._source.when_expired == "continue" and position < first:
             logger.warning(
                 "Partition %s of topic %s: %d records, offsets %d to %d, expired before they were read, and are given up.",
@@ -280,7 +279,7 @@ class TopicOffsets(Partitions):
             return {"start": first, "end": first + share, "lost": [position, first], **epoch}
         return {"start": position, "end": position + share, **epoch} if share else None
 
-    def _epoch_of(self, partition: str) -> SourceMetadata:
+    def epoch_of(self, partition: str) -> SourceMetadata:
         """Return what the metadata keep of the leader epoch up to which a partition is planned; nothing if Kafka says none."""
         epoch = self._topic.leader_epochs.get(int(partition))
         return {} if epoch is None else {LEADER_EPOCH: epoch}
@@ -293,10 +292,12 @@ class TopicOffsets(Partitions):
         asked = {}
         for name, last in before.items():
             epoch, first = last.get(LEADER_EPOCH), self._first.get(int(name))
-            is_same = self._topic.leader_epochs.get(int(name)) in (None, epoch)
-            if epoch is None or is_same or not isinstance(first, int) or last["end"] <= first:
+            now = self._topic.leader_epochs.get(int(name))
+            if epoch is None or now in (None, epoch) or not isinstance(first, int) or last["end"] <= first:
                 continue
-            if (name, last["end"], epoch) not in self._cuts:
+            if now is not None and now < epoch:  # its leader would not know the epoch, and not answer
+                self._cuts[name, last["end"], epoch] = f"they are an older copy (leader epoch {epoch}, now {now})"
+            elif (name, last["end"], epoch) not in self._cuts:
                 asked[int(name)] = (last["end"], epoch)
         if asked:
             found = self._topic.truncations(asked)
