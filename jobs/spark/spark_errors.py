@@ -50,6 +50,7 @@ _ABOUT_VALUES = frozenset(
 # The second is what Spark's reader of Parquet files says.
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError(: [^\n;]+)?|Cannot reserve additional contiguous bytes")
 _TRACEBACK = "Traceback (most recent call last):"
+_OF_GROUP = re.compile(r"^ *\| ?")  # begins the lines of an ExceptionGroup
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _SHOWN_CHARACTERS = 300
 # Tidegate always sets this option: without it an overflow wraps around, or becomes NULL.
@@ -129,7 +130,7 @@ def raised_in_python(text: str) -> list[tuple[str, str]]:
 
 
 def _raised(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
+    for line in (_OF_GROUP.sub("", line) for line in lines):
         if line and not line.startswith(" ") and (match := _RAISED.match(line)):
             yield match[1], line[:_SHOWN_CHARACTERS]
 

@@ -34,7 +34,7 @@ JOIN pg_trigger ON tgrelid = pg_class.oid AND tgfoid = 'tidegate.single_writer()
 WHERE pipeline = :pipeline
 """)
 _STRANGE = """
-SELECT s.pipeline, s.state, k.txid, is_missing, is_another, is_unguarded, differences
+SELECT s.pipeline, s.state, k.txid, is_missing, is_another, unguarded, differences
 FROM tidegate.state_table AS s JOIN tidegate.cursor AS k USING (pipeline)
 LEFT JOIN pg_class AS c ON c.relname = s.state AND c.relnamespace = 'state'::regnamespace
 CROSS JOIN LATERAL (
@@ -42,14 +42,17 @@ CROSS JOIN LATERAL (
             SELECT FROM pg_attribute WHERE attrelid = c.oid AND attnum <> CAST(s.columns ->> attname AS int)
                 AND s.shape ? ('column ' || quote_ident(attname))
         )) AS is_another,
-        c.oid IS NOT NULL AND NOT EXISTS (
+        (SELECT oid::regclass::text FROM (
+            SELECT c.oid UNION ALL SELECT inhrelid FROM pg_inherits JOIN pg_class ON oid = inhrelid AND relispartition
+            WHERE inhparent = c.oid) AS part (oid)
+        WHERE oid IS NOT NULL AND NOT EXISTS (
             SELECT FROM pg_trigger
-            WHERE tgrelid = c.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'A'
-        ) AS is_unguarded,
+            WHERE tgrelid = part.oid AND tgfoid = 'tidegate.single_writer()'::regprocedure AND tgenabled = 'A'
+        ) ORDER BY oid LIMIT 1) AS unguarded,
         CASE WHEN c.oid IS NOT NULL THEN tidegate.shape_differences(c.oid, s.shape || s.accepted_shape) END AS differences
 ) AS found
 WHERE s.pipeline = ANY (:pipelines) AND s.table_oid IS NOT NULL AND s.dropped_at IS NULL
-    AND (is_missing OR is_another OR is_unguarded OR differences IS NOT NULL)
+    AND (is_missing OR is_another OR unguarded IS NOT NULL OR differences IS NOT NULL)
 ORDER BY s.pipeline, s.state
 """
 _STRANGE_TABLES = sa.text(_STRANGE).bindparams(sa.bindparam("pipelines", type_=ARRAY(sa.Text)))
@@ -69,14 +72,14 @@ class Difference(NamedTuple):
 
 
 class StrangeTable(NamedTuple):
-    """A table of a state that is not as its pipeline's commits have left it, or may be written by others; what is so."""
+    """A table of a state that is not as its pipeline's commits have left it, or what part others may write; what is so."""
 
     pipeline: str
     state: str
     txid: int
     is_missing: bool
     is_another: bool
-    is_unguarded: bool
+    unguarded: str | None
     differences: Any
 
 
@@ -192,11 +195,11 @@ def _describe(row: StrangeTable) -> str:
             "is: it was dropped and made again, put back by itself or renamed, so values may be missing. If all are there, "
             f"run: tidegate migrate --accept-epoch. If not, {otherwise}"
         )
-    if row.is_unguarded:
+    if row.unguarded:
         return (
-            f"{row.pipeline}: the trigger single_writer of table {name} is disabled or gone, or does not fire in every "
-            "session, so other programs may have changed its rows, and may do so again. See that they are right; then, as the "
-            f"table's owner: ALTER TABLE {name} ENABLE ALWAYS TRIGGER single_writer"
+            f"{row.pipeline}: the trigger single_writer of table {row.unguarded} is disabled or gone, or does not fire in "
+            "every session, so other programs may have changed its rows, and may do so again. See that they are right; then, "
+            f"as the table's owner: ALTER TABLE {row.unguarded} ENABLE ALWAYS TRIGGER single_writer"
         )
     differences = [str(each) for each in differences_in(row.differences)]
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""

@@ -33,7 +33,15 @@ from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, SourceChanged, StoreUnavailable, UsageError
+from tidegate.state_store.base.errors import (
+    BadKey,
+    GuardMismatch,
+    Overflow,
+    SchemaOutOfDate,
+    SourceChanged,
+    StoreUnavailable,
+    UsageError,
+)
 
 pytestmark = BOTH_POSTGRES
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
@@ -169,7 +177,7 @@ def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:
     """Commits make it, and no session but theirs: not even that of the same role. It is read and written by its table."""
-    flow = sales("date", "month")
+    flow = sales("date", "month", batches=2)
     flow.merge(1, [(1, date(2026, 11, 27))])
     direct = 'UPDATE state."sales$20261101" SET amount = 0'
     statement = "SELECT tidegate.add_range('sales', 'sales$x', '2027-01-01', '2027-02-01', 'month')"
@@ -194,6 +202,9 @@ def test_a_partition_has_one_writer_and_no_readers_of_its_own(
         assert cursor.fetchall() == [(1,)]
     other = as_owner(sa.text("SELECT count(*) FROM tidegate.state_range"))
     assert other.scalar_one() == 1
+    as_owner(sa.text('ALTER TABLE state."sales$20261101" DISABLE TRIGGER single_writer'))
+    with pytest.raises(GuardMismatch, match=r'single_writer of table state\."sales\$20261101" is disabled'):
+        flow.merge(2, [(1, date(2026, 11, 27))])
 
 
 @pytest.mark.promise("decision:0044")

@@ -209,7 +209,10 @@ def test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
 def test_a_read_of_the_ledger_gives_up_and_names_the_session(tally: Tally, impatient: Settings) -> None:
     """So do verbs that only look, and the page; a read in one snapshot and one in a plain transaction."""
     tally.plan()
-    with StateStore.connect(impatient) as store, holding(impatient, "LOCK TABLE tidegate.pipeline, tidegate.batch") as pid:
+    lock = (
+        "SET idle_in_transaction_session_timeout = '30s'; LOCK TABLE tidegate.pipeline, tidegate.batch"  # longer than all reads
+    )
+    with StateStore.connect(impatient) as store, holding(impatient, lock) as pid:
         for read in (lambda: store.batch_history("tally", 1), lambda: store.waits({"tally": None}), store.lag):
             with pytest.raises(LockHeld, match=rf"The lock is held by session {pid} .*psql"):
                 read()

@@ -122,6 +122,7 @@ MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a missing function": (in_sql("nonexistent(amount)"), CODE),
     "SystemExit": (raising(SystemExit(0)), f"{CODE}.*The transform failed: SystemExit: 0"),
     "sys.exit": (in_a_worker("import sys; sys.exit(0)"), RETRIED),
+    "a group": (in_a_worker("raise ExceptionGroup('many', [ValueError('a')])"), f"{RETRIED}.*: ExceptionGroup: many .1 sub"),
 }
 
 

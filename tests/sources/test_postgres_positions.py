@@ -100,6 +100,21 @@ def test_a_view_that_shows_more_rows_is_refused(shop: Shop, source: PostgresTabl
 
 
 @pytest.mark.promise("I12")
+@pytest.mark.parametrize("rounding", ["type", "domain", "view", "query"])
+def test_what_rounds_a_time_is_found(shop: Shop, rounding: str) -> None:
+    """A row of this second is not read yet: another one, still to come, may get the same time."""
+    statements, _, query = ROUNDED[rounding]
+    for statement in statements:
+        shop.execute(statement)
+    source = replace(DATED, table=None if query else "orders", query=query)
+    shop.execute("SELECT pg_sleep(1.05 - extract(second FROM now()) % 1)")  # a time that is rounded down
+    shop.sell()
+    assert shop.plan(source) is None
+    shop.execute("SELECT pg_sleep(1.1)")
+    assert shop.planned(source)["rows"] == 1
+
+
+@pytest.mark.promise("I12")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rounding", ROUNDED)
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])

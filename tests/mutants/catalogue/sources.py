@@ -114,7 +114,7 @@ MUTANTS = (
         MODULE,
         "USING (oid) WHERE typtype = 'd'",
         "USING (oid) WHERE typtype = 'b' AND typbasetype > 0",
-        ("tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",),
+        ("tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",),
     ),
     Mutant(
         "a-query-rounds-a-time-unseen",
@@ -123,7 +123,7 @@ MUTANTS = (
         "_step_seconds",
         "else 10.0**-modifier, *rounded])",
         "else 10.0**-modifier])",
-        ("tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",),
+        ("tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",),
     ),
     Mutant(
         "a-rounded-time-is-before-the-bound",
