@@ -47,8 +47,11 @@ _ABOUT_VALUES = frozenset(
         *(f"tidegate.state_store.base.errors.{error.__name__}" for error in (MalformedRecord, TransformFailed)),
     }
 )
-# The second is what Spark's reader of Parquet files says.
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError(: [^\n;]+)?|Cannot reserve additional contiguous bytes")
+# The second is what Spark's reader of Parquet files says; the others are its own words, also for the driver's broadcasts.
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError(: [^\n;]+)?|Cannot reserve additional contiguous bytes|[Nn]ot? enough memory (to|for) [a-z ]+"
+    r"|(Unable to acquire|Could not allocate) [^\n;.]*memory"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_GROUP = re.compile(r"^ *\| ?")  # begins the lines of an ExceptionGroup
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")

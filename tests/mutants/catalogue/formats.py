@@ -33,6 +33,15 @@ MUTANTS = (
         ("tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",),
     ),
     Mutant(
+        "a-broadcast-without-memory-is-tried-as-often-as-any",
+        "error:SPARK_FAILED",
+        "jobs/spark/spark_errors.py",
+        "(module)",
+        "|[Nn]ot? enough memory (to|for) [a-z ]+",
+        "|not enough memory (to|for) [a-z ]+",
+        ("tests/jobs/test_library_internals.py::test_what_spark_says_when_it_is_out_of_memory_is_known",),
+    ),
+    Mutant(
         "a-record-without-an-end-is-held-in-memory",
         "limit:MAX_RECORD_BYTES",
         TEXT,
