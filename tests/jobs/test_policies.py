@@ -16,6 +16,7 @@ from tests import steps
 from tests.jobs.conftest import Tables, offenders
 from tests.jobs.test_failures import Held
 from tests.sources.conftest import Inbox, inbox
+from tests.sources.in_process import counted_here
 from tests.store import AirflowTry
 from tests.store import tables as ledger
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
@@ -27,7 +28,7 @@ from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptFenced, AttemptTimedOut, PipelinePaused, RowsLost
 
-__all__ = ["inbox"]  # a fixture
+__all__ = ["counted_here", "inbox"]  # fixtures
 
 SCHEMA = {"name": "string", "amount": "int"}
 PER_NAME = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
@@ -380,6 +381,7 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
 # callbacks
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_the_source_is_called_after_commits_and_failures(settings: Settings, register: Callable[..., None]) -> None:
     """Ack after a commit, fail with the error after a failed attempt. Errors in them change nothing.
 
@@ -411,6 +413,7 @@ def test_the_source_is_called_after_commits_and_failures(settings: Settings, reg
             raise error
         return rows
 
+    fails_once.in_process = lambda inputs: fails_once(inputs[""])  # type: ignore[attr-defined]
     source = Listening([[("a", 1)], [("a", 2)]], SCHEMA)
     pipeline = Pipeline("inbox", source, PER_NAME, transform=fails_once, window=1, retry_delay_seconds=0)
     register(pipeline)
@@ -436,6 +439,7 @@ def test_the_source_is_called_after_commits_and_failures(settings: Settings, reg
     assert acked == [1, 2]
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_pause_ends_a_local_run_after_what_it_has_begun(settings: Settings, register: Callable[..., None]) -> None:
     """Another process pauses its pipeline; the batches that are left over are those of the next run."""
 
@@ -444,6 +448,7 @@ def test_a_pause_ends_a_local_run_after_what_it_has_begun(settings: Settings, re
             store.pause("inbox", "ann", "the warehouse is moved")
         return rows
 
+    pausing.in_process = lambda inputs: pausing(inputs[""])  # type: ignore[attr-defined]
     pipeline = Pipeline("inbox", FixedBatches([[("a", 1)]] * 3, SCHEMA), PER_NAME, transform=pausing, concurrency=1)
     register(pipeline)
     with pytest.raises(PipelinePaused, match="inbox was paused by ann"):

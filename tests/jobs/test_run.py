@@ -7,12 +7,13 @@ import pytest
 
 from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.jobs.test_worker import SALES, sales
+from tests.sources.in_process import counted_here
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import MalformedRecord, RangeRefused, SparkUnavailable
 
-__all__ = ["sales"]  # a fixture
+__all__ = ["counted_here", "sales"]  # fixtures
 
 
 def test_a_run_commits_everything_in_order(settings: Settings) -> None:
@@ -44,6 +45,7 @@ def test_a_run_commits_everything_in_order(settings: Settings) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("counted_here")
 def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings) -> None:
     """Earlier batches have committed, only the bad one is halted; one that blocks the window ends the waits for it."""
     write_sales(settings.home, "05", "06", "07")
@@ -61,6 +63,7 @@ def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings
 
 @pytest.mark.soak
 @pytest.mark.promise("I3", "decision:0025")
+@pytest.mark.usefixtures("counted_here")
 def test_batches_outside_the_window_wait_unstaged(settings: Settings) -> None:
     """The window bounds the batches in flight, even if threads are idle; then all commit, one window at a time."""
     write_sales(settings.home, "05", "06", "07", "08")

@@ -11,6 +11,7 @@ from sqlalchemy.schema import DropTable
 from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
 from tests.acceptance.conftest import clean_state, run_once, stored_state, write_sales
+from tests.sources.in_process import counted_here
 from tests.store import Commit, state_tables, tables
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.processing import Done, Processed
@@ -26,6 +27,8 @@ from tidegate.state_store.base.errors import (
     UnknownBatch,
     UnknownPipeline,
 )
+
+__all__ = ["counted_here"]  # a fixture
 
 SALES = replace(DECLARED, name="inbox")  # of this name, so that all tests share one Spark session
 
@@ -91,6 +94,7 @@ def test_only_added_files_are_read(settings: Settings) -> None:
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_run_takes_left_over_batches_first_and_always_gets_the_same_plan(settings: Settings) -> None:
     """No more than `max_batches`, oldest first, even if files came meanwhile; it opens no batch that it does not take."""
 
@@ -158,6 +162,7 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Settings) -> None:
     """Later batches are processed all the same and commit after the bad one: in order, and with nothing lost."""
     bad = settings.home / "sales" / "01.csv"
@@ -184,6 +189,7 @@ def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Setti
     assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
+@pytest.mark.usefixtures("counted_here")
 def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings) -> None:
     """A commit repeats a failed attempt; if that fails permanently, the commit reports the reason; every attempt is kept."""
     (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth\n")
@@ -224,6 +230,7 @@ def test_a_missing_pipeline_or_batch_is_named(settings: Settings) -> None:
 
 
 @pytest.mark.promise("decision:0005")
+@pytest.mark.usefixtures("counted_here")
 def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the sealed batches after it; batches after a gap wait. It does not wait for another task that is committing.
 
@@ -255,6 +262,7 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
 
 
 @pytest.mark.promise("fault:staging-is-lost-or-damaged:commit")
+@pytest.mark.usefixtures("counted_here")
 def test_lost_or_damaged_staging_is_staged_again(settings: Settings) -> None:
     """In a new attempt, from the saved metadata. Rows of a zombie that no seal covers do not count, and cost nothing (I7)."""
     steps.plan(settings, SALES, run_id="run")

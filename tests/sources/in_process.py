@@ -242,8 +242,8 @@ def _partials(state: Any, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
             [row[part.column] for row in group if row[part.column] is not None] if part.column else group
             for part in state.parts
         ]
-        totals = {"count": len, "sum": sum}
-        yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]  # type: ignore[operator]
+        totals: dict[str, Any] = {"count": len, "sum": sum, "min": min, "max": max}
+        yield [*key, *(totals[part.function](values) for part, values in zip(state.parts, known, strict=True))]
 
 
 def _staged(settings: Settings, spec: StateSpec, attempt: Attempt, partials: Iterable[list[Any]]) -> StagedPartition:
