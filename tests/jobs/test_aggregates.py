@@ -205,7 +205,7 @@ def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables) -> No
     """Random rows in random batches, one of them empty, by two routes, merged one by one and in one transaction."""
     rng = random.Random(5)
     rows = nulled(rows_of(rng.randint(0, 10**9), 120))
-    cuts = sorted(rng.sample(range(1, len(rows)), 3))
+    cuts = sorted(rng.sample(range(1, len(rows)), 2))
     batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
     pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=AGGREGATES))
     tables.put(*map(as_table, [batches[0], [], *batches[1:]]))
@@ -286,19 +286,24 @@ REFUSED: dict[str, tuple[Any, list[Any], str]] = {
 }
 
 
-def test_what_cannot_be_kept_exactly_is_refused(tables: Tables) -> None:
+FEW = ["a set", "a list", "squares", "digits", "a text", "a quantile", "a far day"]
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param([*REFUSED], marks=pytest.mark.soak)], ids=["few", "all"])
+def test_what_cannot_be_kept_exactly_is_refused(tables: Tables, names: list[str]) -> None:
     """Nothing is rounded, cut or dropped: the batch is refused as a whole, and its message is one line."""
+    refused = {name: REFUSED[name] for name in names}
     empty = dict.fromkeys(COLUMNS) | {"name": "a"}
-    tables.put(*(as_table([empty | {tried.column: value} for value in values]) for tried, values, _ in REFUSED.values()))
+    tables.put(*(as_table([empty | {tried.column: value} for value in values]) for tried, values, _ in refused.values()))
     tables.plan(tables.declare_over(as_table([]).schema, State(aggregates={"lines": Count()})), "refused")
     later = lambda rows: rows.selectExpr("name", "date_add(day, 4000000) AS day")  # noqa: E731
     found = {}
-    for txid, (name, (tried, _, _)) in enumerate(REFUSED.items(), start=1):
+    for txid, (name, (tried, _, _)) in enumerate(refused.items(), start=1):
         states = {f"state_{txid}": State(key={"name": "text"}, aggregates={"x": tried})}
         transform = later if name == "a far day" else None
         pipeline = tables.declare_over(as_table([]).schema, VERSIONS, transform, states=states)
         found[name] = tables.outcome(pipeline, txid)
-    assert offenders(found, {name: message for name, (_, _, message) in REFUSED.items()}) == {}
+    assert offenders(found, {name: message for name, (_, _, message) in refused.items()}) == {}
 
 
 def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables) -> None:

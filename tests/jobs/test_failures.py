@@ -88,22 +88,22 @@ CONTENT, RETRIED, CODE = "^given up", "^SparkFailed", "^DeclarationInvalid"
 # Errors about values are content; others may pass, and an error of the code would hit every batch.
 MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value with half a character": (in_a_worker(r"raise ValueError('unknown shop \ud83d')"), CONTENT),
-    "a missing file": (in_a_worker("open('/nonexistent')"), RETRIED),
     "a crash": (in_a_worker("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), RETRIED),
     "a value that a missing file made": (
         in_a_worker("try:\n  open('/nonexistent')\nexcept OSError:\n  int('two')"),
         RETRIED,
     ),
     "a cast": (in_sql("cast(name AS int)"), CONTENT),
-    "raise_error": (in_sql("int(raise_error('no'))"), CONTENT),
     "a misspelt column": (in_sql("amuont"), CODE),
     "an error that Spark does not name": (in_sql("int(java_method('java.lang.Integer', 'parseInt', name))"), RETRIED),
     "ValueError": (raising(ValueError("no")), f"{CODE}.*The transform failed: ValueError: no"),
-    "KeyError": (raising(KeyError("x")), f"{CODE}.*The transform failed: KeyError: 'x'"),
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }
 MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a value": (in_a_worker("int('two')"), CONTENT),
+    "KeyError": (raising(KeyError("x")), f"{CODE}.*The transform failed: KeyError: 'x'"),
+    "raise_error": (in_sql("int(raise_error('no'))"), CONTENT),
+    "a missing file": (in_a_worker("open('/nonexistent')"), RETRIED),
     "a key": (in_a_worker("{}['two']"), CONTENT),
     "NULL": (in_a_worker("None.strip()"), CONTENT),
     "a refusal": (

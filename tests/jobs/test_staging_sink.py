@@ -1,4 +1,4 @@
-"""The order in which partials are staged suits the merge, without exceeding the sort's memory."""
+"""Staged in an order that suits the merge, without exceeding the sort's memory; what Postgres cannot keep is refused."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -6,8 +6,10 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
+from tests.jobs.conftest import offenders
 from tests.store import ColumnType, KeyColumn, StateSpec, ValueColumn
 from tidegate.jobs.compute.stage import staging_sink
+from tidegate.state_store.base.errors import TidegateError
 
 DATES = [date(2024, 2, 29), date(1969, 12, 31), date(2024, 1, 1)]
 TIMES = [datetime(2024, 2, 29, tzinfo=UTC), datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
@@ -75,3 +77,30 @@ def test_texts_are_staged_unsorted() -> None:
     batches = list(_batches(["b", "c", "a"], pa.string(), 2))
 
     assert list(staging_sink.in_key_order(iter(batches), _state("text"))) == batches
+
+
+# The type of a key, a key and the value of its row that cannot be kept, and the refusal.
+REFUSED: dict[str, tuple[str, pa.Array, str | None, str]] = {
+    "NULL": ("text", pa.array([None], pa.string()), "", "BadKey: .*key column key is NULL.*null_keys=True"),
+    "one byte too long": ("text", pa.array(["x" * 2001]), "", "BadKey: .*column key takes 2001 bytes"),
+    "too long in bytes": ("text", pa.array(["é" * 1001]), "", "BadKey: .*column key takes 2002 bytes"),
+    "bytes": ("bytea", pa.array([b"\0" * 2001]), "", "BadKey: .*column key takes 2001 bytes"),
+    "NUL": ("text", pa.array(["nul\0inside"]), "", "BadKey: .*column key holds a NUL character"),
+    "NUL in a value": ("text", pa.array(["a"]), "x\0y", "BadKey: .*column last holds a NUL character"),
+    "a date after 9999": ("date", pa.array([2932897], pa.int32()).cast(pa.date32()), "", "BadKey: .*column key is 10000-01-01"),
+    "a date before 1": ("date", pa.array([-719163], pa.int32()).cast(pa.date32()), "", "BadKey: .*column key is 0000-12-31"),
+}
+
+
+@pytest.mark.promise("limit:MAX_KEY_BYTES", "error:BAD_KEY")
+def test_a_key_or_value_that_postgres_cannot_keep_is_refused_by_its_column() -> None:
+    """Before COPY: nothing is cut or left out. What is as long as it may be is passed on."""
+    last, found = ValueColumn("last", ColumnType("text"), "max"), {}
+    for name, (kind, keys, value, _) in {**REFUSED, "longest": ("text", pa.array(["x" * 2000]), "", "")}.items():
+        state = StateSpec("per_key", (KeyColumn("key", ColumnType(kind)),), (last,), "transactional")
+        rows = pa.RecordBatch.from_pydict({"key": keys, "last": pa.array([value], pa.string())})
+        try:
+            staging_sink.PartialsReader(iter([rows]), state, 1).read()
+        except TidegateError as refusal:
+            found[name] = f"{type(refusal).__name__}: {refusal}"
+    assert offenders(found, {name: message for name, (*_, message) in REFUSED.items()}) == {}
