@@ -125,9 +125,21 @@ def test_a_commit_is_not_failed_by_an_ack_that_cannot_be_noted(old: Tally, impat
     assert as_role("postgres", ACKS) == [(1,)]
 
 
-@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:LOCK_HELD")
-def test_a_commit_that_meets_a_lock_names_the_session(tally: Tally, impatient: Settings) -> None:
-    """Not one that reads the same table or holds another row of it; and the advice is right for a lock."""
+@pytest.mark.promise("fault:another-session-keeps-lock:commit", "error:LOCK_HELD", "I20")
+def test_what_meets_a_lock_names_the_session(tally: Tally, impatient: Settings, waiting: Callable[[], int]) -> None:
+    """Not one that reads the same table or holds another row of it; and the advice is right for a lock.
+
+    So do verbs that only look, and the page.
+
+    Of a session of the same role, it says since when its transaction is open, and what it does, but not by which statement:
+    that may hold data. A reader alone would not be in a commit's way: a migration waits for the reader, and the commit for the
+    migration.
+    """
+
+    def migrate() -> None:
+        with holding(impatient, "LOCK TABLE state.per_shop"):
+            pass
+
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     for statement in (
@@ -148,11 +160,7 @@ def test_a_commit_that_meets_a_lock_names_the_session(tally: Tally, impatient: S
         assert str(other) not in told
         assert "tidegate up" not in why.of_error(refused.value).advice
     assert remedies.command_of("LOCK_HELD") == "tidegate error LOCK_HELD"
-    assert tally.commit(1).txid == 1
 
-
-def test_a_session_of_the_same_role_is_told_with_its_state(tally: Tally, impatient: Settings) -> None:
-    """Since when its transaction is open, and what it does, but not by which statement: that may hold data."""
     with (
         StateStore.connect(impatient) as store,
         holding(impatient, "SELECT 'a secret' FROM tidegate.cursor FOR UPDATE", impatient.pg_user),
@@ -162,18 +170,6 @@ def test_a_session_of_the_same_role_is_told_with_its_state(tally: Tally, impatie
     assert re.search(r"\(user tidegate, application psql, idle in transaction, since \d{4}-.* UTC\)", str(refused.value))
     assert "secret" not in str(refused.value)
 
-
-def test_a_commit_behind_another_waiter_names_whom_both_wait_for(
-    tally: Tally, impatient: Settings, waiting: Callable[[], int]
-) -> None:
-    """A reader alone would not be in its way: a migration waits for the reader, and the commit for the migration."""
-
-    def migrate() -> None:
-        with holding(impatient, "LOCK TABLE state.per_shop"):
-            pass
-
-    tally.plan(1)
-    tally.process(1, [("a", 1, 1, 1, 1)])
     with StateStore.connect(impatient) as store, ThreadPoolExecutor(1) as pool:
         with holding(impatient, "SELECT FROM state.per_shop") as reader:
             migrating = pool.submit(migrate)
@@ -181,6 +177,14 @@ def test_a_commit_behind_another_waiter_names_whom_both_wait_for(
             with pytest.raises(LockHeld, match=rf"The lock is held by one of: .*\bsession {reader} "):
                 store.commit_batch(tally.spec, 1, "test")
         migrating.result()
+
+    # Longer than all reads.
+    lock = "SET idle_in_transaction_session_timeout = '30s'; LOCK TABLE tidegate.pipeline, tidegate.batch"
+    with StateStore.connect(impatient) as store, holding(impatient, lock) as pid:
+        for read in (lambda: store.batch_history("tally", 1), lambda: store.waits({"tally": None}), store.lag):
+            with pytest.raises(LockHeld, match=rf"The lock is held by session {pid} .*psql"):
+                read()
+    assert tally.commit(1).txid == 1
 
 
 @pytest.mark.promise("fault:deadlock-statement-timeout:commit")
@@ -203,16 +207,3 @@ def test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
         person.rollback()
     assert contents(settings) == before
     assert tally.commit(1).txid == 1
-
-
-@pytest.mark.promise("I20")
-def test_a_read_of_the_ledger_gives_up_and_names_the_session(tally: Tally, impatient: Settings) -> None:
-    """So do verbs that only look, and the page; a read in one snapshot and one in a plain transaction."""
-    tally.plan()
-    lock = (
-        "SET idle_in_transaction_session_timeout = '30s'; LOCK TABLE tidegate.pipeline, tidegate.batch"  # longer than all reads
-    )
-    with StateStore.connect(impatient) as store, holding(impatient, lock) as pid:
-        for read in (lambda: store.batch_history("tally", 1), lambda: store.waits({"tally": None}), store.lag):
-            with pytest.raises(LockHeld, match=rf"The lock is held by session {pid} .*psql"):
-                read()

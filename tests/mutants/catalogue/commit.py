@@ -19,7 +19,7 @@ MUTANTS = (
         "DeadlineCursor.execute",
         "if is_first and connection.lock_seconds is not None",
         "if is_first and connection.lock_seconds == 0",
-        ("tests/integration/test_lock_holders.py::test_a_read_of_the_ledger_gives_up_and_names_the_session",),
+        ("tests/integration/test_lock_holders.py::test_what_meets_a_lock_names_the_session",),
     ),
     Mutant(
         "a-commit-waits-for-a-stopped-server-for-ever",
