@@ -19,7 +19,7 @@ from tests.store import Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, StoreUnavailable
+from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, SourceChanged, StoreUnavailable
 
 KINDS = Pipeline(
     name="kinds",
@@ -768,3 +768,23 @@ def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
     assert alone <= 9
     assert numbers[0] == numbers[1] <= 12
     assert tally.state() == [("a", 15, 15, 1, 1, 15)]
+
+
+@pytest.mark.promise("I12")
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
+def test_a_file_that_two_batches_list_counts_once(store: StateStore, register: Callable[..., None], together: bool) -> None:
+    """As two planners might list it that did not know of each other; the ledger has the last word."""
+    register(TALLY)
+    tally = Tally(store)
+    file = {"name": "1.csv", "sha256": f"{1:064x}", "size": 1, "mtime_ns": 1, "inode": 1}
+    assert store.open_batches(tally.spec, "run", [], None, [encode_metadata({"files": [file]})] * 2) == [1, 2]
+    for txid in (1, 2):
+        tally.process(txid, [("a", 1, 1, 1, 1)])
+    says = r"tally 2: 1\.csv has counted in txid 1, with the same content"
+    if together:
+        with pytest.raises(SourceChanged, match=says):
+            store.commit_ready(tally.spec, "test", max_batches=2)
+    tally.commit(1)
+    with pytest.raises(SourceChanged, match=says):
+        tally.commit(2)
+    assert tally.state() == [("a", 1, 1, 1, 1, 1)]

@@ -52,8 +52,8 @@ class Longest(Combiner):
 
     def combine(self, kept: Any, new: Any) -> Any:
         """Return the value of both."""
-        is_longer = sa.tuple_(sa.func.char_length(new), new) > sa.tuple_(sa.func.char_length(kept), kept)
-        return sa.case((is_longer, new), else_=kept)
+        stays = sa.tuple_(sa.func.char_length(kept), kept) >= sa.tuple_(sa.func.char_length(new), new)
+        return sa.case((stays, kept), else_=new)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
     ]
     rows.append(("only NULL", None, None))
     rng.shuffle(rows)
+    rows = [("then NULL", "x", 3), *rows, ("then NULL", None, None)]
     aggregates: dict[str, Aggregate] = {
         "lines": Count(),
         "capped": CappedSum("n", cap=700),
@@ -132,7 +133,7 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
     tables.put(as_table(rows[:15]), as_table(rows[15:20]), as_table(rows[20:]))
     tables.run_mixed(pipeline, ["safe"])
     found = {row["name"]: row for row in tables.rows(pipeline)}
-    for name in ("a", "b", "only NULL"):
+    for name in ("a", "b", "only NULL", "then NULL"):
         labels = [label for key, label, _ in rows if key == name and label is not None]
         numbers = [n for key, _, n in rows if key == name and n is not None]
         product = Decimal(1)

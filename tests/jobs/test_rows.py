@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tests import steps
 from tests.jobs.conftest import Staged, Tables, offenders
 from tests.store import key_lookup, state_table_of
+from tidegate import migrations
 from tidegate.jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch
@@ -89,7 +90,10 @@ def test_a_redo_replaces_the_rows_of_its_batch_alone(tables: Tables, store: Stat
 
 
 def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: Settings, register: Callable[..., None]) -> None:
-    """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place."""
+    """A row in the place of one that is to be appended is an alarm; nothing of the batch counts. Rows are found by place.
+
+    So is a row that a trigger keeps out, even one that a person has accepted.
+    """
     pipeline = Pipeline("inbox", Files("inbox", schema=SCHEMA), {"log": ALL})
     register(pipeline)
     flow = Staged(store, pipeline.spec)
@@ -105,6 +109,19 @@ def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: S
     with pytest.raises(GuardMismatch, match=r"the 1 rows of log_2_1 cannot be appended to state\.log: one is there already"):
         flow.commit(txid)
     assert appended(store) == {1: [("a", 1), ("b", 2)], 2: [("another", 0)]}
+
+    with StateStore.connect(settings, user="postgres") as owner, owner.engine.begin() as connection:
+        connection.execute(sa.select(sa.func.set_config("tidegate.writer", "inbox", True)))
+        connection.execute(sa.delete(state_table_of(ALL.spec("log"))).where(sa.column("txid") == txid))
+        for statement in (
+            "CREATE FUNCTION public.keep_out() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+            "CREATE TRIGGER keep_out BEFORE INSERT ON state.log FOR EACH ROW EXECUTE FUNCTION public.keep_out()",
+        ):
+            connection.execute(sa.text(statement))
+    migrations.accept_table(settings, "log", "ann")
+    with pytest.raises(GuardMismatch, match=r"the 1 rows of log_2_1 cannot be appended .* a trigger or a rule keeps 1 out"):
+        flow.commit(txid)
+    assert appended(store) == {1: [("a", 1), ("b", 2)]}
 
 
 REFUSED: dict[str, tuple[Rows, Record, str]] = {

@@ -50,10 +50,13 @@ def plan(world: World, sizes: tuple[int, ...], *, takes_up: bool = False) -> Ste
 
 
 def start(world: World, txid: int, mode: str = "resume", size: int = 1) -> Step:
-    """Begin an attempt; what has committed is said to be so in a retired pipeline, too (I8)."""
+    """Begin an attempt; what has committed is said to be so in a retired pipeline, too (I8), but in no older copy (I9)."""
     is_due = core.may_redo(world, txid) if mode == "redo" else txid > world.cursor
-    if 0 < txid <= len(world.batches) and is_due and (why := out_of_service(world)):
-        return world, why
+    if 0 < txid <= len(world.batches):
+        if world.is_lost:
+            return world, "HOLE_DETECTED"
+        if is_due and world.is_retired:
+            return world, "PIPELINE_RETIRED"
     return core.start(world, txid, mode, size)
 
 

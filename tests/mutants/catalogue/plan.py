@@ -234,7 +234,7 @@ MUTANTS = (
         "write",
         "if connection.execute(statement).rowcount != len(files):",
         "if connection.execute(statement).rowcount > len(files):",
-        (f"{IDENTITY}::test_runs_that_plan_at_once_count_each_file_once",),
+        ("tests/integration/test_commit_ready.py::test_a_file_that_two_batches_list_counts_once",),
     ),
     Mutant(
         "a-redo-keeps-the-files-of-the-commit-before",

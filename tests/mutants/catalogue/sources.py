@@ -366,7 +366,7 @@ MUTANTS = (
         "check_newest_range",
         'if rows == previous["rows"] and previous.get("keys", digest) != digest:',
         'if rows == previous["rows"] and not digest:',
-        (f"{GUARDS}::test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed",),
+        (f"{GUARDS}::test_gaps_are_remembered_up_to_a_limit",),
     ),
     Mutant(
         "a-file-of-a-delta-snapshot-is-read-twice",
