@@ -1,12 +1,14 @@
-"""How a stack recognizes its own processes."""
+"""How a stack recognizes its own processes, and keeps its files to itself."""
 
 import os
 import shutil
+import stat
 
 import psutil
 import pytest
 
 from tidegate.stack.components.server_process import Identity, RunFolder
+from tidegate.stack.machine.private_files import private
 
 
 def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +42,17 @@ def test_a_copy_of_a_stack_does_not_know_the_processes_of_the_other(tmp_path) ->
     assert (copy.read("supervisor"), copy.sessions()) == (None, set())
     (tmp_path / "stack").rename(tmp_path / "moved")
     assert RunFolder(tmp_path / "moved").sessions() == {os.getpid()}
+
+
+def test_a_stacks_file_is_private_under_any_umask_and_is_no_link(tmp_path) -> None:
+    """Processes of a stack have a umask of their own; a person's shell may let others read what it writes."""
+    before = os.umask(0)
+    try:
+        with open(tmp_path / "password", "w", opener=private) as file:
+            file.write("secret")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "password").stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(tmp_path / "password")
+    with pytest.raises(OSError, match="symbolic links"), open(tmp_path / "link", "w", opener=private):
+        pass

@@ -144,6 +144,6 @@ MUTANTS = (
         "private",
         "os.O_NOFOLLOW, 0o600)",
         "os.O_NOFOLLOW, 0o644)",
-        ("tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",),
+        ("tests/unit/test_component.py::test_a_stacks_file_is_private_under_any_umask_and_is_no_link",),
     ),
 )
