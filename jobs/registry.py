@@ -154,7 +154,10 @@ def _only_declaring(place: str) -> Iterator[None]:
 
 @contextmanager
 def _output_is_ours() -> Iterator[None]:
-    """Let what this process, and those that it starts, write to standard output go to standard error."""
+    """Let what this process, and those that it starts, write to standard output go to standard error, if both are open."""
+    if not (_is_open(1) and _is_open(2)):
+        yield
+        return
     with _redirecting:
         _flush()
         kept = os.dup(1)
@@ -166,6 +169,14 @@ def _output_is_ours() -> Iterator[None]:
             _flush()
             os.dup2(kept, 1)
             os.close(kept)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _flush() -> None:

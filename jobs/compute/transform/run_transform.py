@@ -61,6 +61,7 @@ def check_united(returned: DataFrame, inputs: Mapping[str, DataFrame]) -> None:
     """Refuse a transform that joins inputs, rather than uniting them, where bad records are set aside.
 
     A record is taken up in a batch without the rows of other inputs that it was to meet: those have counted without it.
+
     Raises: DeclarationInvalid.
     """
     if len(inputs) > 1 and (found := meeting(returned, inputs)):
