@@ -12,6 +12,8 @@ from tidegate.state_store.seal.attempts import Attempt
 
 logger = logging.getLogger(__name__)
 
+MOST_FAILED_ACKS = 10
+
 
 def ack(store: StateStore, pipeline: Pipeline, commit: Commit) -> bool:
     """Give the source the ack of a committed or skipped batch; then record the ack.
@@ -33,16 +35,18 @@ def ack(store: StateStore, pipeline: Pipeline, commit: Commit) -> bool:
 def give_overdue_acks(store: StateStore, pipeline: Pipeline) -> None:
     """Give the acks that earlier runs owe the source, because they died before the ack or the source raised.
 
-    Stop at the first ack that fails: the next would most often fail for the same reason, slowly. A source that wants none,
-    because it was declared otherwise when a batch was planned, is owed none any more.
+    An ack that fails keeps no other waiting, but after MOST_FAILED_ACKS the rest is left: it would most often fail for the
+    same reason, slowly. A source that wants none, because it was declared otherwise when a batch was planned, is owed none any
+    more.
     """
+    failed = 0
     for commit in store.awaiting_acks(pipeline.name, MAX_BATCHES_PER_RUN):
         if not pipeline.wants_acks:
             store.note_ack(pipeline.name, commit.txid, commit.attempt)
-            continue
-        if not ack(store, pipeline, commit):
+        elif ack(store, pipeline, commit):
+            logger.info("%s %s: its overdue ack was given", pipeline.name, commit.txid)
+        elif (failed := failed + 1) == MOST_FAILED_ACKS:
             return
-        logger.info("%s %s: its overdue ack was given", pipeline.name, commit.txid)
 
 
 def call_source(message: str, call: Callable[[], None]) -> bool:

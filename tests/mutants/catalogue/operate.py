@@ -27,7 +27,7 @@ MUTANTS = (
         ACTIONS,
         "redo",
         "if batch.attempt == facts.cursor.attempt:",
-        "if batch.attempt < (cursor.attempt or 0):",
+        "if batch.attempt < (facts.cursor.attempt or 0):",
         (f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",),
     ),
     Mutant(
@@ -227,5 +227,14 @@ MUTANTS = (
         "end = up_to_txid + 1 if up_to_txid < committed else MAX_TXID",
         "end = up_to_txid + 1000 if up_to_txid < committed else MAX_TXID",
         (f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",),
+    ),
+    Mutant(
+        "an-ack-that-fails-keeps-all-others-waiting",
+        "name:Pipeline",
+        "jobs/engine/acks.py",
+        "(module)",
+        "MOST_FAILED_ACKS = 10",
+        "MOST_FAILED_ACKS = 1",
+        ("tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures",),
     ),
 )
