@@ -165,10 +165,10 @@ class FileReader(Emitter):
         if not read_here:
             return self._spark.range(0, count, 1, count).mapInArrow(reader, schema)
         try:
-            batches = []
+            batches, size = [], 0
             for batch in chain.from_iterable(map(reader.read_task, range(count))):
                 batches.append(batch)
-                if sum(each.nbytes for each in batches) > MOST_BYTES_HERE:
+                if (size := size + batch.nbytes) > MOST_BYTES_HERE:
                     return self._rows_of(reader, schema, read_here=False)
         except ValueError as error:
             raise reported_in(error) or self.explain(error) or error from None
