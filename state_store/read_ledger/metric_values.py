@@ -26,7 +26,7 @@ from tidegate.state_store.read_ledger.batch_phases import Phase
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"}
 _SHOWN = (
     *("opened", "last_commit", "committed_at", "lag_seconds", "paused_at", "quarantined", "staged", "acks_due", "planned_at"),
-    *("failed_plans", "plan_error", "skipped_at", "set_aside_at", "new_columns"),
+    *("failed_plans", "short_plan_error", "skipped_at", "set_aside_at", "new_columns"),
     *(f"cursor_{name}" for name in Cursor._fields),
 )
 
@@ -97,7 +97,7 @@ def measures(connection: Connection, witness: Witness) -> Measures:
                 acks_due=row.acks_due,
                 planned_at=row.planned_at,
                 failed_plans=row.failed_plans,
-                plan_error=(row.plan_error or "").partition(":")[0],
+                plan_error=(row.short_plan_error or "").partition(":")[0],
                 skipped_at=row.skipped_at,
                 set_aside_at=row.set_aside_at,
                 is_whole=row.last_commit == cursor.txid

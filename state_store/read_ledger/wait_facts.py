@@ -81,7 +81,7 @@ class RegisteredPipeline(NamedTuple):
     `queries` are the states that its transform reads, as registered. `quarantined` are records, `acks_due` commits that the
     source has yet to learn of. `silences` are the seconds since the last heartbeat of the open
     attempts at uncommitted txids. `failed_plans` counts plans that failed since the last success: the newest in `failed_run`,
-    with `plan_error`, cut to ERROR_CHARACTERS. `new_columns` are those of `tidegate.state_store.ledger.undeclared_columns`.
+    with `short_plan_error`, its first ERROR_CHARACTERS. `new_columns` are those of `ledger.undeclared_columns`.
     """
 
     pipeline: str
@@ -102,7 +102,7 @@ class RegisteredPipeline(NamedTuple):
     failed_plans: int
     plans_failing_since: datetime | None
     failed_run: str | None
-    plan_error: str | None
+    short_plan_error: str | None
     queries: Sequence[Mapping[str, str]]
     new_columns: Sequence[Mapping[str, Any]]
 

@@ -187,6 +187,7 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
             supervised.process.wait(1)
         assert supervised.restarts == 1
     finally:
+        supervised.ask_to_stop()
         supervised.stop()
 
 

@@ -182,12 +182,12 @@ def _failing_plans(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
     row = wait.row
     if not row.failed_plans:
         return
-    code, is_away = remedies.code_of(row.plan_error), code_and_fault(row.plan_error or "")[1] is Fault.SERVER
+    code, is_away = remedies.code_of(row.short_plan_error), code_and_fault(row.short_plan_error or "")[1] is Fault.SERVER
     times = f" {row.failed_plans} times" if row.failed_plans > 1 else ""
     goes_on = "A run tries again by itself; if that has ended, start another." if is_away else "Then start a run."
     yield cause(
         "PLAN_FAILED",
-        f"Planning has failed{times} ({quoted(row.failed_run)}): {quoted(row.plan_error)}.",
+        f"Planning has failed{times} ({quoted(row.failed_run)}): {quoted(row.short_plan_error)}.",
         since=row.plans_failing_since,
         severity="warning" if is_away else "error",
         advice=f"{remedies.fix_of_plan(code)} {goes_on}",

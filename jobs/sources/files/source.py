@@ -179,7 +179,11 @@ class Files(Source):
         Raises: ValueError.
         """
         folder = self.manifests
-        if folder and not is_url(folder) and any(part in ("", ".", "..") for part in folder.removesuffix("/").split("/")):
+        if (
+            folder is not None
+            and not is_url(folder)
+            and any(part in ("", ".", "..") for part in folder.removesuffix("/").split("/"))
+        ):
             raise ValueError(
                 f"Files({self.folder!r}) cannot have its manifests in {folder!r}: write a folder below it, such as "
                 "'_manifests', or a place such as s3a://bucket/manifests."
