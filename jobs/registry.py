@@ -22,7 +22,7 @@ import tidegate.jobs.pipelines
 from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.state_store.base import project
-from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError, told
+from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError, class_and_text
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuild_named
 
 ENTRY_POINTS = "tidegate.pipelines"
@@ -123,7 +123,7 @@ def all_pipelines() -> Declared:
         try:
             declared.pipelines.append(find_pipeline(name))
         except Exception as error:  # noqa: BLE001 - an author's module may raise anything
-            declared.broken.append(f"Pipeline {name} cannot be imported: {told(error)} ({_place_of(error, name)})")
+            declared.broken.append(f"Pipeline {name} cannot be imported: {class_and_text(error)} ({_place_of(error, name)})")
     return declared
 
 
@@ -213,7 +213,7 @@ def all_queries() -> Queries:
         try:
             place, queries = _queries_of(pipeline)
         except Exception as error:  # noqa: BLE001 - an author's module may raise anything
-            broken[pipeline] = told(error).rstrip(".")
+            broken[pipeline] = class_and_text(error).rstrip(".")
             continue
         for query in queries:
             other, where = by_name.setdefault(query.name, (query, place))

@@ -92,10 +92,10 @@ def skip_command(pipeline: str = "PIPELINE", txid: int | str = "TXID") -> str:
 
 def describe(error: BaseException) -> str:
     """Return an error as the ledger keeps it: its code, or its class, and its message."""
-    return f"{error.code}: {error}" if isinstance(error, TidegateError) else told(error)
+    return f"{error.code}: {error}" if isinstance(error, TidegateError) else class_and_text(error)
 
 
-def told(error: BaseException) -> str:
+def class_and_text(error: BaseException) -> str:
     """Return an error's class and text; an author's class may fail to make one."""
     try:
         return f"{type(error).__name__}: {error}"

@@ -57,8 +57,9 @@ def folder_of(home: Path, part: Part) -> Path:
     """
     folder = home / part
     if not os.environ.get(HOME_VARIABLE) and folder.is_dir():
-        linked = [place for place in folder.rglob("*") if place.is_symlink() and place.is_dir()]
-        for place in [folder, *folder.rglob("*"), *(place for link in linked for place in link.resolve().rglob("*"))]:
+        places = [folder, *folder.rglob("*")]
+        linked = [place.resolve() for place in places[1:] if place.is_symlink() and place.is_dir()]
+        for place in [*places, *(place for target in linked for place in target.rglob("*"))]:
             is_code = place.is_dir() or (place.suffix in (".py", ".pyc", ".so") and place.is_file())
             if is_code and (reason := _distrust_of(place)):
                 raise SettingsInvalid(

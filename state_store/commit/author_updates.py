@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, told
+from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, class_and_text
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.postgres_errors import translate
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
@@ -82,7 +82,7 @@ def run(connection: Connection, batch: UpdateBatch, state: StateSpec, around: st
         cause = translate(driver_error, f"running the update {state.name}")
         raise type(cause)(str(cause), pipeline=pipeline, txid=txid) from error
     except (Exception, SystemExit) as error:
-        raise DeclarationInvalid(f"{name} failed: {told(error)}", pipeline=pipeline, txid=txid) from error
+        raise DeclarationInvalid(f"{name} failed: {class_and_text(error)}", pipeline=pipeline, txid=txid) from error
     if not is_as_it_was:
         raise DeclarationInvalid(
             f"{name} has ended the transaction of its batch, or changed its role or a setting. It may only read and write.",

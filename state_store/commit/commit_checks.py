@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import insert
 
-from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid, TidegateError, skip_command, told
+from tidegate.state_store.base.errors import CheckFailed, DeclarationInvalid, TidegateError, class_and_text, skip_command
 from tidegate.state_store.commit.quarantined_records import is_replay, set_aside, without_set_aside
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
@@ -159,7 +159,7 @@ def _statement(batch: CheckedBatch, name: str, check: Any) -> sa.Select[Any]:
     except TidegateError:
         raise
     except Exception as error:
-        raise DeclarationInvalid(f"{place} failed: {told(error)}") from error
+        raise DeclarationInvalid(f"{place} failed: {class_and_text(error)}") from error
     if not isinstance(statement, sa.Select):
         raise DeclarationInvalid(f"{place} returns {type(statement).__name__}; it has to return a SELECT of SQLAlchemy.")
     return statement

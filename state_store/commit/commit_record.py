@@ -131,5 +131,5 @@ def write(
             skipped_reason,
             already_committed=False,
         )
-        for batch, (keys, quarantined_rows) in committed
+        for batch, (keys, _) in committed
     ]

@@ -1,6 +1,6 @@
 """The facts of each pipeline, one row per pipeline: what status, page, metrics and why show of it.
 
-Each fact has one definition here, and whoever reads them names those that it shows, so that no other is computed. They are
+Each fact has one definition here. A reader names those that it shows, so that no other is computed. They are
 looked up by keys: the cursor, the newest batch and the next one; counts and what belongs to the newest commits stop at a limit.
 """
 
@@ -74,8 +74,8 @@ def _facts() -> Mapping[str, sa.ColumnElement[Any]]:
         "short_plan_error": sa.func.left(plan.error, ERROR_CHARACTERS),
         "new_columns": new_columns,
         "staged": _staged(),
-        "skipped_at": _recently("skipped_at"),
-        "set_aside_at": _recently("set_aside_at"),
+        "skipped_at": _newest_commit(_RECENT_COMMIT.skipped_reason.is_not(None)),
+        "set_aside_at": _newest_commit(_sets_partials_aside()),
         **{f"cursor_{column.name}": column for column in cursors.CURSOR},
     }
 
@@ -152,19 +152,21 @@ def _staged() -> sa.ScalarSelect[Any]:
     return sa.select(both).select_from(kept).scalar_subquery()
 
 
-def _recently(name: str) -> sa.ScalarSelect[Any]:
-    """Return when one of a pipeline's last commits skipped its batch, or when one set partials aside."""
-    c, k, q = tables.cursor.c, tables.commit.alias("late").c, tables.quarantine.c
-    last = (  # partials have the last numbers in their batch
-        sa.select(q.state.is_not(None))
-        .where(q.pipeline == k.pipeline, q.txid == k.txid)
-        .order_by(q.number.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    condition = k.skipped_reason.is_not(None) if name == "skipped_at" else last
+_RECENT_COMMIT = tables.commit.alias("late").c
+
+
+def _newest_commit(condition: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    """Return when the newest of a pipeline's last commits was made for which a condition on `_RECENT_COMMIT` holds."""
+    c, k = tables.cursor.c, _RECENT_COMMIT
     newest = sa.select(sa.func.max(k.committed_at)).where(k.pipeline == c.pipeline, k.txid > c.txid - RECENT, condition)
     return newest.correlate(tables.cursor).scalar_subquery()
+
+
+def _sets_partials_aside() -> sa.ScalarSelect[bool]:
+    """Return whether the last record of a recent commit is a partial: these have the last numbers in their batch."""
+    k, q = _RECENT_COMMIT, tables.quarantine.c
+    last = sa.select(q.state.is_not(None)).where(q.pipeline == k.pipeline, q.txid == k.txid)
+    return last.order_by(q.number.desc()).limit(1).scalar_subquery()
 
 
 # How many batches after the last committed one have their phase looked up; all in the window (the most that may have begun), if

@@ -27,7 +27,7 @@ class Lag:
     `lag_seconds` is the age of its oldest opened batch that has not committed, None if there is none. `rows_per_second` are the
     source rows of its newest commits, divided by the time that these took together; None before the first commit.
     `failed_plans` have failed since one succeeded, the newest with `plan_error`. `new_columns` of the source came after the
-    first batch, and nobody declares them.
+    first batch, and no declaration has them.
     """
 
     pipeline: str

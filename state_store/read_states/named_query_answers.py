@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError, told
+from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError, class_and_text
 from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.ledger import cursors
 from tidegate.state_store.read_ledger import pipeline_overview
@@ -149,7 +149,7 @@ def _statement(
     except (TidegateError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise DeclarationInvalid(f"{begin} failed: {told(error)}") from error
+        raise DeclarationInvalid(f"{begin} failed: {class_and_text(error)}") from error
     if not isinstance(statement, sa.Select | sa.CompoundSelect):
         raise DeclarationInvalid(f"{begin} returns {type(statement).__name__}; it has to return a SELECT of SQLAlchemy.")
     known = {table.fullname for table in states.values()}

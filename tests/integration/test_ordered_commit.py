@@ -78,12 +78,7 @@ def test_batches_add_up_in_txid_order(tally: Tally, settings: Settings) -> None:
 
 @pytest.mark.promise("I15")
 def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """A process that has connected before is refused as one that connects afterwards.
-
-    So is a batch whose pipeline has lost a state.
-
-    Partials of one key in two partitions were not grouped: merging one of them would lose the other.
-    """
+    """A process that has connected before is refused as a new one is; so is a pipeline that has lost a state."""
     tally.plan(1)
     attempt = tally.start(1)
     staged = [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)], partition=number) for number in (0, 1)]
@@ -95,7 +90,7 @@ def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally, set
             commit()
         assert contents(settings) == before
 
-    refused(PermanentError, "")
+    refused(PermanentError, "cannot affect row a second time")  # partials of one key in two partitions were not grouped
     tally.process(1, [("a", 1, 1, 1, 1)], mode="restage")
     ((version,),) = as_role("tidegate_owner", "SELECT version_num FROM tidegate.alembic_version")
     as_role("tidegate_owner", "UPDATE tidegate.alembic_version SET version_num = '0123456789ab'")

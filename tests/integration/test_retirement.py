@@ -390,7 +390,7 @@ def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStor
 def test_what_needs_the_tables_of_a_state_keeps_them(
     owner: StateStore, register: Callable, busy: Tally, as_role: Execute, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A view of somebody's, or a table that inherits from one, is named, and nothing is done.
+    """A team's view, or a table that inherits from one, is named, and nothing is done.
 
     A reader delays the drop by seconds only.
 

@@ -1,6 +1,7 @@
 """The database itself limits each role to its work, by grants and by the single-writer trigger."""
 
 import io
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -81,6 +82,14 @@ def busy(tally: Tally) -> Tally:
     return tally
 
 
+def by_name(rows: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Return what rows have beside each name."""
+    found: dict[str, set[str]] = {}
+    for name, granted in rows:
+        found.setdefault(name, set()).add(granted)
+    return found
+
+
 def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role: Execute, settings: Settings) -> None:
     """A grant that is added anywhere has to be added here too, with a reason.
 
@@ -103,10 +112,7 @@ def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role
             """,
             {"role": role},
         )
-        found: dict[str, set[str]] = {}
-        for name, privilege in tables:
-            found.setdefault(name, set()).add(privilege)
-        assert found == TABLE_PRIVILEGES[role]
+        assert by_name(tables) == TABLE_PRIVILEGES[role]
 
         schemas = as_role(
             "postgres",
@@ -116,10 +122,7 @@ def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role
             """,
             [role],
         )
-        granted: dict[str, set[str]] = {}
-        for name, privilege in schemas:
-            granted.setdefault(name, set()).add(privilege)
-        assert granted == SCHEMA_PRIVILEGES[role]
+        assert by_name(schemas) == SCHEMA_PRIVILEGES[role]
 
         columns = as_role(
             "postgres",
@@ -132,10 +135,7 @@ def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role
             """,
             {"role": role},
         )
-        updates: dict[str, set[str]] = {}
-        for name, column in columns:
-            updates.setdefault(name, set()).add(column)
-        assert updates == (COLUMN_UPDATES if role == "tidegate" else {})
+        assert by_name(columns) == (COLUMN_UPDATES if role == "tidegate" else {})
 
     powers = as_role(
         "postgres",

@@ -10,7 +10,7 @@ from tidegate import output
 from tidegate.explain import remedies
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline
-from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline, describe, told
+from tidegate.state_store.base.errors import SourceUnavailable, SourceUnreadable, UnknownPipeline, class_and_text, describe
 from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -148,6 +148,6 @@ def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) ->
         try:
             message = sentence(lag.pipeline, settings, is_new=not lag.opened)
         except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still reported
-            message = f"{lag.pipeline}: its source cannot be looked at: {told(error)}"
+            message = f"{lag.pipeline}: its source cannot be looked at: {class_and_text(error)}"
         if message:
             messages[lag.pipeline] = message

@@ -12,7 +12,7 @@ from tidegate.explain.batch_causes import BatchCauses, Button, Cause, cause, quo
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
-from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, code_and_fault, told
+from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, class_and_text, code_and_fault
 
 if TYPE_CHECKING:
     from tidegate.state_store import Settings, StateStore
@@ -106,7 +106,7 @@ def _declared(pipeline: Pipeline | str, names: Collection[str] | None = None) ->
     except UnknownPipeline as error:
         return _Declared(pipeline, None, unknown=error)
     except Exception as error:  # noqa: BLE001 - an author's module may raise anything; that is the cause then
-        return _Declared(pipeline, None, reason=told(error))
+        return _Declared(pipeline, None, reason=class_and_text(error))
 
 
 def _unregistered(declared: _Declared) -> Cause:

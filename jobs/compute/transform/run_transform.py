@@ -34,7 +34,7 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
     except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
         raise
     except (Exception, SystemExit) as error:
-        raise errors.DeclarationInvalid(f"The transform failed: {errors.told(error)}") from error
+        raise errors.DeclarationInvalid(f"The transform failed: {errors.class_and_text(error)}") from error
     if returned is None:
         raise errors.DeclarationInvalid(
             "The transform returns nothing: end it with return, and the DataFrame that it has made."

@@ -14,7 +14,7 @@ from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Refusal
 from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline, told
+from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline, class_and_text
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, references_of
 from tidegate.state_store.ledger import batches
@@ -197,7 +197,7 @@ def _registered_spec(pipeline: str) -> PipelineSpec:
     except UnknownPipeline as error:  # whose message names all pipelines, also those that the user may not see
         raise Refusal(409, "NOT_LOADED", f"No code here declares {pipeline}. Bring its file back, then try again.") from error
     except Exception as error:
-        message = f"The code of {pipeline} cannot be imported: {told(error)}"
+        message = f"The code of {pipeline} cannot be imported: {class_and_text(error)}"
         raise Refusal(409, "NOT_LOADED", f"{message}. Correct it, then try again.") from error
     with ledger_connection.reader().snapshot(f"reading the declaration of {pipeline}") as connection:
         if pipeline_overview.fingerprint_of(connection, pipeline) != spec.fingerprint:
