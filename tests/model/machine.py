@@ -50,7 +50,7 @@ def aim(step: str, at: st.SearchStrategy[int] = NEWEST, **more: st.SearchStrateg
 SIZE = st.integers(0, 3)
 SIZES = st.lists(SIZE, min_size=1, max_size=2).map(tuple)
 NEXT = st.sampled_from([1, 1, 1, 2, 0, 3])  # the batch after the cursor, mostly
-LAST = st.sampled_from([0, 0, 0, 1])
+LAST = st.sampled_from([0, 0, 0, 1, -1])
 PICK = st.sampled_from([0, 0, 0, 1, 2])  # of the attempts, mostly the newest
 FAULTS = st.one_of(
     st.none(),
@@ -187,13 +187,13 @@ class StoreMachine(RuleBasedStateMachine):
         """Commit a batch, or find that it may not be."""
         self.try_to(Aim("commit", at), fault)
 
-    @rule(size=SIZE, again=st.booleans())
+    @rule(at=st.sampled_from([0, 0, 0, -1]), size=SIZE, again=st.booleans())
     @precondition(lambda self: self.world.cursor and self.world.states == "opaque")
-    def redo(self, size: int, again: bool) -> None:
-        """Compute the last committed batch again, or rely on what was computed, and redo it."""
+    def redo(self, at: int, size: int, again: bool) -> None:
+        """Compute the last committed batch, or one before, again, or rely on what was computed, and redo it."""
         if again:
-            self._process(Aim("start", 0, (("mode", "redo"), ("size", size))))
-        self.try_to(Aim("redo", 0))
+            self._process(Aim("start", at, (("mode", "redo"), ("size", size))))
+        self.try_to(Aim("redo", at))
 
     @rule(at=NEXT, is_poison=st.booleans(), then=st.sampled_from(["commit", "skip", None]))
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
