@@ -79,7 +79,6 @@ class Machine:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> None:
-        """Start one of Airflow's components here, in a session of its own."""
         with (self.folder / "log").open("ab") as output:
             self.process = subprocess.Popen(
                 [PYTHON, "-m", "airflow", *arguments],
@@ -92,7 +91,6 @@ class Machine:
             )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of Tidegate here."""
         return subprocess.run(
             [COMMAND, *arguments],
             env=self.environment,
@@ -105,11 +103,9 @@ class Machine:
 
     @property
     def log(self) -> str:
-        """What the component has printed."""
         return (self.folder / "log").read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
-        """Return the component's processes, tasks included."""
         if self.process is None or self.process.poll() is not None:
             return []
         leader = psutil.Process(self.process.pid)
@@ -125,14 +121,11 @@ class Machine:
         assert components.wait_until(lambda: not any(map(components.is_alive, processes)), 30)
 
     def end(self) -> None:
-        """End them."""
         components.end(self.processes(), 10)
 
 
 @dataclass
 class Cluster:
-    """The machines, and the addresses that they share."""
-
     folder: Path
     settings: Settings
     addresses: Mapping[str, str]
@@ -191,7 +184,6 @@ def _variables(file: Path) -> dict[str, str]:
 
 @contextmanager
 def broker(folder: Path, port: int, password: str) -> Iterator[None]:
-    """Run a Redis that asks for a password and keeps nothing."""
     program = shutil.which("redis-server")
     assert program, "This test needs Redis. Install it (Debian: apt-get install redis-server)."
     options = f'bind 127.0.0.1\nport {port}\ndir {folder}\nsave ""\nrequirepass {password}\n'
@@ -242,7 +234,6 @@ def _whole(text: str) -> str:
 
 
 def own_pipeline(folder: Path, per_batch: int) -> Pipeline:
-    """Return the pipeline that each machine has a copy of."""
     file = folder / "own.py"
     file.write_text(PIPELINE % per_batch)
     spec = spec_from_file_location("own_of_celery", file)
@@ -255,7 +246,6 @@ def own_pipeline(folder: Path, per_batch: int) -> Pipeline:
 
 
 def of_airflow(cluster: Cluster) -> AirflowClient:
-    """Log in to Airflow as the command line's machine does."""
     return AirflowClient(Settings.load(cluster.machines["command-line"].environment))
 
 
@@ -268,7 +258,6 @@ def wait_until_ready(cluster: Cluster, workers: Sequence[str]) -> None:
 
 
 def trigger_when_read(airflow: AirflowClient) -> str | None:
-    """Start a run, as soon as Airflow has read the Dag."""
     try:
         return airflow.trigger("table_of_flights", {})
     except UnknownPipeline:
@@ -276,7 +265,6 @@ def trigger_when_read(airflow: AirflowClient) -> str | None:
 
 
 def check_state(settings: Settings, pipeline: Pipeline, raw: Path, last_txid: int) -> None:
-    """Compare the state with DuckDB's over the raw data."""
     with StateStore.connect(settings) as store:
         assert store.committed(pipeline.name) == last_txid
         spec = pipeline.spec.state("flights_per_day")

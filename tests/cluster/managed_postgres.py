@@ -66,13 +66,11 @@ def sold(settings: Settings) -> int:
 
 
 def committed(settings: Settings) -> int:
-    """Return the cursor's txid."""
     with StateStore.connect(settings) as store:
         return store.committed("tally")
 
 
 def prepare(settings: Settings) -> None:
-    """Migrate an empty database and register pipeline tally."""
     migrations.upgrade(settings, [])
     register_pipelines(settings, TALLY)
 
@@ -88,7 +86,6 @@ class Authority:
 
     @classmethod
     def make(cls, folder: Path) -> "Authority":
-        """Make an authority's key and certificate."""
         folder.mkdir()
         made = cls(folder)
         made._run(f"{NEW_KEY} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt")
@@ -96,11 +93,9 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """The file with the authority's certificate."""
         return self.folder / "ca.crt"
 
     def sign(self, name: str, *, common_name: str, alternative: str = "") -> tuple[Path, Path]:
-        """Make a key and a certificate for it; return both files."""
         self._run(f"{NEW_KEY} -subj /CN={common_name} -keyout {name}.key -out {name}.csr")
         (self.folder / f"{name}.ext").write_text(f"subjectAltName={alternative}\n" if alternative else "")
         signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 2"
@@ -114,7 +109,6 @@ class Authority:
 
 
 def give_to(postgres: AnyPostgres, file: Path, name: str) -> None:
-    """Put a private file into the server's folder."""
     target = postgres.data / name
     shutil.copyfile(file, target)
     target.chmod(0o600)
@@ -194,11 +188,9 @@ class Pair:
 
     @property
     def settings(self) -> Settings:
-        """Settings that name both."""
         return replace(self.primary.settings, pg_host=f"{self.primary.host},{self.standby.host}")
 
     def follow(self) -> None:
-        """Make the standby from a base backup, and start it."""
         shutil.copytree(self.primary.secrets_folder, self.standby.secrets_folder)
         data = self.standby.data
         data.mkdir(mode=0o700, parents=True)
@@ -231,7 +223,6 @@ class Pair:
         until(lambda: not self.standby.execute("SELECT 1 FROM pg_stat_wal_receiver"))
 
     def promote(self) -> None:
-        """Make the standby the primary."""
         assert self.standby.execute("SELECT pg_promote()") == [(True,)]
         until(lambda: self.standby.execute("SELECT pg_is_in_recovery()") == [(False,)])
 

@@ -111,12 +111,10 @@ class Installation:
 
     @property
     def spark(self) -> Path:
-        """Spark's folder."""
         return self.folder / "spark"
 
     @property
     def python(self) -> Path:
-        """The Python that executors run."""
         return self.folder / "python" / "run"
 
 
@@ -157,12 +155,10 @@ class Machine:
 
     @property
     def spark(self) -> Path:
-        """Spark's folder, as this machine has it."""
         return self.home / "spark"
 
     @property
     def log(self) -> Path:
-        """The output of all its processes."""
         return self.home / "output.log"
 
     def start(self, *command: str, properties: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -192,7 +188,6 @@ class Machine:
         return process
 
     def executors(self) -> list[psutil.Process]:
-        """Return the executors that run here."""
         children: list[psutil.Process] = []
         for process in self.processes:
             with suppress(psutil.Error):
@@ -200,7 +195,6 @@ class Machine:
         return [child for child in children if _runs_an_executor(child)]
 
     def end(self) -> None:
-        """End everything that runs here."""
         for process in self.processes:
             family: list[psutil.Process] = []
             with suppress(psutil.Error):
@@ -282,7 +276,6 @@ def await_port(machine: Machine, port: int) -> None:
 
 @contextmanager
 def folder_for_all() -> Iterator[Path]:
-    """A folder that other accounts can enter: pytest's own are private."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-cluster-"))
     folder.chmod(0o755)
     try:
@@ -400,7 +393,6 @@ class Gate:
         return bool(self._in_use)
 
     def close(self) -> None:
-        """Break all connections, and refuse new ones."""
         if self._server is not None:
             self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()

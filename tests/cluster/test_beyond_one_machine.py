@@ -31,7 +31,6 @@ PLACE = f"s3a://{BUCKET}/flights"
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
-    """An object store."""
     with running_server() as server:
         yield server
 
@@ -79,7 +78,6 @@ def settings(cluster: SparkCluster, database: str, tmp_path: Path) -> Settings:
 
 
 def over_objects(pipeline: Pipeline) -> Pipeline:
-    """Return the pipeline with the store in the place of its folder."""
     assert isinstance(pipeline.source, Files)
     schema = pipeline.source.schema
     return replace(pipeline, source=Files(PLACE, glob="*/*.parquet", schema=schema, max_files=FILES_PER_BATCH))
@@ -88,7 +86,6 @@ def over_objects(pipeline: Pipeline) -> Pipeline:
 def test_flights_and_an_authors_code_run_far_away(
     settings: Settings, cluster: SparkCluster, bucket: Bucket, author: Callable[..., Author], days: Path
 ) -> None:
-    """From the store, on executors that have nothing of ours, one of which is killed in mid-batch: as DuckDB computes it."""
     shipped, own = over_objects(flights.PIPELINE), over_objects(author(pause=0.1).module().PIPELINE)
     register_pipelines(settings, shipped, own)
     assert len(run_pipeline(settings, shipped, run_id="run").commits) == DAYS / FILES_PER_BATCH

@@ -36,20 +36,17 @@ pytestmark = pytest.mark.skipif("CLUSTER" not in os.environ, reason="the long fo
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Pipeline:
-    """The pipeline that each machine has a copy of."""
     return own_pipeline(tmp_path, PER_BATCH)
 
 
 @pytest.fixture
 def raw(settings: Settings, pipeline: Pipeline) -> Path:
-    """The raw data, loaded into a table too, and the pipeline's registration."""
     register_pipelines(settings, pipeline)
     return load_flights(settings, ROWS)
 
 
 @pytest.fixture
 def cluster(raw: Path, tmp_path: Path, server: Server, settings: Settings, free_port: Callable[[], int]) -> Iterator[Cluster]:
-    """All components, healthy, with the Dag in place."""
     with celery_cluster(tmp_path / "machines", server, settings, free_port, WORKERS) as running:
         wait_until_ready(running, WORKERS)
         yield running
@@ -85,7 +82,6 @@ def killed_in_commit(cluster: Cluster) -> Machine:
 def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
     cluster: Cluster, settings: Settings, pipeline: Pipeline, raw: Path
 ) -> None:
-    """The other worker ends the run, and the state equals DuckDB's over the raw data."""
     for name in (*WORKERS, "triggerer", "dag-processor", "api-server"):
         component = "worker" if name in WORKERS else name
         machine = cluster.machines[name]

@@ -96,7 +96,6 @@ LASTING = re.compile(
 
 @pytest.mark.soak
 def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPostgres, database: Settings) -> None:
-    """Everything runs, by an administrator and roles without powers, though the server hides its identifier."""
     powers = "SELECT rolname FROM pg_roles WHERE rolname ~ '^tidegate' AND (rolsuper OR rolcreaterole OR rolcreatedb)"
     assert managed.execute(powers) == []
     prepare(database)
@@ -116,7 +115,6 @@ def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPos
 
 @pytest.mark.soak
 def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPostgres, database: Settings) -> None:
-    """A copy within the server has another number."""
     prepare(database)
     commit_next(database)
     copy = replace(database, pg_database="copy")
@@ -152,7 +150,6 @@ def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPo
 def test_a_missing_privilege_is_named(
     managed: AnyPostgres, database: Settings, taken: str, given: str | None, message: str
 ) -> None:
-    """The message has the statement for the administrator."""
     name = f'"{database.pg_database}"'
     managed.execute(taken.format(name))
     try:
@@ -165,7 +162,6 @@ def test_a_missing_privilege_is_named(
 
 
 def test_schemas_of_another_application_are_left_alone(managed: AnyPostgres, database: Settings) -> None:
-    """Its schemas may be beside ours; one of the same name is refused before anything is made."""
     managed.execute("CREATE SCHEMA state", database=database.pg_database)
     with pytest.raises(AccessRefused, match=r"has a schema state that is not Tidegate's.*PGDATABASE"):
         migrations.upgrade(database, [])
@@ -200,7 +196,6 @@ def _start_of_database() -> int:
 
 @pytest.mark.soak
 def test_all_connections_are_encrypted_and_verified(secured: tuple[Settings, Authority, Authority]) -> None:
-    """The store's, and those of Spark's tasks; a role of which the server asks for a certificate presents one."""
     settings, ours, _ = secured
     assert commit_next(settings, 2) == 2
     encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
@@ -215,7 +210,6 @@ def test_all_connections_are_encrypted_and_verified(secured: tuple[Settings, Aut
 
 
 def test_a_server_that_is_not_verified_is_refused_for_good(secured: tuple[Settings, Authority, Authority]) -> None:
-    """Another authority, another name, no encryption: nothing to wait for, so no retry."""
     settings, ours, other = secured
     refused = {
         "certificate verify failed": replace(settings, pg_sslrootcert=other.certificate),
@@ -235,7 +229,6 @@ def test_a_server_that_is_not_verified_is_refused_for_good(secured: tuple[Settin
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[AnyPostgres]:
-    """A server that logs every statement."""
     options = {"log_statement": "all", "log_line_prefix": "%p "}
     with running(AnyPostgres(tmp_path_factory.mktemp("plain"), free_port(), **options)) as postgres:
         prepare(postgres.settings)
@@ -244,13 +237,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]
 
 @pytest.fixture(scope="module")
 def pooled(plain: AnyPostgres, tmp_path_factory: pytest.TempPathFactory, free_port: Callable[[], int]) -> Iterator[Settings]:
-    """Settings that lead through a pooler with two connections per role."""
     with pooler(plain, tmp_path_factory.mktemp("pooled") / "pooler", free_port(), size=2) as settings:
         yield settings
 
 
 def test_batches_commit_through_a_transaction_pooler(plain: AnyPostgres, pooled: Settings) -> None:
-    """Migrations, staging and commits, by more clients than connections; each batch counts once."""
     migrations.upgrade(pooled, [])
     before = committed(pooled)
     workers = [threading.Thread(target=_commit_some, args=[pooled, 5]) for _ in range(4)]
@@ -279,7 +270,6 @@ def _commit_some(settings: Settings, number: int) -> None:
 
 
 def test_nothing_of_a_session_is_left_behind_in_the_pool(plain: AnyPostgres, pooled: Settings) -> None:
-    """No statement sets anything beyond its transaction."""
     mark = "SELECT 'the test begins'"
     plain.execute(mark)
     commit_next(pooled, 2)
@@ -296,7 +286,6 @@ def test_nothing_of_a_session_is_left_behind_in_the_pool(plain: AnyPostgres, poo
 
 
 def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
-    """Its transaction keeps the connection: others see the moment that it exported."""
     with StateStore.connect(pooled) as store, store._snapshot("a test") as connection:
         name = connection.scalar(sa.select(sa.func.pg_export_snapshot()))
         before = connection.scalar(sa.text("SELECT txid FROM tidegate.cursor"))
@@ -309,7 +298,6 @@ def test_a_snapshot_is_kept_through_a_pooler(pooled: Settings) -> None:
 
 
 def test_sessions_are_in_utc_through_a_pooler(plain: AnyPostgres, tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """Whichever connection a transaction gets, and though other clients of the role have another time zone."""
     plain.execute("ALTER ROLE tidegate SET timezone = 'Asia/Tokyo'")
     try:
         with (
@@ -332,14 +320,12 @@ def test_sessions_are_in_utc_through_a_pooler(plain: AnyPostgres, tmp_path: Path
 
 @pytest.fixture
 def pair(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Any]:
-    """A primary with pipeline tally, and its standby."""
     with running_pair(tmp_path, free_port()) as running:
         yield running
 
 
 @pytest.mark.promise("decision:0036", "I4")
 def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, tmp_path: Path) -> None:
-    """Asynchronous: the standby, which refuses writes until then, lacks txids 3 to 5. Nothing is lost silently."""
     pair.wait_for_both()
     with StateStore.connect(replace(pair.settings, pg_host=pair.standby.host)) as store:
         for step in (lambda: Tally(store).plan(), lambda: store.commit_ready(TALLY.spec, "test")):
@@ -383,7 +369,6 @@ def test_a_failover_that_loses_commits_halts_until_a_person_accepts(pair: Any, t
 
 @pytest.mark.promise("fault:synchronous-standby-is-promoted-with-pg_failover-go:commit", "decision:0036")
 def test_a_failover_to_a_synchronous_standby_goes_on_by_itself(pair: Any) -> None:
-    """Commits wait for the standby, so none is lost; one that is on its way is found, or tried again, by its retry."""
     settings = replace(pair.settings, pg_failover="go-on")
     pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
     pair.primary.execute("SELECT pg_reload_conf()")
@@ -437,7 +422,6 @@ def _while_a_commit_waits(pair: Any) -> None:
 
 
 def slowly(rows: DataFrame) -> DataFrame:
-    """Return all rows, an eighth of a second each."""
     return rows.where("coalesce(java_method('java.lang.Thread', 'sleep', 125L), 'over') <> ''")
 
 
@@ -453,7 +437,6 @@ def _execute_until_killed(postgres: AnyPostgres, statement: str) -> None:
 def test_a_failover_in_the_middle_of_a_run_of_spark(
     pair: Any, stack: Settings, tmp_path: Path, failover: str, moment: Callable[[Any], None]
 ) -> None:
-    """The run goes on, or halts for a person, and its state is that of a clean run; txids are planned in runs of their own."""
     states = {"sales_per_shop": SALES.states["per_shop"]}  # tally has the other name
     pipeline = replace(SALES, states=states, transform=slowly, retry_delay_seconds=0)
     settings = replace(beside_spark(pair.settings, stack, tmp_path), pg_failover=failover)
@@ -515,7 +498,6 @@ def _sales_committed(postgres: AnyPostgres) -> int:
 
 @LONG
 def test_an_older_server_is_refused_by_a_sentence(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """PostgreSQL 14, before anything is made."""
     with (
         running(AnyPostgres(tmp_path, free_port(), version=14)) as postgres,
         pytest.raises(PermanentError, match=r"This server is PostgreSQL 14\. Tidegate needs 15 or newer"),

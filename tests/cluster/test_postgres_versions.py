@@ -32,7 +32,6 @@ CHOSEN = (
 @LONG
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_ledger_works_on_each_version(version: int, tmp_path: Path) -> None:
-    """The same tests as on the embedded server, on a cluster of the version."""
     options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
     # Some modules run twice, the second time on the oldest version: here, their first time is on the version itself.
     once = ["-k", "not (postgres and 15)"]

@@ -119,7 +119,6 @@ class Author:
         (self._package / "labels.py").write_text(LABELS.replace("ARROW", arrow))
 
     def module(self) -> ModuleType:
-        """Import the package."""
         sys.modules.pop("shop", None)
         importlib.invalidate_caches()
         return importlib.import_module("shop")
@@ -127,7 +126,6 @@ class Author:
 
 @pytest.fixture
 def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Author]]:
-    """A function that writes an author's package into a private folder."""
     monkeypatch.syspath_prepend(str(tmp_path))
     yield lambda **options: Author(tmp_path, **options)
     sys.modules.pop("shop", None)
@@ -135,7 +133,6 @@ def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 @pytest.fixture
 def database(server: Server, template: str) -> Iterator[str]:
-    """An empty database."""
     name = server.create_database(template)
     yield name
     server.drop_database(name)
@@ -143,7 +140,6 @@ def database(server: Server, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The days of flights, as files."""
     home = tmp_path_factory.mktemp("sample")
     sample_data.prepare(home)
     return home / "data" / "flights"
@@ -161,20 +157,17 @@ def put(settings: Settings, days: Path, first: int, last: int) -> str:
 
 
 def rows_of(settings: Settings, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    """Return the rows of the pipeline's state."""
     spec = pipeline.spec.states[0]
     with StateStore.connect(settings) as store:
         return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
 
 
 def password_of(settings: Settings) -> str:
-    """Return the staging role's password."""
     assert settings.executor_passfile is not None
     return settings.executor_passfile.read_text().strip().rpartition(":")[2]
 
 
 def served(cluster: SparkCluster) -> str:
-    """Return what Spark's page and its REST service show of the application."""
     base = f"http://127.0.0.1:{cluster.ui_port}"
     with urllib.request.urlopen(f"{base}/api/v1/applications") as answer:
         application = re.search(rb'"id" : "([^"]+)"', answer.read())[1].decode()
@@ -223,7 +216,6 @@ def test_code_and_password_travel(
     free_port: Callable[[], int],
     without: str | None,
 ) -> None:
-    """The executor has no project, no password, and no packages if a packed Python travels; changed code arrives, too."""
     package = author(files_per_batch=2)
     with small_cluster(stack, free_port, without=without, packed=without is not None) as cluster:
         settings = replace(cluster.settings, pg_database=database)
@@ -257,7 +249,6 @@ PROPERTIES = {
 
 @pytest.fixture(scope="module")
 def gate(stack: Settings) -> Iterator[Gate]:
-    """The second worker's way to Postgres."""
     gate = Gate(BEHIND_GATE, stack.pg_port)
     yield gate
     gate.close()
@@ -286,7 +277,6 @@ def cluster(whole_cluster: SparkCluster, gate: Gate, database: str) -> SparkClus
 def test_two_pipelines_run_on_two_workers(
     cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Flights and an author's own Python code; tasks are speculated; a second writer that ends is named."""
     caplog.set_level(logging.INFO)
     settings, pipeline = cluster.settings, author(pause=0.3).module().PIPELINE
     register_pipelines(settings, flights.PIPELINE, pipeline)
@@ -311,7 +301,6 @@ def test_two_pipelines_run_on_two_workers(
 def test_an_executor_ends_in_mid_batch(
     cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, how: signal.Signals
 ) -> None:
-    """Three times, at the moment when tasks stage: Spark repeats its tasks, or the batch is tried again."""
     settings, pipeline = cluster.settings, author(pause=0.2, files_per_batch=2).module().PIPELINE
     register_pipelines(settings, pipeline)
     files = put(settings, days, 0, DAYS)
@@ -340,7 +329,6 @@ def test_an_executor_is_cut_off_from_postgres(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In mid-run, for some seconds: Spark repeats its tasks elsewhere, or the batch is tried again; each counts once."""
     written = author(pause=0.2, files_per_batch=1).module().PIPELINE
     settings, pipeline = cluster.settings, replace(written, tries=10, retry_delay_seconds=1)
     register_pipelines(settings, pipeline)
@@ -373,7 +361,6 @@ def test_an_executor_is_cut_off_from_postgres(
 def test_tasks_wait_for_a_connection(
     cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, server: Server
 ) -> None:
-    """One connection for the whole cluster is enough: tasks take turns."""
     settings, pipeline = cluster.settings, author().module().PIPELINE
     register_pipelines(settings, pipeline)
     files = put(settings, days, 0, DAYS)
@@ -392,7 +379,6 @@ def test_tasks_wait_for_a_connection(
 def test_executors_without_a_driver_of_postgres_are_refused(
     stack: Settings, database: str, author: Callable[..., Author], days: Path, free_port: Callable[[], int]
 ) -> None:
-    """At the first batch, with a sentence that says what to install."""
     with small_cluster(stack, free_port, without="psycopg2-binary") as cluster:
         settings, pipeline = replace(cluster.settings, pg_database=database), author().module().PIPELINE
         register_pipelines(settings, pipeline)
@@ -410,7 +396,6 @@ def events_of(cluster: SparkCluster) -> str:
 def test_certificates_travel_as_the_password_does(
     author: Callable[..., Author], days: Path, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """The server takes encrypted connections only, and from the staging role only with a certificate of its own."""
     authority = Authority.make(tmp_path / "authority")
     server_key, server_certificate = authority.sign("server", common_name="db.example", alternative="IP:127.0.0.1")
     key, certificate = authority.sign("stager", common_name="tidegate_stager")

@@ -103,7 +103,6 @@ class Stream(Source):
 
     @property
     def identity(self) -> str:
-        """Return the name of the source."""
         return "a test's records"
 
     def coordinator(self, settings: Settings) -> Coordinator:
@@ -140,12 +139,10 @@ def declare(source: SourceKind, state: StateKind, **changes: Any) -> Pipeline:
 
 
 def fold(records: Iterable[Record]) -> dict[str | None, Row]:
-    """Compute the values of `AGGREGATES` per key in plain Python."""
     return {key: _values(found) for key, found in _per_key(records).items()}
 
 
 def fold_all(records: Iterable[Record]) -> Row:
-    """Compute the values of `AGGREGATES` over all records in plain Python."""
     return _values(list(records))
 
 
@@ -157,7 +154,6 @@ def _per_key(records: Iterable[Record]) -> dict[str | None, list[Record]]:
 
 
 def _kept(records: list[Record]) -> dict[str, Any]:
-    """Return what a state keeps of these records, by column."""
     known = [amount for _, amount in records if amount is not None]
     # NULL comes before all values, in the key as in the amount.
     last = max(records, key=lambda r: [(part is not None, part) for part in r], default=(None, None))
@@ -208,7 +204,6 @@ class Flow:
         self.owner = StateStore.connect(settings, user=settings.pg_owner)
 
     def die(self) -> None:
-        """Lose all connections at once, like a process that is killed."""
         connection = psycopg2.connect(**self.settings.conninfo(user="postgres"))
         with closing(connection), connection, connection.cursor() as cursor:
             cursor.execute(
@@ -218,7 +213,6 @@ class Flow:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self.store.close()
         self.owner.close()
 
@@ -260,11 +254,9 @@ class Flow:
         return StagedPartition(spec.name, partition, task_attempt, written, checksum)
 
     def seal(self, attempt: Attempt, *staged: StagedPartition, tracked: Tracked | None = None) -> None:
-        """Seal an attempt."""
         self.store.seal(attempt, staged, tracked or Tracked(0))
 
     def finish(self, attempt: Attempt) -> Attempt:
-        """Stage the aggregates of the attempt's records, and seal it."""
         records = self.read(attempt)
         bad = [record for record in records if is_bad(record)] if self.spec.quarantines else []
         good = [record for record in records if record not in bad]
@@ -300,7 +292,6 @@ class Flow:
         return self.store.fail_attempt(self.start(txid, size, mode="restage"), "BROKEN: it broke.", is_poison=is_poison)
 
     def commit(self, txid: int) -> Commit:
-        """Commit a processed batch."""
         return self.store.commit_batch(self.spec, txid, "test")
 
     def settle(self, txid: int, size: int | None = None) -> Commit:
@@ -317,13 +308,11 @@ class Flow:
         return self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
 
     def rows(self, state: str = "per_key") -> list[dict[str, Any]]:
-        """Return a state's rows as they are in its table."""
         spec = self.spec.state(state)
         assert spec is not None
         return list(self.store.state_rows(spec))
 
     def state(self, state: str = "per_key") -> dict[str | None, tuple[Any, ...]]:
-        """Return a state's values per key."""
         return {row.get("key"): tuple(row[name] for name in AGGREGATES) for row in self.rows(state)}
 
     def ranges(self) -> list[tuple[int, int, bool]]:
@@ -337,15 +326,12 @@ class Flow:
         return found
 
     def phases(self) -> list[str]:
-        """Return the phase of every batch."""
         return [status.phase for status in self.store.batch_statuses(self.spec.name, limit=10_000)]
 
     def metadata(self, txid: int) -> SourceMetadata:
-        """Return a batch's current metadata."""
         return self.store.source_metadata(self.spec.name, txid)
 
     def quarantined(self) -> list[str]:
-        """Return the payloads that wait in quarantine."""
         return [row["payload"] for row in self.store.quarantined(self.spec.name)]
 
     def check(self) -> None:
@@ -375,7 +361,6 @@ def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> No
 
 
 def end_of(metadata: SourceMetadata | None) -> int:
-    """Return the source's position after a batch."""
     position = position_of(metadata)
     return position["end"] if position else 0
 

@@ -60,11 +60,9 @@ class Team:
     flow: Flow
 
     def declare(self, columns: dict[str, str], **how: Any) -> None:
-        """Change the declaration in a new process; older processes go on."""
         self.flow = Flow(self.flow.settings, declare(columns, **how).spec)
 
     def migrate(self, columns: dict[str, str], **how: Any) -> Path:
-        """Change the declaration, write its migration and run it."""
         spec = declare(columns, **how).spec
         written = migrations.new_revision(self.settings, [spec], "columns")
         migrations.upgrade(self.settings, [spec])
@@ -81,7 +79,6 @@ class Team:
         return txid
 
     def merge(self, *lines: Line, redo: bool = False) -> int:
-        """Commit the next batch of these lines, or redo the last one."""
         before = self.flow.store.committed("shop") if redo else None
         txid = self.prepare(lines, txid=before, mode="redo" if redo else "resume")
         if redo:
@@ -92,12 +89,10 @@ class Team:
         return txid
 
     def count(self, txid: int, lines: Sequence[Line]) -> None:
-        """Note that a batch has committed with the columns that are declared."""
         names = {"shop", "at", *(value.name for value in self.flow.spec.state("log").values)}
         self.batches[txid] = [{name: value for name, value in line.items() if name in names} for line in lines]
 
     def lose(self, column: str) -> None:
-        """Note that a column was dropped."""
         self.batches = {
             txid: [{n: v for n, v in line.items() if n != column} for line in lines] for txid, lines in self.batches.items()
         }
@@ -132,7 +127,6 @@ class Team:
         assert found == sorted(repr([row[c] for c in columns]) for row in rows)
 
     def asked(self, statement: str, user: str | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement as a role, by default the owner."""
         conninfo = self.settings.conninfo(user=user or self.settings.pg_owner)
         with closing(psycopg2.connect(**conninfo)) as connection, connection, connection.cursor() as cursor:
             cursor.execute(statement)
@@ -140,7 +134,6 @@ class Team:
 
 
 def quoted(columns: Sequence[str], then: str = "") -> str:
-    """Return columns as SQL."""
     return ", ".join(f'"{column}"{then}' for column in columns)
 
 
@@ -166,7 +159,6 @@ def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
 
 @pytest.fixture
 def team(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
-    """A project whose pipeline has committed two batches."""
     for folder in ("pipelines", "migrations"):
         (settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(settings.home))
@@ -199,7 +191,6 @@ LINES: list[Line] = [
 
 @pytest.mark.promise("decision:0051")
 def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
-    """Later batches have it, a line that comes again gets it, and batches that the old code has sealed are computed again."""
     old, sealed = team.flow, team.prepare(LINES[3:5])
     team.migrate(COME, version=2)
     assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
@@ -219,7 +210,6 @@ def test_a_column_comes_without_a_value_in_rows_from_before(team: Team) -> None:
 
 
 def test_a_column_that_goes_takes_its_values_along_and_the_last_txid_from_before_is_redone(team: Team) -> None:
-    """Also from the values before: one that comes later begins with NULL; the redo takes back what the old code has written."""
     files = "SELECT relname, pg_relation_filenode(oid) FROM pg_class WHERE relname ~ '^(log|newest)' ORDER BY 1"
     before = team.asked(files)
     team.migrate(RENAMED, version=2)
@@ -243,7 +233,6 @@ def test_a_column_that_goes_takes_its_values_along_and_the_last_txid_from_before
 
 @pytest.mark.soak
 def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, server: Any) -> None:
-    """What comes back has no values; an empty database gets the same tables, but for the order of columns of views."""
     team.migrate(COME, version=2)
     team.merge(LINES[5])
     team.migrate(RENAMED, version=3)
@@ -273,7 +262,6 @@ def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, se
 
 @pytest.mark.promise("decision:0051")
 def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Team) -> None:
-    """By the cursor's lock, in the order in which commits lock, so neither meets the other the wrong way round."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
     spec = declare(COME, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
@@ -289,7 +277,6 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
     thread = threading.Thread(target=commit)
 
     def begin_commit(*arguments: Any) -> bool:
-        """Called when the tables have changed, before the transaction ends."""
         thread.start()
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         until(lambda: team.asked(waiting, "postgres"))
@@ -307,7 +294,6 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
 
 
 def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the commit is at its last statement, the migration holds no table: it waits for the cursor."""
     sealed, old = team.prepare(LINES[3:5]), team.flow
     spec = declare(COME, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
@@ -335,7 +321,6 @@ def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pyt
 
 
 def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -> None:
-    """Or all of it: tables, the ledger and the registration are one transaction."""
     spec = declare(RENAMED, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
     before = contents(team.settings), shape(team.settings)
@@ -363,7 +348,6 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -
 
 @pytest.mark.soak
 def test_views_and_privileges_of_people_stay(team: Team) -> None:
-    """A column that comes touches none; one that goes is refused while a view has it, and leaves privileges as they are."""
     team.asked(
         "CREATE VIEW public.of_history AS SELECT shop, note FROM state.versions; "
         "CREATE VIEW public.of_rows AS SELECT cents FROM state.log; CREATE INDEX by_note ON state.log (note); "
@@ -392,7 +376,6 @@ def test_views_and_privileges_of_people_stay(team: Team) -> None:
 
 
 def test_the_column_that_divides_a_table_stays(team: Team) -> None:
-    """Postgres has it in the table's partitions, so these are declared otherwise first; `up` goes on without the pipeline."""
     spec = declare(BASE, version=2).spec
     without = replace(
         spec,
@@ -419,7 +402,6 @@ def test_the_column_that_divides_a_table_stays(team: Team) -> None:
 
 
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:
-    """Not that of a declaration that is not confirmed any more, not at `up`, and not while another one is written."""
     gone: PipelineSpec = declare(GONE, version=2).spec
     migrations.new_revision(team.settings, [gone], "columns")
     before = contents(team.settings), shape(team.settings)

@@ -9,7 +9,6 @@ Begin = Callable[..., Flow]
 
 
 def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_loses_none(flow: Begin) -> None:
-    """Each record counts or waits in quarantine after every crash, and in the end all count."""
     f = flow("transactional", "opaque", [("a", 1), ("b", -2), ("a", -3)] * 400, on_poison="quarantine")
     deaths = EachPoint()
     is_done = False
@@ -38,7 +37,6 @@ def test_a_crash_at_any_statement_of_a_commit_with_bad_records_or_of_a_replay_lo
 
 
 def test_a_crash_at_any_statement_of_a_skip_in_turn_skips_once(flow: Begin) -> None:
-    """Given up before its turn, then skipped by the commit: the batches around it count once."""
     f = flow("opaque", "opaque", [("a", number) for number in range(1000)])
     deaths = EachPoint()
     is_done = False

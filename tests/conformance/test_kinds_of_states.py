@@ -23,7 +23,6 @@ OUTBOX = sa.Table(
 
 
 def to_outbox(batch: UpdateBatch) -> None:
-    """Write each row, in two statements."""
     for parity in (0, 1):
         chosen = sa.select(batch.rows.c.word, batch.rows.c.moment, sa.literal(batch.txid, sa.BigInteger)).where(
             batch.rows.c.moment % 2 == parity
@@ -46,7 +45,6 @@ PIPELINE = Pipeline(
 
 
 def bits(moments: list[int]) -> int:
-    """Return a word with a bit of each moment."""
     return reduce(or_, (1 << moment % 60 for moment in moments))
 
 
@@ -54,7 +52,6 @@ class Kinds(Flow):
     """Batches of words, each with the moment at which it came."""
 
     def finish_words(self, txid: int, words: list[tuple[str, int]]) -> None:
-        """Process a batch of these words."""
         attempt = self.start(txid)
         by_word = {word: [moment for other, moment in words if other == word] for word, _ in words}
         numbered = [(place, *row) for place, row in enumerate(words)]
@@ -73,7 +70,6 @@ class Kinds(Flow):
 def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Each batch counts once in all of them; the author's table has each row once, too."""
     register(PIPELINE)
     f = Kinds(settings, PIPELINE.spec)
     with f.owner.engine.begin() as connection:

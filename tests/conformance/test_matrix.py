@@ -28,7 +28,6 @@ REMEDIES = {
 
 
 def test_only_pairs_that_give_exactly_once_are_accepted_unless_at_least_once_is_declared() -> None:
-    """The refusal names both kinds and the remedies; one state of the wrong kind is enough."""
     for source, state in product(get_args(SourceKind), STATE_KINDS):
         if (source, state) in EXACTLY_ONCE:
             assert declare(source, state, guarantee="exactly_once").is_exactly_once
@@ -88,7 +87,6 @@ def test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_
 
 @pytest.mark.promise("I6", "I12", "fault:source-changed:processing")
 def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) -> None:
-    """An opaque batch may change until it commits, and never afterwards."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3)
     assert f.start(1, 1).source_metadata == {"start": 0, "end": 3}
@@ -107,7 +105,6 @@ def test_the_first_attempt_reads_the_plan_and_the_next_plans_again(flow: Begin) 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1, 5], ids=["shorter", "longer"])
 def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: int) -> None:
-    """A 1-50 fails, A' is 1-40, then B' is 41-90: planned, processing and sealed batches after it are planned again."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3, 3, 3, 3)
     f.fail(1)
@@ -126,7 +123,6 @@ def test_later_batches_follow_a_batch_that_is_planned_again(flow: Begin, size: i
 
 
 def test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again(flow: Begin) -> None:
-    """Not only at its commit: a task that starts to process it gets a new attempt, not "processed already"."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(3, 3)
     f.process(1)
@@ -142,7 +138,6 @@ def test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned
 
 
 def test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read(flow: Begin) -> None:
-    """A planner may look just before the last batch is planned again: its own batch then follows nothing."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(5)
     after = f.store.last_opened("flow")
@@ -158,7 +153,6 @@ def test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_i
 
 @pytest.mark.promise("decision:0009")
 def test_a_plan_that_comes_too_late_is_requested_again(flow: Begin) -> None:
-    """While a source plans batch 2, batch 1 is planned again: a plan that continues its old input is refused."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(4, 4)
     f.fail(1)
@@ -182,7 +176,6 @@ def test_a_plan_that_comes_too_late_is_requested_again(flow: Begin) -> None:
 
 
 def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) -> None:
-    """Its predecessor becomes shorter: records in between are in neither, so it is tried again."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(5, 5)
     f.fail(2)
@@ -199,7 +192,6 @@ def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) 
 
 
 def test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn(flow: Begin) -> None:
-    """The commit requests it, as for lost staging; if it succeeds, it counts."""
     f = flow("opaque", "opaque", RECORDS)
     f.plan(5, 5, 2)
     f.fail(2)
@@ -216,7 +208,6 @@ def test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn(f
 
 @pytest.mark.promise("fault:metadata-is-damaged:commit")
 def test_a_transactional_chain_that_is_broken_is_corrupt(flow: Begin, settings: Settings) -> None:
-    """No attempt can repair metadata that was edited by hand, so the batch neither commits nor is skipped."""
     f = flow("transactional", "transactional", RECORDS)
     f.plan(2, 2)
     f.process(1)

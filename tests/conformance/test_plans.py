@@ -45,7 +45,6 @@ class Coordinated(Coordinator):
     ask: Callable[[int], dict[str, Any] | None]
 
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> dict[str, Any] | None:
-        """Return the metadata of a batch, or fail."""
         del previous, current
         return self.ask(txid)
 
@@ -57,7 +56,6 @@ class Asked(Stream):
     ask: Callable[[int], dict[str, Any] | None] = field(default=lambda _: None, compare=False)
 
     def coordinator(self, settings: Settings) -> Coordinator:
-        """Return the test's coordinator."""
         del settings
         return Coordinated(self.ask)
 
@@ -71,8 +69,6 @@ ASKED = Pipeline(name="asked", source=Asked("transactional"), states=SALES.state
 
 
 def raising(error: BaseException) -> Pipeline:
-    """Return the pipeline with a source that fails."""
-
     def ask(_txid: int) -> None:
         raise error
 
@@ -81,26 +77,22 @@ def raising(error: BaseException) -> Pipeline:
 
 @pytest.fixture(autouse=True)
 def asked(register: Callable[..., None]) -> Pipeline:
-    """Register the pipeline; no plan was made yet."""
     register(ASKED)
     return ASKED
 
 
 def status(settings: Settings, pipeline: str = "asked") -> Lag:
-    """Return what `tidegate status` shows."""
     with StateStore.connect(settings) as store:
         (lag,) = store.lag([pipeline])
         return lag
 
 
 def row(settings: Settings) -> Any:
-    """Return the ledger's row of the pipeline's plans."""
     with migrations.connected(settings) as connection:
         return connection.execute(sa.select(tables.plan).where(tables.plan.c.pipeline == "asked")).one()
 
 
 def fail(settings: Settings, pipeline: Pipeline, run_id: str = "run", error: type[BaseException] = SourceUnreadable) -> None:
-    """Make a plan that fails."""
     with pytest.raises(error):
         steps.plan(settings, pipeline, run_id=run_id)
 
@@ -115,7 +107,6 @@ NOT_THERE = SourceUnreadable("The folder is not there.")
 def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """By a real source: a folder that is missing, then empty; then with files; then missing again."""
     pipeline = replace(SALES, states={"per_file": SALES.states["per_shop"]}, name="files")
     register(pipeline)
     for number in (1, 2, 3):
@@ -139,7 +130,6 @@ def test_files_that_are_not_there_are_shown_until_a_plan_finds_nothing_new(
 
 @pytest.mark.promise("decision:0047")
 def test_the_first_of_a_row_of_failures_dates_it_and_the_newest_says_why(settings: Settings) -> None:
-    """One row per pipeline, however often its plans fail."""
     fail(settings, raising(SourceUnavailable("It is away.")), "first", SourceUnavailable)
     first = row(settings)
     assert (first.failed, first.failed_run, first.error) == (1, "first", "SOURCE_UNAVAILABLE: It is away.")
@@ -171,7 +161,6 @@ class TimedOut(BaseException):
     ids=["author", "unstorable", "group", "timeout", "exit", "long"],
 )
 def test_every_error_is_kept_as_those_of_attempts_are(settings: Settings, error: BaseException, kept: str) -> None:
-    """Ours by their code, others by their class; and the error itself goes on."""
     with pytest.raises(type(error)) as raised:
         steps.plan(settings, raising(error), run_id="run")
     assert raised.value is error
@@ -230,7 +219,6 @@ def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new
 
 
 def test_a_plan_that_has_not_asked_the_source_proves_nothing(settings: Settings) -> None:
-    """It takes up what was planned before, or repeats an answer; the source may still fail."""
     assert steps.plan(settings, asking(lambda txid: {"n": txid} if txid <= 2 else None), run_id="one") == [1, 2]
     failing = raising(NOT_THERE)
     fail(settings, failing, "two")
@@ -250,7 +238,6 @@ class Held:
     goes_on: threading.Event = field(default_factory=threading.Event)
 
     def fail(self, _txid: int) -> None:
-        """Wait, then fail."""
         self.asked.set()
         assert self.goes_on.wait(60)
         raise NOT_THERE
@@ -258,7 +245,6 @@ class Held:
 
 @pytest.fixture
 def held() -> Iterator[Held]:
-    """A held answer, which goes on at the end whatever happens."""
     answer = Held()
     yield answer
     answer.goes_on.set()
@@ -267,7 +253,6 @@ def held() -> Iterator[Held]:
 @pytest.mark.promise("decision:0047")
 @pytest.mark.parametrize("new", [0, 2])
 def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settings, held: Held, new: int) -> None:
-    """Whether that opens batches or finds nothing new. Clocks play no part: the older one's transaction is the later one."""
     newer = asking(lambda txid: {"n": txid} if txid <= new else None)
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(fail, settings, asking(held.fail), "older")
@@ -281,7 +266,6 @@ def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settin
 
 
 def test_a_success_ends_what_failed_while_it_was_at_work(settings: Settings, held: Held) -> None:
-    """The later end counts; and of two that fail side by side, both count."""
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(fail, settings, asking(held.fail), "older")
         assert held.asked.wait(60)
@@ -304,7 +288,6 @@ def test_a_success_ends_what_failed_while_it_was_at_work(settings: Settings, hel
 
 
 def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_or_nothing(settings: Settings) -> None:
-    """And the next plans fail and succeed as if nothing had been."""
     deaths = EachPoint()
     while True:
         try:
@@ -325,7 +308,6 @@ def test_a_crash_at_every_statement_of_a_failing_plan_leaves_all_of_the_record_o
 def test_the_plans_own_error_is_raised_where_it_cannot_be_recorded(
     settings: Settings, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The ledger went away with the source, or the row is held; the log says that the record is missing."""
     name = sql.Identifier(settings.pg_database)
 
     def away(_txid: int) -> None:

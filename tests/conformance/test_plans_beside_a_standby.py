@@ -19,7 +19,6 @@ __all__ = ["server", "stack", "template"]  # fixtures
 def test_how_a_plan_ends_is_noted_without_a_wait_for_a_standby(
     settings: Settings, server: Server, register: Callable[..., None]
 ) -> None:
-    """A synchronous standby that is away holds up what is opened, and not what is only noted."""
     register(ASKED)
     names, reload = "ALTER SYSTEM {} synchronous_standby_names {}", sql.SQL("SELECT pg_reload_conf()")
     with ThreadPoolExecutor(1) as pool:

@@ -40,7 +40,6 @@ def mixed(flow: Begin) -> Flow:
 
 @pytest.mark.promise("I7", "decision:0012")
 def test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo(mixed: Flow, settings: Settings) -> None:
-    """Before the commit they are invisible; those that a task has staged twice are not, and replayed ones forbid the redo."""
     attempt = mixed.process(1)
     assert isinstance(attempt, Attempt)
     mixed.stage(attempt, QuarantineSpec("flow"), [("it is negative", None, "b:-2", True)])  # no seal names it
@@ -64,7 +63,6 @@ def test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_
 
 
 def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
-    """Neither those of a fenced attempt, nor those of one that failed, nor those of a batch that is skipped."""
     mixed.process(1)
     mixed.process(1, 1, mode="restage")  # without the bad records
     mixed.commit(1)
@@ -80,7 +78,6 @@ def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", ["a byte", "a row", "its table"])
 def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, settings: Settings, loss: str) -> None:
-    """Their recount is as strict as that of the partials: none is lost or altered on the way (I7)."""
     attempt = mixed.process(1)
     stage = state_tables.staging_table_of(QuarantineSpec("flow"), 1, attempt.number)
     b = stage.c.payload == "b:-2"
@@ -97,7 +94,6 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
 
 
 def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
-    """It takes the waiting records, of all batches or of one, and carries the source's position along."""
     for txid in (1, 2):
         mixed.process(txid)
         mixed.commit(txid)
@@ -118,7 +114,6 @@ def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
 
 
 def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
-    """They wait again, and the next replay takes them."""
     mixed.process(1)
     mixed.commit(1)
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x") == (4, 2)
@@ -138,7 +133,6 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
 
 
 def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
-    """They are bad records of the replay's own txid, which can be replayed too."""
     mixed.process(1)
     mixed.commit(1)
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1)
@@ -186,7 +180,6 @@ def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Fl
 
 
 def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flow, as_owner: Callable) -> None:
-    """A pipeline that once quarantined leaves no table."""
     mixed.process(1)
     mixed.commit(1)
     for table, column in ((tables.commit, "committed_at"), (tables.attempt, "started_at")):
@@ -200,7 +193,6 @@ def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flo
 
 @pytest.mark.promise("decision:0013")
 def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
-    """Order is kept: its skip is a commit like any other, between those of its neighbours."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1, 1)
     f.fail(2)
@@ -222,7 +214,6 @@ def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
 
 
 def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
-    """The batch has all its tries again, as if it had never failed; a committed batch is left alone."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1, 1)
     assert [f.fail(2) for _ in range(3)] == [1, 2, 3]
@@ -239,7 +230,6 @@ def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
 
 
 def test_a_committed_batch_is_not_given_up(flow: Begin) -> None:
-    """A redo may fail by the content of its batch: what has committed stays."""
     f = flow("opaque", "opaque", [("a", 1)])
     f.plan(1)
     f.process(1)
@@ -251,7 +241,6 @@ def test_a_committed_batch_is_not_given_up(flow: Begin) -> None:
 
 @pytest.mark.promise("decision:0024")
 def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
-    """A server that was away is no reason to give a batch up, nor is a fenced attempt."""
     f = flow("transactional", "transactional", [("a", 1)])
     f.plan(1)
     assert f.fail(1, is_poison=False) == 0
@@ -270,7 +259,6 @@ def test_only_failures_by_the_batchs_content_are_tries(flow: Begin) -> None:
 
 @pytest.mark.promise("error:PIPELINE_PAUSED")
 def test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun(flow: Begin) -> None:
-    """The refusal names operator and reason; a batch that has begun is tried again and commits, another one waits."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1, 1)
     assert f.fail(1) == 1
@@ -296,7 +284,6 @@ def test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun(flow: Begi
 
 
 def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> None:
-    """Process batch 1 again with these sums."""
     if spec_version is not None:
         f.spec = replace(f.spec, version=spec_version)
     f.seal(f.start(1, mode="restage"), tracked=tracked)
@@ -304,7 +291,6 @@ def replay(f: Flow, *, spec_version: int | None = None, tracked: Tracked) -> Non
 
 @pytest.mark.promise("I11")
 def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings: Settings) -> None:
-    """Whatever the metadata says, the source did not emit the identical rows: nothing of the attempt counts (I11)."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1)
     replay(f, tracked=Tracked(2, 42))
@@ -321,7 +307,6 @@ def test_a_transactional_replay_with_other_sums_is_refused(flow: Begin, settings
 
 
 def test_sums_are_not_compared_without_a_promise(flow: Begin, register: Callable[..., None], as_owner: Callable) -> None:
-    """Not for an opaque source, not after the version was raised, not without tracking, and not with a failed attempt's."""
     f = flow("transactional", "transactional", [("a", 1)] * 4)
     f.plan(1)
     replay(f, tracked=Tracked(2))
@@ -340,5 +325,4 @@ def test_sums_are_not_compared_without_a_promise(flow: Begin, register: Callable
 
 
 def renamed() -> dict:
-    """Return the states of another pipeline."""
     return {f"{name}_too": state for name, state in declare("opaque", "opaque").states.items()}

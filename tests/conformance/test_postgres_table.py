@@ -14,7 +14,6 @@ FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by 
 
 @pytest.mark.parametrize("kind", FEED_OF)
 def test_a_table_keeps_its_promises(settings: Settings, kind: str) -> None:
-    """Each promise of each kind; no row of a table by time can be hidden until a later batch."""
     with spark_session(settings, "conformance") as spark:
         kept = list(check_source(lambda: FEEDS[FEED_OF[kind]](settings, 0), spark, settings))
     assert PROMISES[kind].keys() - kept == ({"what_is_hidden_comes_in_a_later_batch"} if kind == "opaque" else set())

@@ -48,8 +48,6 @@ AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 
 class Sales(Flow):
-    """A state of rows, which the test provides."""
-
     def merge(self, txid: int, rows: Sequence[tuple[Any, ...]], *, redo: bool = False) -> None:
         """Process a batch of these rows, and commit it or redo the committed one."""
         attempt = self.start(txid, mode="redo" if redo else "resume")
@@ -71,7 +69,6 @@ class Sales(Flow):
             return {name.strip('"').partition("$")[2]: rows for name, rows in connection.execute(statement)}
 
     def prune(self, before: str, *, detaches: bool = False, without: Sequence[str] = ()) -> PrunedRanges:
-        """Remove old partitions as the command does."""
         up_to_txid, _ = removable(self.store, self.spec, self.spec.states[0], 0, without=without)
         removal = Removal(before, up_to_txid, detaches, is_confirmed=True)
         return self.owner.prune_ranges(self.spec, self.spec.states[0], removal, "an operator", "a year is over")
@@ -96,7 +93,6 @@ def sales(settings: Settings, register: Callable[..., None]) -> Iterator[Callabl
 
 
 def counted(settings: Settings) -> dict[str, list[str]]:
-    """Return all rows that commits write."""
     attempts = ("tidegate.attempt", "tidegate.seal", "tidegate.batch")
     return {table: rows for table, rows in contents(settings).items() if table not in attempts}
 
@@ -117,7 +113,6 @@ STARTS: dict[str, Callable[[date], date]] = {
 def test_each_row_is_in_the_partition_of_its_time(
     sales: Callable[..., Sales], as_owner: AsOwner, settings: Settings, kind: str, every: str
 ) -> None:
-    """From year 1 to 9999, by UTC whatever the time zone and date style of the database."""
     as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET timezone = 'Pacific/Kiritimati'"))
     as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET datestyle = 'SQL, DMY'"))
     flow = sales(kind, every, batches=2)
@@ -146,7 +141,6 @@ def test_each_row_is_in_the_partition_of_its_time(
 @pytest.mark.parametrize("every", [1, 7, 1000, 10**12])
 @pytest.mark.parametrize(("kind", "bits"), [("integer", 31), ("bigint", 63)])
 def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales], kind: str, bits: int, every: int) -> None:
-    """Negative numbers and both ends of the type, too."""
     numbers = [-(2**bits), 1 - 2**bits, -every, -1, 0, 1, every - 1, every, 2**bits - 2, 2**bits - 1]
     flow = sales(kind, every)
     rows = [(place, number) for place, number in enumerate(numbers) if abs(number) <= 2**bits]
@@ -163,7 +157,6 @@ def test_each_row_is_in_the_partition_of_its_number(sales: Callable[..., Sales],
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["date", "timestamp", "timestamptz"])
 def test_dates_before_the_year_1_have_partitions(sales: Callable[..., Sales], kind: str) -> None:
-    """And are pruned as others are; infinite ones have none."""
     flow = sales(kind, "year", batches=2)
     flow.merge(1, [(1, "0044-03-15 BC"), (2, "0044-03-15"), (3, "0001-12-31 BC"), (4, "0001-01-01")])
     assert flow.partitions() == {"00010101": 1, "00010101 BC": 1, "00440101": 1, "00440101 BC": 1}
@@ -176,7 +169,6 @@ def test_dates_before_the_year_1_have_partitions(sales: Callable[..., Sales], ki
 def test_a_partition_has_one_writer_and_no_readers_of_its_own(
     sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner
 ) -> None:
-    """Commits make it, and no session but theirs: not even that of the same role. It is read and written by its table."""
     flow = sales("date", "month", batches=2)
     flow.merge(1, [(1, date(2026, 11, 27))])
     direct = 'UPDATE state."sales$20261101" SET amount = 0'
@@ -209,7 +201,6 @@ def test_a_partition_has_one_writer_and_no_readers_of_its_own(
 
 @pytest.mark.promise("decision:0044")
 def test_a_reader_of_the_table_does_not_hold_up_a_commit_that_makes_a_partition(sales: Callable[..., Sales]) -> None:
-    """However long it reads; its snapshot goes on to show what it did."""
     flow = sales("date", "day", batches=2)
     flow.merge(1, [(1, date(2026, 11, 27))])
     with flow.owner.engine.connect().execution_options(isolation_level="REPEATABLE READ") as reader:
@@ -221,7 +212,6 @@ def test_a_reader_of_the_table_does_not_hold_up_a_commit_that_makes_a_partition(
 
 @pytest.mark.promise("limit:MOST_AT_ONCE")
 def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[..., Sales], settings: Settings) -> None:
-    """Nothing of the batch counts, and no partition is left."""
     flow = sales("date", "day", batches=2)
     before = counted(settings)
     days = [(number, date(2026, 1, 1) + timedelta(days=number)) for number in range(range_partitions.MOST_AT_ONCE + 1)]
@@ -241,7 +231,6 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
 
 
 def test_a_redo_replaces_rows_in_every_range(sales: Callable[..., Sales]) -> None:
-    """Those of the last batch alone, also in ranges that the new rows do not have."""
     flow = sales("timestamptz", "month", batches=2)
     kept = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (2, datetime(2026, 2, 5, tzinfo=UTC))]
     flow.merge(1, kept)
@@ -253,7 +242,6 @@ def test_a_redo_replaces_rows_in_every_range(sales: Callable[..., Sales]) -> Non
 
 @pytest.mark.promise("decision:0044")
 def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner) -> None:
-    """Reads, a commit into it and a redo are refused by name; all is well when it is attached again, or pruned."""
     flow = sales("date", "month", batches=4)
     rows = [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))]
     flow.merge(1, rows)
@@ -337,7 +325,6 @@ def test_a_partition_whose_detaching_was_broken_off_is_missing(
 
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
 def test_readers_hold_up_a_removal_for_some_seconds(sales: Callable[..., Sales], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which then gives up, having removed nothing; batches commit meanwhile."""
     monkeypatch.setattr(store, "DDL_LOCK_TIMEOUT_SECONDS", 1)
     flow = sales("date", "month", batches=2)
     flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
@@ -383,7 +370,6 @@ def test_a_function_of_the_owner_takes_no_types_of_its_caller(
 def test_pruning_waits_for_followers_and_is_known_to_later_ones(
     sales: Callable[..., Sales], settings: Settings, register: Callable[..., None]
 ) -> None:
-    """The oldest go first; one with a row that a follower has not read stays, with all later ones."""
     flow = sales("date", "month", batches=3)
     flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
     flow.merge(2, [(3, date(2026, 2, 6)), (4, date(2026, 3, 6))])
@@ -414,7 +400,6 @@ def test_pruning_waits_for_followers_and_is_known_to_later_ones(
 
 
 def test_a_detached_partition_stays_as_a_table(sales: Callable[..., Sales], as_owner: AsOwner) -> None:
-    """To be moved elsewhere; it is no part of the state any more, and in the way of no later row."""
     flow = sales("bigint", 100, batches=3)
     flow.merge(1, [(1, 5), (2, 105)])
     assert flow.prune("100", detaches=True) == PrunedRanges(["sales$0"], None, ["sales$0$kept"])
@@ -431,7 +416,6 @@ def test_a_detached_partition_stays_as_a_table(sales: Callable[..., Sales], as_o
 def test_ranges_that_were_declared_otherwise_wait_for_the_migration(
     sales: Callable[..., Sales], settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Until then, no commit makes other ranges among those that are there, nor some in a table that is not divided."""
     flow = sales("date", "month", batches=2)
     flow.merge(1, [(1, date(2026, 1, 5))])
     by_month = flow.spec.states[0]
@@ -470,7 +454,6 @@ def test_ranges_that_were_declared_otherwise_wait_for_the_migration(
 def test_a_table_is_divided_otherwise_with_all_its_rows(
     settings: Settings, register: Callable[..., None], found: Ranges | None, declared: Ranges | None, parts: list[str]
 ) -> None:
-    """As a migration does it; then commits go on."""
     rows = Rows({"amount": "bigint", "at": "timestamptz"}, range_partitions=found)
     pipeline = Pipeline("shop", Stream("opaque"), {"sales": rows})
     register(pipeline)

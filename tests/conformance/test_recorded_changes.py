@@ -44,8 +44,6 @@ TOTALS = {
 
 @dataclass
 class Model:
-    """The changes that batches make, in plain Python."""
-
     batches: list[Sums] = field(default_factory=list)
 
     def changes(self, after_txid: int = 0) -> list[tuple[Any, ...]]:
@@ -60,7 +58,6 @@ class Model:
         return [change for change in found if change[0] > after_txid]
 
     def state(self) -> Sums:
-        """Return the cents of each shop."""
         counted: Counter[str] = Counter()
         for batch in self.batches:
             counted.update(batch)
@@ -82,7 +79,6 @@ class Totals(Flow):
         self.seal(attempt, self.stage(attempt, "total", batch.items()))
 
     def merge(self, batch: Sums) -> int:
-        """Commit the next batch; return its txid."""
         txid = self.store.committed(self.spec.name) + 1
         self.prepare(txid, batch)
         self.commit(txid)
@@ -90,18 +86,15 @@ class Totals(Flow):
         return txid
 
     def merge_again(self, batch: Sums) -> None:
-        """Redo the last batch."""
         txid = self.store.committed(self.spec.name)
         self.prepare(txid, batch, redo=True)
         self.owner.redo_batch(self.spec, txid, Redo("an operator", "it was wrong"))
         self.model.batches[-1] = batch
 
     def prune(self, up_to_txid: int) -> pruning.Pruned:
-        """Remove changes."""
         return steps.prune(self.owner, self.spec, self.spec.states[0], up_to_txid)
 
     def changes(self) -> list[tuple[Any, ...]]:
-        """Return the recorded changes, as the model does."""
         names = ("txid", "shop", "cents", "previous_cents", "previous_txid")
         return [tuple(row[name] for name in names) for row in self.store.changes(self.spec.states[0])]
 
@@ -115,7 +108,6 @@ class Totals(Flow):
             return {name: list(txids) for name, txids in connection.execute(statement)}
 
     def check(self, after_txid: int = 0) -> None:
-        """Compare state and changes with the model's."""
         assert self.changes() == self.model.changes(after_txid)
         assert {row["shop"]: row["cents"] for row in self.rows("total")} == self.model.state()
 
@@ -139,7 +131,6 @@ def totals(
 
 
 def as_tables_are(flow: Flow, statement: str) -> list[tuple[Any, ...]]:
-    """Run one statement as the administrator and return its rows."""
     with closing(psycopg2.connect(**flow.settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
         connection.autocommit = True
         cursor.execute(statement)
@@ -162,7 +153,6 @@ BATCHES: list[Sums] = [{"a": 1, "b": 2}, {"a": 3}, {"c": 4}, {"a": -4, "b": 5, "
 
 @pytest.mark.promise("limit:TXIDS", "decision:0054")
 def test_a_txid_is_in_the_partition_of_its_range(totals: Callable[..., Totals]) -> None:
-    """However many changes it has; what reads a range of txids opens the partitions of these alone."""
     flow = totals(FEW)
     for number, size in enumerate([1_000, 1, 1, 1, 500, 1, 500]):
         flow.merge({f"{number % 2} {shop}": shop for shop in range(size)})
@@ -211,7 +201,6 @@ def test_a_redo_of_a_txid_whose_partition_was_removed_makes_it_again(totals: Cal
 def test_every_kind_of_state_is_divided_as_it_is_in_one_table(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With NULL as a key, without a key, with derived values, and with so many columns that two statements write its rows."""
     many = {f"column_{number}": "bigint" for number in range(merge_into_states.MANY_COLUMNS)}
     kinds: dict[str, Any] = {
         "means": State({"shop": "text"}, {"cents": Avg("cents")}, null_keys=True, kind="opaque", changes=True),
@@ -253,7 +242,6 @@ def test_every_kind_of_state_is_divided_as_it_is_in_one_table(
 def test_final_windows_are_divided_too(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is recorded once by the commit that made it final, as in one table; a redo takes them back from where they are."""
     window = Tumbling("at", "1 hour", final_after="0 seconds", emit_final=True)
     flows = []
     for name, txids in (("divided", EACH), ("whole", MANY)):
@@ -283,7 +271,6 @@ def test_final_windows_are_divided_too(
 
 
 def test_what_the_table_was_given_holds_for_its_partitions(totals: Callable[..., Totals], settings: Settings) -> None:
-    """Triggers, indexes, a revoked privilege and row-level security, which no partition is a way around."""
     flow = totals()
     as_tables_are(
         flow,
@@ -335,7 +322,6 @@ def test_a_policy_that_hides_changes_stops_a_follower(totals: Callable[..., Tota
 
 @pytest.mark.promise("limit:ROWS_AT_ONCE", "decision:0054")
 def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callable[..., Totals]) -> None:
-    """Up to each txid; the partition that has later ones stays, and none does if there are no later ones."""
     flow = totals(FEW)
     for batch in BATCHES:
         flow.merge(batch)
@@ -367,7 +353,6 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
 def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
     totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removal that ends before its end leaves no half of a txid to readers, and is taken up again."""
     flow = totals(MANY)
     flow.merge({f"shop {number}": number for number in range(50)})
     flow.merge(BATCHES[0])
@@ -385,7 +370,6 @@ def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
 
 
 def dies_at(call: int) -> Callable[..., Any]:
-    """Return a removal of rows in whose n-th call the process dies."""
     real, calls = range_partitions.remove_rows, iter(range(1, 1000))
 
     def remove_rows(*arguments: Any) -> Any:
@@ -397,7 +381,6 @@ def dies_at(call: int) -> Callable[..., Any]:
 
 
 def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals: Callable[..., Totals]) -> None:
-    """The next one removes the rest; meanwhile, readers and followers see whole txids or know that these are removed."""
     flow = totals(FEW)
     deaths = EachPoint()
     is_done = False
@@ -425,7 +408,6 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
 
 @pytest.mark.parametrize("removal", ["prune", "retire"])
 def test_a_reader_that_has_only_the_table_is_waited_for(totals: Callable[..., Totals], removal: str) -> None:
-    """As one that holds it before its snapshot: it goes on to the partitions, without a deadlock with the removal."""
     flow = totals()
     for number in range(9):
         flow.merge({"a": number})

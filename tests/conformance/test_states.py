@@ -94,7 +94,6 @@ def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., C
 @pytest.mark.promise("I8")
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_greater_txids_add_up_and_an_equal_one_is_done_already(counts: Callable[..., Counts], kind: StateKind) -> None:
-    """Keys that a batch lacks keep theirs; a committed txid is final: none of its steps changes anything, nor late staging."""
     flow = counts(kind)
     late = flow.start(1)
     flow.seal(late, flow.stage(late, "counts", [("a", 1), ("b", 10)]))
@@ -114,7 +113,6 @@ def test_greater_txids_add_up_and_an_equal_one_is_done_already(counts: Callable[
 
 
 def test_the_opaque_examples_of_the_theory(counts: Callable[..., Counts]) -> None:
-    """{value 4, previous 1, txid 2} and a partial of 2: in txid 2 again, {3, 1, 2}; in txid 3, {6, 4, 3}."""
     flow = counts("opaque")
     flow.merge(1, {"word": 1})
     flow.merge(2, {"word": 3})
@@ -127,7 +125,6 @@ def test_the_opaque_examples_of_the_theory(counts: Callable[..., Counts]) -> Non
 
 
 def test_a_redo_leaves_nothing_that_a_policy_hides(counts: Callable[..., Counts], as_owner: AsOwner) -> None:
-    """Row-level security may be forced on the owner, who redoes: that is an error."""
     flow = counts("opaque")
     as_owner(sa.text("ALTER TABLE state.counts ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"))
     as_owner(sa.text("CREATE POLICY of_commits ON state.counts TO tidegate USING (true)"))
@@ -181,7 +178,6 @@ def _words(settings: Settings, flow: Flow) -> dict[str, Callable[[], list[str]]]
 
 
 def _asked(settings: Settings, state: QueriedState) -> list[str]:
-    """Ask for words as a Spark task does."""
     with executor_lookup.connected(settings.conninfo(user=settings.pg_stager), "a test") as connection:
         return [row[0] for _, row in sorted(state.reading(2, ["word"]).rows(connection, [("a",), ("b",)]))]
 
@@ -190,7 +186,6 @@ def _asked(settings: Settings, state: QueriedState) -> list[str]:
 def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
     settings: Settings, register: Callable[..., None], as_owner: AsOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier snapshot than after the wait sees no row of the new table. Nor is that made while an attempt reads."""
     states = {
         "counts": State(key={"word": "text"}, aggregates={"count": Count()}),
         "versions": History({"word": "text"}, {"count": "bigint"}, {"at": "bigint"}),
@@ -237,7 +232,6 @@ def test_a_reader_that_waits_for_a_table_to_be_made_again_finds_its_rows(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: StateKind) -> None:
-    """Two batches with several records per key, some without key or amount."""
     records: list[Record] = [("a", 5), ("a", None), (None, 7), ("a", 1), ("", 2), (None, None), ("b", None)]
     f = flow("transactional", kind, [*records, *records])
     f.plan(len(records), len(records))
@@ -276,7 +270,6 @@ def test_empty_batches_commit_and_a_global_state_has_one_row(flow: Begin, kind: 
     ("kind", "txid"), [("transactional", 2**63 - 10), ("opaque", 2**31 + 7)], ids=["near the end", "above 32"]
 )
 def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: StateKind) -> None:
-    """The theory's listing compares boxed numbers, which differ above 127: its retries were lost."""
     records: list[Record] = [("a", number) for number in range(4)]
     f = flow(kind, kind, records)
     f.plan(2)
@@ -309,7 +302,6 @@ def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: State
 
 
 def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> None:
-    """Checked after each commit; a key that a batch lacks keeps its txid and previous values."""
     f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
     f.plan(2, 2, 2)
     for txid in (1, 2, 3):
@@ -335,7 +327,6 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("records", "size", "redone"), REDONE.values(), ids=REDONE.keys())
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
-    """Keys that it lacks go back to their old values, or disappear if the txid had created them (I13)."""
     f = flow("opaque", "opaque", records)
     f.plan(1, size, 1)
     for txid in (1, 2):
@@ -355,7 +346,6 @@ def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: li
 
 
 def test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone(flow: Begin, settings: Settings) -> None:
-    """The commit and the operator's action name it, and the next batch continues its input."""
     f = flow("opaque", "opaque", [("a", 1), ("a", 2), ("a", 3), ("b", 4)])
     f.plan(1, 2, 1)
     for txid in (1, 2, 3):
@@ -434,7 +424,6 @@ def _overtaken(f: Flow, txid: int, size: int | None) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("source", "state"), EXACTLY_ONCE[::-1], ids=[" into ".join(pair) for pair in EXACTLY_ONCE[::-1]])
 def test_the_states_equal_the_model_after_every_step(flow: Begin, source: Any, state: Any) -> None:
-    """A random walk of plans, attempts, failures, crashes, commits, skips, retries and redos, compared with plain Python."""
     chance = random.Random(f"{source} {state}")
     records: list[Record] = [
         (chance.choice(["a", "b", "c", "", None]), chance.choice([None, 0, chance.randint(1, 100)])) for _ in range(4000)

@@ -25,7 +25,6 @@ WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", WIDE)
 def test_a_state_may_have_very_many_columns(settings: Settings, register: Callable[..., None], kind: str) -> None:
-    """Batches count one by one and, where that is possible, together."""
     count, make = WIDE[kind]
     names = [f"c{number}" for number in range(count)]
     pipeline = Pipeline("wide", Stream("transactional"), {"wide": make(names)})
@@ -71,7 +70,6 @@ def committed(f: Flow, batches: Batches, *, together: bool) -> list[Any]:
 def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
-    """With NULLs, equal versions, deletions, previous values and recorded changes; also if the comparison takes two records."""
     draw = random.Random(1)
     batches: Batches = []
     for _ in range(6):
@@ -97,7 +95,6 @@ def test_newest_rows_are_the_same_whether_each_column_is_compared_or_all_at_once
 def test_a_row_of_another_writer_stops_the_commit_of_whole_rows(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not the batch has a newer version than the row of that writer."""
     monkeypatch.setattr(merge_into_states, "MANY_COLUMNS", 0)
     pipeline = Pipeline("wide", Stream("transactional"), {"wide": Newest({"key": "text"}, **VERSION)})
     register(pipeline)

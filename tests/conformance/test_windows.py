@@ -51,7 +51,6 @@ def microseconds(time: datetime) -> int:
 
 
 def declare(window: Window, **changes: Any) -> Pipeline:
-    """Declare a pipeline with windows per key."""
     source = changes.pop("source", "transactional")
     return Pipeline(
         "windows",
@@ -61,20 +60,15 @@ def declare(window: Window, **changes: Any) -> Pipeline:
 
 
 def count_and_sum(events: Sequence[Event]) -> Sequence[Any]:
-    """Return what `AGGREGATES` keep of events."""
     return [len(events), sum(amount or 0 for _, _, amount in events)]
 
 
 class Windows(Flow):
-    """Batches of events."""
-
     def open_batch(self) -> int:
-        """Plan a batch."""
         (txid,) = self.plan(1, run_id=f"run {self.store.last_opened(self.spec.name)}") or []
         return txid
 
     def finish_events(self, attempt: Attempt, events: Sequence[Event], kept: Kept = count_and_sum) -> None:
-        """Stage the pieces of events, and seal the attempt."""
         staged: list[StagedPartition] = []
         for state in self.spec.states:
             rows = _pieces(state, events, kept)
@@ -84,25 +78,21 @@ class Windows(Flow):
         self.seal(attempt, *staged)
 
     def count(self, events: Sequence[Event], kept: Kept = count_and_sum) -> int:
-        """Bring a batch of events to its commit."""
         txid = self.open_batch()
         self.finish_events(self.start(txid), events, kept)
         self.commit(txid)
         return txid
 
     def found(self, state: str = "per_key") -> list[tuple[Any, ...]]:
-        """Return a state's rows as the model does."""
         return sorted((of_row(row, with_corrections=True) for row in self.rows(state)), key=repr)
 
     def late(self, txid: int, state: str = "per_key") -> list[tuple[Any, ...]]:
-        """Return what a batch has set aside, as the model does."""
         records = list(self.store.quarantined(self.spec.name, txid=txid))
         assert [record["number"] for record in records] == list(range(1, len(records) + 1))
         assert all("final" in record["reason"] for record in records)
         return sorted((of_row(json.loads(record["payload"])) for record in records if record["state"] == state), key=repr)
 
     def emitted(self, state: str = "per_key") -> dict[int, list[tuple[Any, ...]]]:
-        """Return the windows that became final, by txid."""
         spec = self.spec.state(state)
         assert spec is not None
         found: dict[int, list[tuple[Any, ...]]] = {}
@@ -112,7 +102,6 @@ class Windows(Flow):
 
 
 def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[Any]]:
-    """Return what Spark makes of events."""
     window = state.window
     assert window is not None
     pieces: dict[Any, list[Event]] = {}
@@ -128,7 +117,6 @@ def _pieces(state: StateSpec, events: Sequence[Event], kept: Kept) -> list[list[
 
 
 def of_row(row: Any, *, with_corrections: bool = False) -> tuple[Any, ...]:
-    """Return a row as the model has it."""
     times = [row[name] for name in ("window_start", "window_end", "last_event")]
     times = [microseconds(datetime.fromisoformat(t) if isinstance(t, str) else t) for t in times]
     more = [row["corrections"]] if with_corrections else []
@@ -202,7 +190,6 @@ ORIGINS = {
 @pytest.mark.parametrize("final", FINAL)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin, name: str, final: str) -> None:
-    """Rows, corrections, what was set aside, and what was recorded as final, once."""
     f, model = windows(declare(WINDOWS[name](**FINAL[final])))
     seen: list[Event] = []
     corrections = 0
@@ -229,7 +216,6 @@ def test_windows_after_each_batch_are_those_of_plain_python(windows: Begin, name
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["sliding", "session"])
 def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin, name: str) -> None:
-    """The pieces of one batch, too: arrays, bits, rows in order, means and sums give the values of one pass."""
     f, model = windows(declare(WINDOWS[name](), aggregates=EVERY_AGGREGATE))
     for batch in batches_of(8, [(key, time, amount and amount % 7 - 1) for key, time, amount in events_of(8, 60)]):
         f.count(batch, kept=lambda events: partial([(key, amount) for key, _, amount in events]))
@@ -243,7 +229,6 @@ def test_every_aggregate_joins_pieces_as_it_joins_batches(windows: Begin, name: 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("keys", [(), ("a", None)], ids=["without a key", "with NULL as a key"])
 def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin, keys: tuple[str | None, ...]) -> None:
-    """Events of a group of NULLs are in one session, like those of any key."""
     key = {"key": {"key": "text"}, "null_keys": True} if keys else {"key": {}}
     f, model = windows(declare(WINDOWS["session"](final_after="1 hour", emit_final=True), **key))
     for batch in batches_of(5, events_of(5, 40, keys=keys or [None])):
@@ -273,7 +258,6 @@ TAKEN = [
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
 def test_states_and_columns_may_have_any_name(windows: Begin, name: str) -> None:
-    """In the key and as aggregates: whatever a commit calls its own columns, none is taken for another."""
     window = WINDOWS[name](final_after="1 hour", emit_final=True)
     states = {taken: State(key={taken: "text"}, aggregates=AGGREGATES, window=window) for taken in TAKEN}
     many = {taken: Sum("amount") for taken in TAKEN}
@@ -301,7 +285,6 @@ def test_states_and_columns_may_have_any_name(windows: Begin, name: str) -> None
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
 def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windows: Begin, name: str) -> None:
-    """Each is judged by the watermark of those before it."""
     f, model = windows(declare(WINDOWS[name]()))
     batches = [*batches_of(1, events_of(1, 60)), [("a", MINUTE, 1)]]
     for batch in batches:
@@ -313,7 +296,6 @@ def test_batches_that_are_merged_together_correct_windows_as_if_one_by_one(windo
 
 
 def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does(windows: Begin) -> None:
-    """Windows, the watermark, what was set aside and what was recorded change together, once."""
     declared: dict[str, Window] = {
         "per_key": Session("at", "30 minutes", final_after="1 hour", emit_final=True, keep="3 hours"),
         "sliding": Sliding("at", "1 hour", "30 minutes", final_after="1 hour", emit_final=True, keep="90 minutes"),
@@ -350,7 +332,6 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_windows_as_a_clean_run_does
 
 
 def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begin) -> None:
-    """A state after a redo, and all that follows, is as if the abandoned attempt had never been."""
     window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="1 hour")
     f, model = windows(declare(window, source="opaque", kind="opaque"))
     rng = random.Random(3)
@@ -374,7 +355,6 @@ def test_a_redo_takes_back_windows_watermark_and_what_became_final(windows: Begi
 
 @pytest.mark.promise("I22")
 def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -> None:
-    """A window that ended at the watermark has passed; `final_after` later it is final, and is recorded once; then it goes."""
     window = Tumbling("at", "1 hour", final_after="1 hour", emit_final=True, keep="2 hours")
     f, _ = windows(declare(window))
     first, second, third = (("a", hour * HOUR, (hour + 1) * HOUR) for hour in (0, 1, 2))
@@ -395,7 +375,6 @@ def test_a_moment_at_a_bound_is_on_the_side_that_is_documented(windows: Begin) -
 
 @pytest.mark.promise("I22")
 def test_sliding_windows_have_each_event_as_often_as_they_overlap(windows: Begin) -> None:
-    """An hour that begins every 15 minutes: each event is in four of them."""
     f, _ = windows(declare(Sliding("at", "1 hour", "15 minutes")))
     f.count([("a", 60 * MINUTE, 1)])
     assert sorted(row[1] // MINUTE for row in f.found()) == [15, 30, 45, 60]
@@ -403,7 +382,6 @@ def test_sliding_windows_have_each_event_as_often_as_they_overlap(windows: Begin
 
 @pytest.mark.promise("I22")
 def test_sessions_a_whole_gap_apart_are_two(windows: Begin) -> None:
-    """Forward, back, and at once. What comes between them makes them one, and is a correction, as both had ended before."""
     f, _ = windows(declare(WINDOWS["session"]()))
     f.count([("clock", 60 * MINUTE, 1)])
     f.count([("forward", 0, 1), ("back", 30 * MINUTE, 1), ("at once", 0, 1), ("at once", 30 * MINUTE, 1)])
@@ -444,8 +422,6 @@ def test_sums_near_the_limit_of_their_type_count(windows: Begin) -> None:
 def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
     windows: Begin, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest first, some per commit; a longer time brings none back, and what comes for them is late as before."""
-
     def kept_for(keep: str | None) -> Pipeline:
         window = Tumbling("at", "1 hour", final_after="0 seconds", keep=keep)
         return declare(window)
@@ -479,7 +455,6 @@ def test_windows_that_are_kept_for_a_time_later_are_removed_by_and_by(
 
 
 def test_changes_of_an_opaque_window_add_up_to_it(windows: Begin) -> None:
-    """Every correction is a change, with the values before it."""
     f, _ = windows(declare(Sliding("at", "1 hour", "30 minutes"), kind="opaque", changes=True))
     for batch in batches_of(4, events_of(4, 30)):
         f.count(batch)
@@ -492,7 +467,6 @@ def test_changes_of_an_opaque_window_add_up_to_it(windows: Begin) -> None:
 
 
 def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:
-    """A newer txid in a session, or a trigger that keeps it there, is an alarm; nothing of the batch counts."""
     f, _ = windows(declare(WINDOWS["session"]()))
     f.count([("a", 0, 1)])
     table = state_table_of(f.spec.states[0])
@@ -520,7 +494,6 @@ def test_a_session_of_another_writer_stops_the_commit(windows: Begin) -> None:
 
 
 def test_a_watermark_of_another_writer_stops_the_commit(windows: Begin) -> None:
-    """Without it, or with a later one, what is final could not be known."""
     f, _ = windows(declare(WINDOWS["tumbling"](final_after="1 hour")))
     f.count([("a", 10 * HOUR, 1)])
     txid = f.open_batch()
@@ -543,7 +516,6 @@ def test_a_watermark_of_another_writer_stops_the_commit(windows: Begin) -> None:
 
 
 def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> None:
-    """It is no record of the source; a replay takes up bad records alone."""
     f, _ = windows(declare(Tumbling("at", "1 hour", final_after="1 hour")))
     f.count([("a", 10 * HOUR, 1)])
     txid = f.count([("a", HOUR, 5), ("a", 10 * HOUR, 1)])
@@ -577,7 +549,6 @@ def test_what_came_too_late_is_neither_replayed_nor_mended(windows: Begin) -> No
 def test_windows_do_not_depend_on_the_time_zone_of_the_database(
     settings: Settings, windows: Begin, as_owner: Callable[..., Any], kind: Any
 ) -> None:
-    """With times with and without a zone, where clocks are put forward and back, and at both ends of the calendar."""
     window = Sliding("at", "2 days", "12 hours", type=kind, final_after="366000 days", emit_final=True, keep="366000 days")
     as_owner(sa.text(f"ALTER DATABASE \"{settings.pg_database}\" SET timezone = 'Europe/Berlin'"))
     f, model = windows(declare(window))

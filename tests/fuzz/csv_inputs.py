@@ -16,8 +16,6 @@ NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"
 
 @dataclass(frozen=True)
 class Dialect:
-    """The dialect of a file."""
-
     separator: str = ","
     header: bool = True
     quote: str = '"'
@@ -29,7 +27,6 @@ class Dialect:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the options that differ from the defaults, by Spark's names."""
         usual = Dialect()
         pairs = {
             "sep": (self.separator, usual.separator),
@@ -49,20 +46,15 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class CsvDeclared(Declared):
-    """The declarations of one round."""
-
     dialect: Dialect = field(default=Dialect())
     encoding: str = "utf-8"
     suffix: str = ".csv"
 
 
 class Csv(Format):
-    """CSV files."""
-
     name = "csv"
 
     def declare(self, draw: random.Random) -> CsvDeclared:
-        """Draw columns, dialect, encoding, compression."""
         file = File.drawn(draw)
         is_usual = draw.random() < 0.5
         dialect = Dialect(header=draw.random() < 0.7) if is_usual else Dialect(
@@ -89,7 +81,6 @@ class Csv(Format):
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: CsvDeclared, name: str) -> Input:  # type: ignore[override]
-        """Draw a file: mostly right, some values odd, some bytes damaged."""
         name += declared.suffix
         columns, dialect = list(declared.columns), declared.dialect
         names = [column.name for column in columns]
@@ -142,7 +133,6 @@ def _rendered(draw: random.Random, dialect: Dialect, text: str) -> str:
 
 
 def read(name: str, content: bytes, declared: CsvDeclared) -> Input:
-    """Read a file as the oracle does."""
     dialect, columns = declared.dialect, declared.columns
     try:
         text = text_in(content, declared.suffix, declared.encoding)

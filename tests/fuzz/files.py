@@ -29,12 +29,10 @@ class File:
 
     @classmethod
     def drawn(cls, draw: random.Random) -> "File":
-        """Draw both."""
         return cls(draw.choice(ENCODINGS), draw.choice(SUFFIXES))
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the source's options for it."""
         return {} if self.encoding == "utf-8" else {"encoding": self.encoding}
 
     def packed(self, draw: random.Random, text: str) -> bytes:
@@ -70,7 +68,6 @@ def tuning(draw: random.Random) -> dict[str, int]:
 
 
 def text_ends(draw: random.Random) -> list[str]:
-    """Draw the line ends of a file."""
     return draw.choice([["\n"], ["\n"], ["\r\n"], ["\r"]])
 
 

@@ -54,8 +54,6 @@ SHOWN = 2000
 
 
 class Verdict(Enum):
-    """The oracle's verdict on a record."""
-
     COUNTS = "counts"
     EITHER = "counts or is refused"
     REFUSED = "is refused"
@@ -125,7 +123,6 @@ class Declared:
     here_bytes: int = text_reader.HERE_BYTES
 
     def pipeline(self, inputs_per_batch: int, on_poison: str) -> Pipeline:
-        """Return a pipeline that counts how often each row occurs."""
         key = {f"k{number}": column.kept_as for number, column in enumerate(self.columns)}
         named = [f"{column.expression or _quoted(column.name)} AS k{n}" for n, column in enumerate(self.columns)]
         return Pipeline(
@@ -176,7 +173,6 @@ class Fuzz:
     _title: str = ""
 
     def round(self, number: int, inputs: int, per_batch: int) -> None:
-        """Draw a declaration and inputs, and read them."""
         draw = random.Random(f"{self.seed}/{self.format.name}/{number}")
         declared = self.format.declare(draw)
         drawn = [self.format.make(draw, declared, f"{place:04d}") for place in range(inputs)]
@@ -276,7 +272,6 @@ class _Place:
         self._server.drop_database(self._database)
 
     def run(self, run_id: str) -> None:
-        """Run all batches."""
         run_pipeline(self.settings, self.pipeline, run_id=run_id)
 
     def run_all(self) -> dict[int, str]:
@@ -303,19 +298,16 @@ class _Place:
         return refusals
 
     def replay(self) -> None:
-        """Replay all quarantined records in a batch."""
         with StateStore.connect(self.settings) as store:
             store.replay_quarantined(self.pipeline.spec, "fuzz", "again")
         self.run("replay")
 
     @property
     def waiting(self) -> list[dict[str, Any]]:
-        """The records in quarantine."""
         with StateStore.connect(self.settings) as store:
             return list(store.quarantined(PIPELINE))
 
     def state(self, declared: Declared) -> "Counter[tuple]":
-        """The number of times that each row counts."""
         spec = self.pipeline.spec.states[0]
         found: Counter[tuple] = Counter()
         with StateStore.connect(self.settings) as store:
@@ -342,7 +334,6 @@ class _Here:
         pass
 
     def run(self, _run_id: str) -> None:
-        """Read all batches; keep bad records apart, also those that Postgres refuses."""
         for metadata in self._batches():
             self._keep(self._emitter().emit_records(Attempt(PIPELINE, 1, 1, metadata), metadata))
 
@@ -362,13 +353,11 @@ class _Here:
         return refusals
 
     def replay(self) -> None:
-        """Parse all that waits again."""
         columns = {name: pa.array([record[key] for record in self.waiting], pa.string()) for name, key in (KEPT.items())}
         self.waiting = []
         self._keep(self._emitter().parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns))))
 
     def state(self, declared: Declared) -> "Counter[tuple]":
-        """The number of times that each row counts."""
         return Counter(tuple(column.here(row[column.name]) for column in declared.columns) for row in self._good)
 
     def _batches(self) -> Iterator[Any]:
@@ -423,7 +412,6 @@ def _difference(declared: Declared, inputs: list[Input], place: "_Place | _Here"
 
 
 def raw_of(payload: str) -> str:
-    """Return the raw record that quarantine keeps."""
     if payload.startswith('{"_tidegate_record"'):
         found = json.loads(payload)["_tidegate_record"]
         assert isinstance(found, str)

@@ -19,8 +19,6 @@ STRICTNESS = [COUNTS, EITHER, REFUSED]
 
 @dataclass(frozen=True)
 class JsonDeclared(Declared):
-    """The declarations of one round."""
-
     encoding: str = "utf-8"
     suffix: str = ".json"
     zone: str = "UTC"
@@ -28,8 +26,6 @@ class JsonDeclared(Declared):
 
 
 class Number(str):
-    """A number as written."""
-
     __slots__ = ()
 
 
@@ -40,12 +36,9 @@ class Constant(str):
 
 
 class Json(Format):
-    """Files of JSON lines."""
-
     name = "json"
 
     def declare(self, draw: random.Random) -> JsonDeclared:
-        """Draw columns, encoding, compression."""
         file = File.drawn(draw)
         zone = draw.choice(values.ZONES)
         names = draw.sample(NAMES[:-1], draw.choice([1, 2, 3, 4, 5]))
@@ -63,7 +56,6 @@ class Json(Format):
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: JsonDeclared, name: str) -> Input:  # type: ignore[override]
-        """Draw a file: mostly right, some values odd, some bytes damaged."""
         name += declared.suffix
         oddness = draw.choice([0, 0, 0, 0.02, 0.2])
         end = draw.choice(text_ends(draw))
@@ -149,7 +141,6 @@ def _odd(draw: random.Random, kind: str) -> str:
 
 
 def read(name: str, content: bytes, declared: JsonDeclared) -> Input:
-    """Read a file as the oracle does."""
     try:
         text = text_in(content, declared.suffix, declared.encoding)
     except (Damaged, UnicodeError):

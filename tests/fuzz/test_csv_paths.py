@@ -28,7 +28,6 @@ GRAMMARS = [
 
 @pytest.mark.promise("decision:0018")
 def test_both_ways_of_reading_csv_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever blocks end, a value does not depend on its neighbours."""
     draw = random.Random(SEED)
     at_once = text_records._Splitter._split_at_once
     ways: Counter[bool] = Counter()

@@ -28,14 +28,12 @@ of_each_format = pytest.mark.parametrize("format", FORMATS, ids=lambda format: f
 
 @of_each_format
 def test_parsers_read_inputs_as_an_independent_reader_does(tmp_path: Path, format: Format) -> None:
-    """No record is silently lost, doubled or changed, for any input."""
     check(Fuzz(None, "", tmp_path, format, SEED), ROUNDS_HERE, 40, 20)
 
 
 @pytest.mark.soak
 @of_each_format
 def test_inputs_are_read_as_by_an_independent_reader(server: Server, template: str, tmp_path: Path, format: Format) -> None:
-    """From the file to the state: as by the parsers, and in quarantine and replays."""
     check(Fuzz(server, template, tmp_path, format, SEED), -(-INPUTS // PER_ROUND), PER_ROUND, PER_BATCH)
 
 

@@ -37,13 +37,10 @@ Record = tuple[bytes | None, bytes | None, str, datetime]
 
 
 def headers_text(headers: list[tuple[str, bytes | None]]) -> str:
-    """Return headers as text, in the transform's form."""
     return ";".join(f"{key.encode().hex().upper()}={'NULL' if v is None else v.hex().upper()}" for key, v in headers)
 
 
 class Round:
-    """A topic and its producers."""
-
     def __init__(self, settings: Settings, seed: int) -> None:
         self.draw = random.Random(seed)
         self.topic = OrdersTopic(settings, self.draw.choice([1, 2, 5]))
@@ -52,7 +49,6 @@ class Round:
         self.committed: dict[Place, Record] = {}
 
     def produce(self) -> None:
-        """Produce for a while; transactions commit or abort."""
         for _ in range(self.draw.choice([1, 2, 4])):
             if self.has_transactions and self.draw.random() < 0.7:
                 self._in_transaction()
@@ -98,7 +94,6 @@ class Round:
         return sent
 
     def declare(self, register: Callable[..., None], version: int, check: dict[str, str]) -> Pipeline:
-        """Declare the pipeline: one state by place, and one by key."""
         source = Kafka(self.topic.name, kind=self.kind, gaps=self.has_transactions, headers=True, max_records=self.most)
         every = {"key": Min("key", "bytea"), "value": Min("value", "bytea"), "headers_text": Min("headers_text", "text")}
         pipeline = Pipeline(
@@ -127,12 +122,10 @@ class Round:
 
     @property
     def kind(self) -> Any:
-        """The source's declared kind."""
         return ["transactional", "opaque"][self.partitions % 2]
 
     @property
     def most(self) -> int:
-        """The largest number of offsets in a batch."""
         return 300 if self.partitions > 1 else 1_000_000
 
 
@@ -141,7 +134,6 @@ class Round:
 def test_the_states_are_what_was_produced(
     kafka_stack: Settings, settings: Settings, register: Callable[..., None], seed: int
 ) -> None:
-    """Each committed record counts once, at its place, with every byte; quarantined ones count after the replay."""
     current = Round(settings, seed)
     strict = {"not long": "coalesce(length(value), 0) < 10000", "no zeros": "NOT coalesce(value = X'000000', false)"}
     pipeline = current.declare(register, 1, strict)
@@ -173,7 +165,6 @@ def test_the_states_are_what_was_produced(
 
 
 def process_and_commit(current: Round, pipeline: Pipeline, run_id: str) -> None:
-    """Plan all batches, process them in any order, some twice, and commit."""
     settings = current.topic.settings
     while txids := steps.plan(settings, pipeline, run_id=run_id):
         order = list(txids)
@@ -187,7 +178,6 @@ def process_and_commit(current: Round, pipeline: Pipeline, run_id: str) -> None:
 
 
 def state_rows(settings: Settings, pipeline: Pipeline, name: str) -> list[dict[str, Any]]:
-    """Return a state's rows."""
     spec = pipeline.spec.state(name)
     assert spec is not None
     with StateStore.connect(settings) as store:

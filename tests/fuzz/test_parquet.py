@@ -44,7 +44,6 @@ class Unequal(AssertionError):
 
 
 def integers(draw: random.Random, bits: int, *, is_signed: bool) -> Callable[[], int]:
-    """Return a function that draws integers, often the extreme ones."""
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
     return lambda: draw.choice([low, high, 0, 1, draw.randint(low, high), min(high, draw.randint(0, 99))])
 
@@ -80,7 +79,6 @@ def column(draw: random.Random, rows: int) -> tuple[pa.Array, list[Any]]:
 
 
 def kinds(draw: random.Random) -> list[tuple[pa.DataType, Callable[[], Any]]]:
-    """Return the types, each with a function that draws a value."""
     texts = ["", "a", "a", "é\U0001f30a", "x" * 300, "NULL", "2024-01-01", "1"]
     whole: list[tuple[pa.DataType, Callable[[], Any]]] = [
         (getattr(pa, f"{'' if is_signed else 'u'}int{bits}")(), integers(draw, bits, is_signed=is_signed))
@@ -181,7 +179,6 @@ def _exact_number(value: int | Decimal, declared: str) -> int | Decimal:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value from Spark to the oracle's form."""
     if isinstance(value, datetime):
         gone = value.astimezone(UTC).replace(tzinfo=None) - EPOCH if value.tzinfo else value - EPOCH
         return gone.days * 86_400 * 10**6 + gone.seconds * 10**6 + gone.microseconds
@@ -292,13 +289,11 @@ class Fuzzer:
 
 
 def test_our_tasks_read_drawn_parquet_files_as_they_are_or_refuse_them(tmp_path: Path) -> None:
-    """No value is changed, no row is lost, and no error lacks its place."""
     check(Fuzzer(Settings(home=tmp_path, min_file_age_seconds=0), None, SEED))
 
 
 @pytest.mark.soak
 def test_drawn_parquet_files_are_read_as_they_are_or_refused(settings: Settings) -> None:
-    """By Spark's own reader where that is used."""
     with spark_session(settings, "inbox") as spark:
         check(Fuzzer(settings, spark, SEED))
 

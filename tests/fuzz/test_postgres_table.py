@@ -54,14 +54,11 @@ class Written:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, ids: list[int]) -> None:
-        """Add the ids of a committed transaction."""
         with self.lock:
             self.ids += ids
 
 
 class Round:
-    """A table, its source, and its writers."""
-
     def __init__(self, shop: Shop, seed: int) -> None:
         self.draw = random.Random(seed)
         self.shop = shop
@@ -112,7 +109,6 @@ class Round:
         )
 
     def insert(self, draw: random.Random, rows: int) -> str:
-        """Return an INSERT of odd rows."""
         values = []
         for _ in range(rows):
             odd = ["NULL" if draw.random() < 0.15 else draw.choice(VALUES[kind][1]) for kind in self.columns.values()]
@@ -150,7 +146,6 @@ class Round:
 
 
 def planned(current: Round, previous: dict | None) -> list[dict]:
-    """Return the batches of one plan, each frozen as by the ledger."""
     coordinator, batches = coordinator_of(current.source, current.shop.settings), []
     while metadata := coordinator.initialize_transaction(1, previous, None):
         previous = dict(json.loads(json.dumps(metadata)))
@@ -170,7 +165,6 @@ HARMLESS = [
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", ONE or range(400 if IS_LONG else 6))
 def test_each_committed_row_is_read_once_despite_concurrent_writers(shop: Shop, seed: int) -> None:
-    """Plans race with writers; meanwhile rows that were read are deleted, and the table is rewritten and altered."""
     current = Round(shop, seed)
     writers = [
         threading.Thread(target=current.write, args=(seed * 10 + number, current.draw.choice([3, 8, 15])))
@@ -246,7 +240,6 @@ MISHAPS: dict[str, list[str]] = {
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", ONE or range(50 * len(MISHAPS) if IS_LONG else len(MISHAPS)))
 def test_a_mishap_is_refused_or_costs_nothing(shop: Shop, seed: int) -> None:
-    """After a mishap between two plans, each row is read once, compared by SQL, or the plan refuses."""
     current = Round(shop, seed)
     current.by_time = False
     current.source = replace(current._source(), key="id", wait_seconds=0, kind=None)

@@ -11,8 +11,6 @@ from tidegate.jobs import Files
 
 @dataclass(frozen=True)
 class TextDeclared(Declared):
-    """The declarations of one round."""
-
     encoding: str = "utf-8"
     suffix: str = ".txt"
     line_end: str | None = None
@@ -20,12 +18,9 @@ class TextDeclared(Declared):
 
 
 class Text(Format):
-    """Text files."""
-
     name = "text"
 
     def declare(self, draw: random.Random) -> TextDeclared:
-        """Draw encoding, compression, line ends."""
         file = File.drawn(draw)
         line_end = draw.choice([None, None, "\n", "\r\n", "\r", "--"])
         whole = draw.random() < 0.2
@@ -40,7 +35,6 @@ class Text(Format):
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: TextDeclared, name: str) -> Input:  # type: ignore[override]
-        """Draw a file."""
         name += declared.suffix
         ends = [declared.line_end] if declared.line_end else draw.choice([text_ends(draw), ["\n", "\r", "\r\n"]])
         lines = [values.text_of(draw) for _ in range(draw.choice([0, 1, 2, 5, 20]))]

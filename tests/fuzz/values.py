@@ -24,7 +24,6 @@ LETTERS = (
 
 
 def column(draw: random.Random, name: str, types: "dict[str, Callable[[random.Random], str]]") -> Column:
-    """Draw a column of one of these types."""
     family = draw.choice(list(types))
     kind = types[family](draw)
     if family == "decimal":
@@ -66,12 +65,10 @@ TYPES: dict[str, Callable[[random.Random], str]] = {
 
 
 def text_of(draw: random.Random, letters: str = LETTERS) -> str:
-    """Draw a text."""
     return "".join(draw.choice(letters) for _ in range(draw.choice([0, 1, 1, 2, 3, 5, 8, 30])))
 
 
 def good_text(draw: random.Random, kind: str, letters: str = LETTERS) -> str:
-    """Draw a text that is undoubtedly valid in this type."""
     if kind in ("string", "binary"):
         return text_of(draw, letters)
     if kind in BITS:
@@ -140,7 +137,6 @@ ODD: dict[str, list[str]] = {
 
 
 def odd_text(draw: random.Random, kind: str) -> str:
-    """Draw a nearly valid text, or a valid one with an error."""
     group = "integer" if kind in BITS else kind.split("(", maxsplit=1)[0]
     group = {"double": "float", "timestamp": "time", "timestamp_ntz": "time"}.get(group, group)
     if draw.random() < 0.6:
@@ -153,13 +149,11 @@ def odd_text(draw: random.Random, kind: str) -> str:
 
 
 def digits_of(kind: str) -> tuple[int, int]:
-    """Return precision and scale of a decimal type."""
     precision, scale = re.findall(r"\d+", kind)
     return int(precision), int(scale)
 
 
 def meaning(kind: str, text: str, zone: str = "UTC") -> Meaning:
-    """Return a text's value in a type, and the verdict."""
     if kind == "string":
         return (REFUSED if "\0" in text else COUNTS), text
     if kind == "binary":

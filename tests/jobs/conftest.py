@@ -38,7 +38,6 @@ class Tables(Inbox):
     """An inbox that takes Arrow tables: each becomes one file, each file one batch."""
 
     def put(self, *tables: pa.Table) -> None:
-        """Write more tables after the existing ones."""
         existing = len(list(self.folder.iterdir()))
         for number, table in enumerate(tables, start=existing + 1):
             content = io.BytesIO()
@@ -53,7 +52,6 @@ class Tables(Inbox):
         return self.rows(pipeline)
 
     def declare_over(self, schema: pa.Schema, state: State, transform: Any = None, **more: Any) -> Pipeline:
-        """Declare and register a pipeline over tables of this schema."""
         return self.declare(source_of(schema), **{"states": {"per_name": state}, "transform": transform, **more})
 
     def run_mixed(self, pipeline: Pipeline, routings: Iterable[str] = ("chosen",)) -> list[int]:
@@ -102,7 +100,6 @@ class Staged(Tally):
 
 
 def source_of(schema: pa.Schema, **more: Any) -> Files:
-    """Return a source of tables with these columns, a file a batch."""
     columns = {
         column.name: SPARK_TYPES.get(str(column.type)) or f"{column.type}".replace("decimal128", "decimal") for column in schema
     }
@@ -128,5 +125,4 @@ def one_session() -> Iterator[None]:
 
 @pytest.fixture
 def tables(settings: Settings, register: Callable[..., None]) -> Tables:
-    """An empty inbox for tables."""
     return Tables(settings, register)

@@ -83,7 +83,6 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def rows_of(seed: int, count: int) -> list[Row]:
-    """Return random rows with many NULLs, equal moments and repeated values."""
     rng = random.Random(seed)
 
     def known(value: Any) -> Any:
@@ -111,12 +110,10 @@ def nulled(rows: list[Row]) -> list[Row]:
 
 
 def as_table(rows: list[Row]) -> pa.Table:
-    """Return rows as an Arrow table."""
     return pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in COLUMNS.items()})
 
 
 def rounded(value: Decimal, digits: int) -> Decimal:
-    """Return a number rounded as Postgres rounds numerics."""
     return value.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
 
 
@@ -187,7 +184,6 @@ def one_pass(rows: list[Row]) -> Row:
 
 
 def expected(rows: list[Row]) -> dict[str, Row]:
-    """Return the whole state, computed in one pass."""
     return {name: one_pass([row for row in rows if row["name"] == name]) for name in {row["name"] for row in rows}}
 
 
@@ -202,7 +198,6 @@ def kept(tables: Tables, pipeline: Pipeline) -> dict[str, Row]:
 
 @pytest.mark.promise("I16", "decision:0028")
 def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables) -> None:
-    """Random rows in random batches, one of them empty, by two routes, merged one by one and in one transaction."""
     rng = random.Random(5)
     rows = nulled(rows_of(rng.randint(0, 10**9), 120))
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
@@ -215,7 +210,6 @@ def test_any_split_of_the_rows_gives_the_value_of_one_pass(tables: Tables) -> No
 
 @pytest.mark.soak
 def test_a_global_state_of_no_rows_has_each_aggregates_identity(tables: Tables) -> None:
-    """An empty first batch gives nothing, 0 or an empty array, and later batches count as if it had not been."""
     pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
     rows = rows_of(1, 10)
     tables.put(as_table([]))
@@ -237,8 +231,6 @@ VERSIONS = Newest(
 
 
 def newest(rows: list[Row]) -> dict[str, Row]:
-    """Return the newest row per name in plain Python."""
-
     def place(row: Row) -> list[tuple[bool, Any]]:
         parts = [row["at"], row["ok"], row["label"] and row["label"].encode(), row["price"]]
         return [(part is not None, 0 if part is None else part) for part in parts]
@@ -253,7 +245,6 @@ def newest(rows: list[Row]) -> dict[str, Row]:
 @pytest.mark.soak
 @pytest.mark.promise("decision:0028")
 def test_the_newest_row_is_kept_in_whatever_order_rows_come(tables: Tables) -> None:
-    """All orders of four batches, each for keys of its own, with equal moments and NULLs: the same row wins."""
     rows = rows_of(7, 60)
     parts = [rows[start : start + 15] for start in range(0, 60, 15)]
     orders = [*permutations(parts)]
@@ -291,7 +282,6 @@ FEW = ["a set", "a list", "squares", "digits", "a text", "a quantile", "a far da
 
 @pytest.mark.parametrize("names", [FEW, pytest.param([*REFUSED], marks=pytest.mark.soak)], ids=["few", "all"])
 def test_what_cannot_be_kept_exactly_is_refused(tables: Tables, names: list[str]) -> None:
-    """Nothing is rounded, cut or dropped: the batch is refused as a whole, and its message is one line."""
     refused = {name: REFUSED[name] for name in names}
     empty = dict.fromkeys(COLUMNS) | {"name": "a"}
     tables.put(*(as_table([empty | {tried.column: value} for value in values]) for tried, values, _ in refused.values()))
@@ -307,7 +297,6 @@ def test_what_cannot_be_kept_exactly_is_refused(tables: Tables, names: list[str]
 
 
 def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_commit(tables: Tables) -> None:
-    """Each batch alone is within the limit. The first one that leads beyond it does not commit; those before it do."""
     state = State(key={"name": "text"}, aggregates={"values": CollectSet("n", "bigint", most=3)})
     pipeline = Pipeline("inbox", source_of(as_table([]).schema), {"per_name": state})
     tables.declare(pipeline.source, states=pipeline.states)
@@ -341,7 +330,6 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
 @pytest.mark.soak
 @pytest.mark.promise("performance:first-column-of-order-is-compared-before")
 def test_first_and_last_take_every_type(tables: Tables) -> None:
-    """As the value and as what orders it, in both ways to merge; Spark and Postgres agree on each order."""
     columns = {f"c{number}": kind for number, kind in enumerate(KINDS)}
     aggregates = {
         f"{which}_{value}_by_{by}": function(value, columns[value], {by: columns[by]})
@@ -376,7 +364,6 @@ def test_first_and_last_take_every_type(tables: Tables) -> None:
 
 @pytest.mark.soak
 def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> None:
-    """Every kind of merge in the parallel way that many keys take, compared with DuckDB over the files."""
     duckdb = pytest.importorskip("duckdb")
     keys, batches = 180_000, 6
     aggregates = {
@@ -429,7 +416,6 @@ def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> N
     ],
 )
 def test_a_declaration_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
-    """When it is made, with what to do."""
     with pytest.raises(ValueError, match=message):
         declare()
 

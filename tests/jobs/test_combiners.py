@@ -23,19 +23,15 @@ from tidegate.state_store.base.errors import DeclarationChanged, DeclarationInva
 
 @dataclass(frozen=True)
 class CappedSum(Combiner):
-    """A sum that stays at its cap."""
-
     column: str
     type: str = "bigint"
     cap: int = 1000
     zero = 0
 
     def partial(self, values: Any) -> Any:
-        """Return the value of a batch."""
         return F.least(F.sum(values), F.lit(self.cap))
 
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         return sa.func.least(kept + new, self.cap)
 
 
@@ -47,39 +43,30 @@ class Longest(Combiner):
     type: str = "text"
 
     def partial(self, values: Any) -> Any:
-        """Return the value of a batch."""
         return F.max_by(values, F.struct(F.char_length(values), values))
 
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         stays = sa.tuple_(sa.func.char_length(kept), kept) >= sa.tuple_(sa.func.char_length(new), new)
         return sa.case((stays, kept), else_=new)
 
 
 @dataclass(frozen=True)
 class Product(Combiner):
-    """A product, exactly."""
-
     column: str
     type: str = "numeric(38,0)"
     read_as: str = "bigint"
     zero = 1
 
     def partial(self, values: Any) -> Any:
-        """Return the value of a batch."""
         one = F.lit(1).cast("decimal(38,0)")
         return F.aggregate(F.collect_list(values), one, lambda a, b: (a * b).cast("decimal(38,0)"))
 
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         return kept * new
 
 
 class Difference(CappedSum):
-    """Neither commutative nor associative."""
-
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         return kept - new
 
 
@@ -87,21 +74,15 @@ class Mean(CappedSum):
     """Commutative, but not associative."""
 
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         return (kept + new) / 2
 
 
 class NoIdentity(CappedSum):
-    """A zero that changes something."""
-
     zero = 5
 
 
 class Broken(CappedSum):
-    """Code that fails."""
-
     def combine(self, kept: Any, new: Any) -> Any:
-        """Return the value of both."""
         return kept.nothing + new
 
 
@@ -109,13 +90,11 @@ Row = tuple[str, str | None, int | None]
 
 
 def as_table(rows: list[Row]) -> pa.Table:
-    """Return rows as an Arrow table."""
     kinds = {"name": pa.string(), "label": pa.string(), "n": pa.int64()}
     return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(kinds.items())})
 
 
 def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -> None:
-    """Random rows with NULLs in random batches, staged by tasks and ready at once; a key without values has zero, or NULL."""
     rng = random.Random(3)
     rows: list[Row] = [
         (rng.choice("ab"), rng.choice(["", "é", "zz", "aaa", None]), rng.choice([1, 2, 300, None])) for _ in range(40)
@@ -149,8 +128,6 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
 def test_a_value_that_does_not_fit_and_another_meaning_are_refused(
     store: StateStore, settings: Settings, register: Callable[..., None]
 ) -> None:
-    """The merge changes nothing then. A field or the version is a changed aggregate: after a commit, it is refused."""
-
     class Newer(Product):
         version = 2
 

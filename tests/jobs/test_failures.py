@@ -37,18 +37,15 @@ def skipping(inbox: Inbox, transform: Any = None, **pipeline: Any) -> Pipeline:
 
 
 def phase_of(inbox: Inbox, txid: int = 1) -> str:
-    """Return the phase of a batch."""
     with StateStore.connect(inbox.settings) as store:
         return store.batch_history("inbox", txid).status.phase
 
 
 def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
-    """Return the sum of amounts by name."""
     return {row["name"]: row["amount"] for row in inbox.rows(pipeline)}
 
 
 def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
-    """Return the ledger's attempts at a batch."""
     with StateStore.connect(inbox.settings) as store:
         return list(store.batch_history("inbox", txid).attempts)
 
@@ -71,13 +68,10 @@ def in_a_worker(code: str) -> Callable[[DataFrame], DataFrame]:
 
 
 def in_sql(expression: str) -> Callable[[DataFrame], DataFrame]:
-    """Return a transform that computes the amount by an expression."""
     return lambda rows: rows.selectExpr("name", f"{expression} AS amount")
 
 
 def raising(error: BaseException) -> Callable[[DataFrame], DataFrame]:
-    """Return a transform that fails before it has seen data."""
-
     def transform(_rows: DataFrame) -> DataFrame:
         raise error
 
@@ -129,7 +123,6 @@ MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
 @pytest.mark.promise("error:SPARK_FAILED")
 @pytest.mark.parametrize("meanings", [MEANINGS, pytest.param(MORE_MEANINGS, marks=pytest.mark.soak)], ids=["few", "more"])
 def test_only_errors_about_values_are_content(tables: Tables, meanings: dict[str, tuple[Any, str]]) -> None:
-    """A batch is given up for them alone. After others its rows stay, and count when the code is right."""
     for number in range(len(meanings)):
         tables.write(f"{number:02d}.csv", "name,amount\na,1\n")
     tables.plan(skipping(tables), "run")
@@ -148,7 +141,6 @@ def test_only_errors_about_values_are_content(tables: Tables, meanings: dict[str
 
 
 def test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more(tables: Tables) -> None:
-    """Spark's server goes on with the batches of others; no policy gives the batch up."""
     for number in range(2):
         tables.write(f"{number:02d}.csv", "name,amount\na,1\n")
     tables.plan(skipping(tables), "run")
@@ -172,7 +164,6 @@ class Held:
         self._worker, self._go_on = folder / "worker", folder / "go_on"
 
     def transform(self, rows: DataFrame) -> DataFrame:
-        """Let a Python worker of Spark hold the rows."""
         first, go_on = self._worker, self._go_on
 
         def hold(batches: Iterator[Any]) -> Iterator[Any]:
@@ -231,7 +222,6 @@ def failed_while_held(inbox: Inbox, act: Callable[[int], None]) -> TidegateError
 
 @pytest.mark.promise("fault:spark-executor-or-worker-process-dies:processing")
 def test_a_worker_that_is_killed_leaves_no_rows_out(inbox: Inbox) -> None:
-    """The kernel does so when memory runs out."""
     assert type(failed_while_held(inbox, lambda worker: os.kill(worker, signal.SIGKILL))) is SparkFailed
     pipeline = skipping(inbox, version=2)
     inbox.run(pipeline, "second")

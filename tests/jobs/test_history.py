@@ -38,19 +38,16 @@ Row = tuple[str | None, str | None, int | None, datetime, bool | None]
 
 
 def at(second: int) -> datetime:
-    """Return a moment."""
     return START + timedelta(seconds=second)
 
 
 def as_table(rows: list[Row]) -> pa.Table:
-    """Return rows as an Arrow table."""
     return pa.table(
         {name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(SCHEMA, KINDS, strict=True))}
     )
 
 
 def declare(tables: Tables, states: Any = None) -> Pipeline:
-    """Declare a pipeline with histories, a file a batch."""
     return tables.declare(Files("inbox", schema=SCHEMA), states=states or STATES)
 
 
@@ -123,7 +120,6 @@ def seen(flow: Staged) -> set[tuple[Any, ...]]:
 
 
 def test_any_order_and_split_gives_the_same_history(tables: Tables) -> None:
-    """Random versions in random batches, one of them empty, against one pass in plain Python; txids are of the batches."""
     rng = random.Random("history")
     rows = rows_of(rng, 120)
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
@@ -142,7 +138,6 @@ def test_any_order_and_split_gives_the_same_history(tables: Tables) -> None:
 
 
 def test_every_reader_sees_until_when_a_version_is_valid(flow: Flow) -> None:
-    """A late version ends the one before it; a deletion is no version; one key, ranges, pages and moments agree."""
     inbox = flow(STATES["versions"])
     inbox.batch(versions=staged([("a", "new", 1, at(20), None), ("b", "only", 1, at(0), None)]))
     inbox.batch(versions=staged([("a", "old", 1, at(0), None), ("a", None, None, at(30), True)]))
@@ -214,7 +209,6 @@ REFUSED: dict[str, tuple[Row, bool, str]] = {
 
 @pytest.mark.soak
 def test_a_version_without_a_key_or_a_time_is_refused(tables: Tables) -> None:
-    """Its place in the history is unknown; nothing of its batch counts."""
     tables.put(*(as_table([("b", "x", 1, at(0), None), row]) for row, _, _ in REFUSED.values()))
     tables.plan(declare(tables), "refused")
     found = {}
@@ -282,7 +276,6 @@ def partials_of(given: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def test_null_in_a_key_is_a_key_as_any_other(store: StateStore, register: Callable[..., None]) -> None:
-    """In each column alone and in several: versions are found, ended, collapsed and deleted as DuckDB finds them."""
     rng = random.Random("nulls")
     batches = [places(rng, 400) for _ in range(3)]
     pipeline = Pipeline("inbox", Files("inbox", schema=OF_KEYS), NULLS)
@@ -306,7 +299,6 @@ def micros(moment: datetime | None) -> int | None:
 
 
 def test_every_reader_finds_a_version_whose_key_is_null(flow: Flow) -> None:
-    """By key, over all, page by page and by moment; a range leaves NULLs out; an index finds the next version."""
     inbox = flow(replace(STATES["versions"], null_keys=True))
     spec, settings = inbox.spec.states[0], inbox.store.settings
     rows: list[Row] = [(name, f"v{second}", 1, at(second), None) for name in (None, "a") for second in (0, 10, 20)]
@@ -358,7 +350,6 @@ def test_versions_of_one_null_key_are_looked_up_by_the_index(flow: Flow) -> None
 
 @pytest.mark.soak
 def test_quarantine_takes_a_version_without_a_time_and_keeps_null_keys(tables: Tables) -> None:
-    """Its record waits, is mended and then is a version; NULL in the key is no reason to wait where it is a key."""
     state = replace(STATES["versions"], null_keys=True)
     pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"versions": state}, on_poison="quarantine")
     rows: list[Any] = [(None, "x", 1, at(0), None), (None, "y", 1, None, None)]
@@ -388,7 +379,6 @@ def test_quarantine_takes_a_version_without_a_time_and_keeps_null_keys(tables: T
     ],
 )
 def test_a_history_that_cannot_be_kept_is_refused(parts: dict[str, Any], message: str) -> None:
-    """When it is declared."""
     with pytest.raises(ValueError, match=message):
         History(**PARTS | parts).spec("versions")
 

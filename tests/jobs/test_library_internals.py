@@ -22,7 +22,6 @@ from tidegate.state_store.base.errors import PermanentError, SparkFailed
 
 
 def test_the_installed_versions_are_those_that_were_checked() -> None:
-    """After an upgrade, read the module, check each use, and write the new version there."""
     assert {name: version(name) for name in library_internals.CHECKED} == library_internals.CHECKED
 
 
@@ -35,7 +34,6 @@ def test_the_installed_versions_are_those_that_were_checked() -> None:
     ],
 )
 def test_what_spark_says_when_it_is_out_of_memory_is_known(condition: str) -> None:
-    """Outside of a task, too: the batch is tried once more, and no more often."""
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-common-utils_*.jar")
     words = " ".join(json.loads(ZipFile(jar).read("error/error-conditions.json"))[condition]["message"])
     for attempt, kind in ((1, SparkFailed), (2, PermanentError)):
@@ -60,7 +58,6 @@ def test_a_connect_session_has_the_parts_that_are_used(settings: Settings) -> No
 
 
 def test_small_questions_are_answered_without_a_server() -> None:
-    """Arrow's types, text encodings, and the codes of Kafka's client."""
     assert library_internals.spark_schema(pa.schema([("n", pa.int64())])) == T.StructType([T.StructField("n", T.LongType())])
     assert library_internals.is_text_encoding(codecs.lookup("latin-1"))
     assert not library_internals.is_text_encoding(codecs.lookup("rot13"))

@@ -24,23 +24,19 @@ __all__ = ["inbox"]  # a fixture
 
 
 def files(kind: str, **more: Any) -> Files:
-    """Return a source of files of a format, one a batch."""
     return Files("inbox", format=kind, **{"schema": SCHEMA, **more})
 
 
 def declare(inbox: Inbox, source: Any, **more: Any) -> Pipeline:
-    """Declare and register a pipeline that sets bad records aside."""
     return inbox.declare(source, **{"states": PER_NAME, "on_poison": "quarantine", "check": NOT_NEGATIVE, **more})
 
 
 def mend(inbox: Inbox, record: Mapping[str, Any], payload: str) -> None:
-    """Mend one record."""
     with StateStore.connect(inbox.settings) as store:
         store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
 
 
 def replay(inbox: Inbox, pipeline: Pipeline) -> None:
-    """Take all records up, process and commit them."""
     with StateStore.connect(inbox.settings) as store:
         opened = store.replay_quarantined(pipeline.spec, "test", "mended")
     assert opened is not None
@@ -48,7 +44,6 @@ def replay(inbox: Inbox, pipeline: Pipeline) -> None:
 
 
 def totals(records: list[tuple[str, int]]) -> dict[str, tuple[int, int]]:
-    """Return what the state should hold, by plain Python."""
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for name, amount in records:
         lines, total = found[name]
@@ -107,7 +102,6 @@ STILL_BAD = {  # what a record is mended to, and why it waits again
 
 @pytest.mark.soak
 def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox) -> None:
-    """With its origin, in a form that can be mended again, by the rules of its file; the original stays in the ledger."""
     lines = ["a,1", *(f"b{n},-{n}" for n in range(1, len(STILL_BAD))), "c,two"]
     inbox.write("1.csv", "".join(f"{line}\n" for line in ["name,amount", *lines]))
     pipeline = declare(inbox, files("csv"))
@@ -209,7 +203,6 @@ def test_a_record_of_a_file_with_other_columns_or_of_great_length_is_mended_as_i
 
 @pytest.mark.soak
 def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> None:
-    """A task's memory does not grow with their number, and no Arrow batch gets longer than Arrow's texts can be."""
     inbox.write("1.csv", "name,amount\n" + "".join(f"{number}{'a' * 2**20},x\n" for number in range(40)))
     pipeline = declare(inbox, files("csv"))
     inbox.run(pipeline)
@@ -224,7 +217,6 @@ def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> N
 
 @pytest.mark.soak
 def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
-    """They came from the folder's name, and can be mended like the others; of a raw record the folder's name decides."""
     states = {"per_day": State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
     inbox.write("dt=2026-11-05/1.csv", "name,amount\na,1\nb,-2\nc,x\n")
     pipeline = declare(inbox, files("csv", partitions={"dt": "date"}, glob="**/*"), states=states)
@@ -238,7 +230,6 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
 
 @pytest.mark.soak
 def test_a_record_of_a_source_without_files_is_mended(settings: Settings, register: Callable[..., None]) -> None:
-    """Such records have no origin, and are always columns."""
     source = FixedBatches([[("a", 1), ("b", -2)]], schema=SCHEMA)
     pipeline = Pipeline("inbox", source, PER_NAME, on_poison="quarantine", check=NOT_NEGATIVE)
     inbox = Inbox(settings, register)

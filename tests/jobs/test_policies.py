@@ -38,28 +38,23 @@ NOT_NEGATIVE = {"not negative": "amount >= 0"}
 
 
 def declare(inbox: Inbox, source: Any = CSV, **pipeline: Any) -> Pipeline:
-    """Declare and register a pipeline that pauses little between its tries."""
     return inbox.declare(source, **{"states": PER_NAME, "retry_delay_seconds": 0, **pipeline})
 
 
 def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-    """Return the state by name."""
     return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
 
 
 def waiting(inbox: Inbox) -> list[Mapping[str, Any]]:
-    """Return the records in quarantine."""
     with StateStore.connect(inbox.settings) as store:
         return list(store.quarantined("inbox"))
 
 
 def by_line(inbox: Inbox) -> list[Mapping[str, Any]]:
-    """Return the records in quarantine in the order of their lines."""
     return sorted(waiting(inbox), key=lambda record: int(record["origin"].rpartition(" ")[2]))
 
 
 def replay(inbox: Inbox, pipeline: Pipeline) -> tuple[int, int] | None:
-    """Take records out of quarantine into a new batch."""
     with StateStore.connect(inbox.settings) as store:
         return store.replay_quarantined(pipeline.spec, "test", "fixed")
 
@@ -122,7 +117,6 @@ def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
 
 
 def test_bad_lines_of_json_are_set_aside_byte_for_byte(inbox: Inbox) -> None:
-    """Broken ones, two records in a line, a value of another type; a NUL in a key can be told of no state."""
     bad = ['{"name": "b"', '{"name": "c", "amount": "x"}', '{"name": "b", "amount": 2} {"name": "c", "amount": 3}']
     nul = json.dumps({"name": "a\0b", "amount": 4})
     inbox.write("1.json", "".join(f"{line}\n" for line in ['{"name": "a", "amount": 1}', *bad, nul]))
@@ -135,7 +129,6 @@ def test_bad_lines_of_json_are_set_aside_byte_for_byte(inbox: Inbox) -> None:
 
 
 def test_a_bad_record_without_quarantine_fails_its_batch(tables: Tables) -> None:
-    """The error names the record, its place and the check; a value that nothing uses is read, too, even without tracking."""
     tables.write("1.csv", "name,amount\na,1\nb,-2\n")
     tables.write("2.csv", "name,amount\na,1\nb,two\n")
     lines = {"lines_of": State(key={"name": "text"}, aggregates={"lines": Count()})}
@@ -169,7 +162,6 @@ def test_a_bad_record_without_quarantine_fails_its_batch(tables: Tables) -> None
 
 @pytest.mark.promise("limit:Pipeline.tries", "error:BATCH_RETRIED")
 def test_a_batch_that_keeps_failing_is_given_up_after_its_tries(inbox: Inbox) -> None:
-    """The ledger has the reason; batches around it count. A failure that passes is tried again: nothing counts twice."""
     for number in (1, 3):
         inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
     inbox.write("2.csv", "name,amount\nb,two\n")
@@ -272,7 +264,6 @@ def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
 
 
 def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
-    """Count and sum of hashes of the source's and the transform's rows; the task and the Spark job of the attempt."""
     inbox.write("1.csv", "name,amount\na,1\nb,2\nb,2\n")
     pipeline = declare(inbox, transform=lambda rows: rows.where("name = 'b'"))
     inbox.plan(pipeline, "run")
@@ -293,7 +284,6 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
 
 @pytest.mark.soak
 def test_attempts_are_compared_whatever_policy_and_checks_they_had(tables: Tables) -> None:
-    """A batch that was sealed before the policy changed is read again: the same rows have the same hashes."""
     source = Files("inbox", format="csv", schema={"name": "string", "note": "string", "amount": "int"}, glob="*.csv")
     routings = [steps.ROUTINGS[name] for name in ("shuffled", "safe")]
     for number in (1, 2):
@@ -359,7 +349,6 @@ def test_an_attempt_that_takes_too_long_gives_its_core_back_and_leaves_no_rows_o
 @pytest.mark.soak
 @pytest.mark.promise("decision:0014")
 def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
-    """The newer attempt ends it; the older learns that it was fenced, and its work never counts."""
     inbox.write("1.csv", "name,amount\na,1\n")
     held, ended = Held(inbox.settings.home), threading.Event()
     turtle = declare(inbox, transform=held.transform)
@@ -443,8 +432,6 @@ def test_the_source_is_called_after_commits_and_failures(settings: Settings, reg
 
 @pytest.mark.usefixtures("counted_here")
 def test_a_pause_ends_a_local_run_after_what_it_has_begun(settings: Settings, register: Callable[..., None]) -> None:
-    """Another process pauses its pipeline; the batches that are left over are those of the next run."""
-
     def pausing(rows: Any) -> Any:
         with StateStore.connect(settings) as store:
             store.pause("inbox", "ann", "the warehouse is moved")

@@ -48,7 +48,6 @@ Row = tuple[str | None, int | None, Decimal | None]
 
 
 def table(rows: list[Row]) -> pa.Table:
-    """Return rows of name, amount and price as a table."""
     columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
     kinds = {"name": pa.string(), "amount": pa.int64(), "price": PRICE}
     return pa.table({name: pa.array(column, kinds[name]) for name, column in zip(kinds, columns, strict=True)})
@@ -84,7 +83,6 @@ def clean(rows: list[Row]) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("performance:small-files-are-grouped-by-one-task")
 def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables) -> None:
-    """With one task, a state has one staged partition, even if the batch is several files; with a transform and without."""
     rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(80)]
     ways = [(one_task, transform) for one_task in (True, False) for transform in (None, lambda rows: rows.where("amount >= 0"))]
     declared = tables.declare_over(SCHEMA, PRICES)
@@ -112,7 +110,6 @@ def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables) -> None:
 
 
 def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-    """Choose a route as for a source whose rows have no digest."""
     return steps.shuffled(pipeline, attempt, replace(facts, is_verified=False))
 
 
@@ -138,7 +135,6 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "performance:with-transform-over-files-with-digests-source",
 )
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> None:
-    """By columns that states use, if a digest vouches for the others: Spark then does not even read these."""
     batches = [table([("a", 1, None), ("b", 2, None)]).append_column("note", pa.array([note] * 2)) for note in ("this", "that")]
     tables.put(*batches * len(HASHED))
     found: dict[str, str] = {}
@@ -160,7 +156,6 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
 
 
 def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: Tables) -> None:
-    """The footer of a Parquet file is an independent count of its rows."""
     pipeline = tables.declare_over(SCHEMA, PRICES)
     tables.put(table([("a", 1, None), ("b", 2, None)]))
 
@@ -176,7 +171,6 @@ def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: 
 @pytest.mark.soak
 @pytest.mark.promise("limit:FEW_ROWS", "performance:up-to-10-000-partials-are-copied")
 def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> None:
-    """Their number is guessed from earlier batches; a wrong guess costs time, but neither rows nor sums."""
     overall = State(aggregates={"amount": Sum("amount")})
     declared = tables.declare_over(SCHEMA, PRICES)
     pipeline = tables.declare(declared.source, states={"overall": overall, "per_name": PRICES}, transform=lambda rows: rows)
@@ -200,7 +194,6 @@ def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> 
 
 @pytest.mark.promise("performance:batch-asks-spark-four-times")
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question costs time on both sides: two about settings, one about the schema, one for the result; no more."""
     requests: Counter[str] = Counter()
     connect = SparkConnectServiceStub.__init__
 
@@ -254,13 +247,11 @@ def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
 
 
 def sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the number of rows of each Arrow batch."""
     for batch in batches:
         yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
 
 
 def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the number of objects that the worker has frozen."""
     yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
 
 
@@ -268,7 +259,6 @@ def frozen_objects(_batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def noise(length: int) -> str:
-    """Return a text that hardly compresses."""
     dice = random.Random(length)
     return "".join(chr(dice.randrange(0x30, 0x5B)) for _ in range(length))
 
@@ -283,7 +273,6 @@ FAR = {  # what a transform makes, its type, and how it is shown
 
 
 def per_name(**aggregates: Any) -> State:
-    """Return a state per name."""
     return State(key=BY_NAME, aggregates=aggregates)
 
 
@@ -331,7 +320,6 @@ FEW = ["too long together", "a time before 1 as value", "bigint", "numeric(38,0)
 @pytest.mark.promise("limit:MAX_KEY_BYTES", "limit:MAX_KEYS_BYTES", "error:BAD_KEY", "error:OVERFLOW", "error:TRANSFORM_FAILED")
 @pytest.mark.parametrize("names", [FEW, pytest.param([*VALUES], marks=pytest.mark.soak)], ids=["few", "all"])
 def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, names: list[str]) -> None:
-    """In one line that names it; nothing is cut, wrapped or made NULL, nothing is staged, and earlier batches stay."""
     pipeline = tables.declare_over(SCHEMA, PRICES)
     tables.put(table([("none", 1, None)]))
     tables.plan(pipeline, "test")
@@ -409,7 +397,6 @@ def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None
 @pytest.mark.soak
 @pytest.mark.promise("error:DECLARATION_INVALID")
 def test_a_column_that_is_missing_or_would_lose_something_is_refused(tables: Tables) -> None:
-    """Nothing is rounded, cut or guessed: the declaration and the transform's columns must agree; a key, too, is named."""
     tables.put(table([("a", 1, None)]))
     tables.plan(tables.declare_over(SCHEMA, PRICES), "test")
     found = {}
@@ -448,7 +435,6 @@ def harmless(rows: Any) -> Any:
 
 
 def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
-    """A batch that is tried again has to be the same batch; a choice among differing rows gives a warning."""
     accepted = []
     with spark_session(tables.settings, "inbox") as spark:
         rows = spark.createDataFrame([("a", 1)], "name string, amount bigint")
@@ -469,7 +455,6 @@ def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pyte
 
 @pytest.mark.soak
 def test_a_sum_ignores_nan_that_spark_casts_to_null(tables: Tables) -> None:
-    """Spark casts NaN to a decimal as NULL, even in ANSI mode; the documentation of Sum says so, and how to refuse it."""
     rows = pa.table({"name": ["a", "a", "a"], "amount": pa.array([float("nan"), 1.5, float("-inf")])})
     cast = lambda rows: rows.selectExpr("name", "cast(amount AS decimal(10,2)) AS amount")  # noqa: E731
     assert tables.aggregate(per_name(amount=Sum("amount", "numeric(10,2)")), rows, transform=cast) == [

@@ -17,7 +17,6 @@ QUICK = f"import {PYTHON_DAEMON} as it; it.SECONDS_BETWEEN_LOOKS = 0.05; it.main
 
 @pytest.mark.promise("decision:0037")
 def test_a_daemon_ends_after_its_last_worker_and_not_before() -> None:
-    """A worker lives as long as its connection."""
     daemon = subprocess.Popen(
         [sys.executable, "-c", QUICK],
         env={"PYTHONPATH": str(PYTHON_SETTINGS), "PYTHON_WORKER_FACTORY_SECRET": "secret", "SPARK_REUSE_WORKER": "1"},

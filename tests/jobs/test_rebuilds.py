@@ -85,7 +85,6 @@ def sales(version: int = 1, **changed: Any) -> Pipeline:
 
 @pytest.fixture(autouse=True)
 def sold(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two days of sales, in a project with migrations of its own."""
     monkeypatch.setenv(HOME_VARIABLE, str(settings.home))
     (settings.home / "pipelines").mkdir()
     for day in (1, 2):
@@ -93,7 +92,6 @@ def sold(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sell(settings: Settings, day: int, *rows: tuple[int, str, Any]) -> Path:
-    """Write a day's file."""
     file = settings.home / f"sales/{day:02d}.csv"
     file.parent.mkdir(exist_ok=True)
     lines = [f"2026-01-{day:02d}T{hour:02d}:00:00Z,{shop},{cents}" for hour, shop, cents in rows]
@@ -105,7 +103,6 @@ Run = Callable[[Settings, Pipeline], list[int]]
 
 
 def run(settings: Settings, pipeline: Pipeline) -> list[int]:
-    """Run a pipeline through Spark; return the txids that it has committed."""
     txids = plan(settings, pipeline, run_id=f"run {next(numbers)}")
     for txid in txids:
         steps.process(settings, pipeline, txid, owner="test")
@@ -140,7 +137,6 @@ VALUES: dict[str, Callable[[list[int]], Any]] = {"sold": len, "cents": sum, "dea
 
 
 def partials(spec: StateSpec, rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return a state's partials of some sales."""
     if spec.appends:
         return [(position, *(row[value.name] for value in spec.values)) for position, row in enumerate(rows)]
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -150,7 +146,6 @@ def partials(spec: StateSpec, rows: list[dict[str, Any]]) -> list[tuple[Any, ...
 
 
 def rebuilt(settings: Settings, pipeline: Pipeline, by: Run = run_plainly) -> list[int]:
-    """Rebuild a pipeline, as the command does; return the txids."""
     txids: list[int] = []
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         while (progress := owner.begin_rebuild(pipeline.spec)).rebuilt < progress.committed:
@@ -183,26 +178,22 @@ def content(settings: Settings, table: str) -> list[str]:
 
 
 def asked(settings: Settings, statement: str) -> list[Any]:
-    """Return what the tables' owner is answered."""
     with migrations.connected(settings) as connection:
         return list(connection.execute(sa.text(statement)).all())
 
 
 def by_hand(settings: Settings, *statements: str) -> None:
-    """Run statements as the owner of the tables, as a team does."""
     with migrations.connected(settings) as connection:
         for statement in statements:
             connection.execute(sa.DDL(statement.replace("%", "%%")))
 
 
 def sums(settings: Settings) -> dict[str, tuple[int, int]]:
-    """Return number and sum of sales by shop."""
     return {row.shop: (row.sold, row.cents) for row in asked(settings, "SELECT * FROM state.by_shop")}
 
 
 @pytest.fixture
 def counted(settings: Settings, register: Callable[..., None]) -> Pipeline:
-    """The pipeline, which has committed, and as it is declared afterwards."""
     register(sales())
     run_plainly(settings, sales())
     return sales(2, states=CHANGED)
@@ -217,7 +208,6 @@ NAMED_AS_REBUILDS = """
 
 
 def by_shop(aggregates: Any, **more: Any) -> State:
-    """Return a state per shop."""
     return State(key=BY_SHOP, aggregates=aggregates, **more)
 
 
@@ -263,7 +253,6 @@ FEW = ["another_key", "a_state_less", "a_state_more", "windows", "rows", "change
 def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
-    """Of several kinds at once, by another transform; also after a later batch. Tables have the names of migrations."""
     monkeypatch.setattr(range_partitions, "TXIDS", 1)  # what is recorded of each txid is in a partition of its own
     kinds = {name: KINDS[name] for name in names}
     first = sales(states={name: before for name, (before, _) in kinds.items() if before})
@@ -286,7 +275,6 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
 @pytest.mark.soak
 @pytest.mark.promise("I24")
 def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: Settings, register: Callable[..., None]) -> None:
-    """A record that the changed check lets through counts in its own batch, and is not replayed there; others are."""
     sell(settings, 1, (9, "Lisbon", 600))
     sell(settings, 2, (9, "Faro", -5), (9, "Faro", -5), (9, "Porto", -1), (10, "Lisbon", "much"))
     sell(settings, 3, (9, "Porto", "damaged"))
@@ -349,7 +337,6 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
 def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
     settings: Settings, register: Callable[..., None], source: str
 ) -> None:
-    """The changed check lets all of them through, so their batch has none. A rebuild opens no replay of its own."""
     sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
     (settings.home / "south").mkdir()
     south = replace(sales().source, folder="south")
@@ -372,7 +359,6 @@ def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
 
 @pytest.mark.soak
 def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, register: Callable[..., None]) -> None:
-    """One was given up, so its records waited again; another was opened, and waits for the changed code with its records."""
     sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
     sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", "much"))
     first = sales(check={"priced": "cents >= 0"})
@@ -400,7 +386,6 @@ def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, registe
 
 @pytest.mark.soak
 def test_files_are_found_where_acks_have_put_them(settings: Settings, register: Callable[..., None]) -> None:
-    """In the done folder; one that was deleted there is named, and nothing of the rebuild takes its pipeline's place."""
     source = replace(sales().source, done_folder="done")
     register(sales(source=source))
     assert run(settings, sales(source=source)) == [1, 2]
@@ -431,7 +416,6 @@ def begun_opaque(settings: Settings, register: Callable[..., None]) -> tuple[Pip
 
 
 def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register: Callable[..., None]) -> None:
-    """The rebuild may have read what the redo takes back; before it has the batch, and once it is retired, it is not."""
     first, changed = begun_opaque(settings, register)
     redo(settings, first, 2, owner="me", reason="before")
     assert rebuilt(settings, changed) == [1, 2]
@@ -445,7 +429,6 @@ def test_a_redo_of_what_is_being_rebuilt_is_refused(settings: Settings, register
 def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A redo that reads another file commits in between: the rebuild has what counts. A redo after it takes that back."""
     first, changed = begun_opaque(settings, register)
     plan_as_usual, redone = StateStore.batches_to_rebuild, []
 
@@ -466,7 +449,6 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
 
 
 def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, register: Callable[..., None]) -> None:
-    """Neither a file that is missing for a while nor a later one moves into another batch, whatever attempts there are."""
     sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
     opaque = replace(sales().source, kind="opaque", max_files=2)
     states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
@@ -492,7 +474,6 @@ def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, 
 def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Txid 2 was given up, txid 4 was sealed by the former declaration and had not committed."""
     blocks = {"priced": Check(lambda batch: sa.select(batch.state("by_shop").c.shop).where(batch.source_rows > 3))}
     sell(settings, 2, *[(9, "Lisbon", 1000)] * 4)
     first = sales(checks=blocks)
@@ -518,8 +499,6 @@ def test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_a
 
 @pytest.mark.soak
 def test_checks_of_a_rebuild_know_its_states_by_the_names_that_they_will_have(settings: Settings, counted: Pipeline) -> None:
-    """One sets partials aside, one warns of what the state has."""
-
     def dear(batch: CheckedBatch) -> sa.Select[Any]:
         partials = batch.partials("by_shop")
         return sa.select(partials).where(partials.c.cents > 150)
@@ -559,7 +538,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(settings: Settings, counted: Pipeline) -> None:
-    """By name, with what to do."""
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         for changed, refusal in REFUSED.values():
             with pytest.raises(DeclarationChanged, match=refusal):
@@ -568,7 +546,6 @@ def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(settings: Set
 
 
 def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: Callable[..., None]) -> None:
-    """They have read what its rows were. One that begins to follow meanwhile is seen under the lock of its registration."""
     first = sales(states={"sale": Rows({"shop": "text"})})
     follower = Pipeline("later", Changes("inbox.sale"), {"by_later": State(key=BY_SHOP, aggregates=COUNTED)})
     register(first)
@@ -587,7 +564,6 @@ def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: 
 
 @pytest.mark.soak
 def test_one_that_was_given_up_is_in_nobodys_way(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
-    """It is retired with its states; the next has a higher version. What has taken its place can be rebuilt once more."""
     rebuilt(settings, counted)
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         owner.retire("inbox__v2", Request("me", "wrong", drops_states=True))
@@ -621,7 +597,6 @@ GIVEN = """
 
 
 def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings: Settings, counted: Pipeline) -> None:
-    """A constraint that the rebuilt rows break is named, and nothing is changed until it is dropped."""
     by_hand(
         settings,
         'CREATE TABLE public.shops (shop text COLLATE "C" PRIMARY KEY)',
@@ -695,7 +670,6 @@ IN_THE_WAY = {  # what depends on a state's table, how it is named, and how it g
 def test_what_is_in_the_way_of_one_rebuild_stops_no_other_pipeline(
     settings: Settings, server: Server, counted: Pipeline
 ) -> None:
-    """Nothing is changed before it is gone, nor before the migration is written: neither by `up` nor by `migrate`."""
     before = content(settings, "by_shop")
     rebuilt(settings, counted)
     (why,) = migrations.upgrade_all_but_broken(settings, [counted.spec]).values()
@@ -744,7 +718,6 @@ def test_who_may_not_read_a_state_may_not_read_what_is_rebuilt(settings: Setting
 
 @pytest.mark.promise("I24", "decision:0049")
 def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(settings: Settings, counted: Pipeline) -> None:
-    """A reader loops while the rebuild goes on and takes its pipeline's place: nothing is missing, and no txid goes back."""
     changed = replace(counted, states={"by_shop": State(key=BY_SHOP, aggregates=COUNTED | {"cents": Sum("cents", "bigint")})})
     counts = [{"shop": "Lisbon", "sold": 2}, {"shop": "Porto", "sold": 4}]
     sums = [{"shop": "Lisbon", "sold": 2, "cents": 300}, {"shop": "Porto", "sold": 4, "cents": 13}]
@@ -827,7 +800,6 @@ def test_a_pipeline_that_is_named_like_a_rebuild_is_none(
 
 
 def test_a_state_of_another_pipeline_is_not_taken(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
-    """Neither one in service nor a retired one, nor a table with rows: before the work, and not after it."""
     register(Pipeline("other", replace(sales().source), {"total": State(key={}, aggregates=COUNTED)}))
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
         owner.retire("other", Request("me", "over"))
@@ -842,7 +814,6 @@ LOSSES |= {"DROP TABLE state.by_shop": CHANGED}
 
 @pytest.mark.soak
 def test_a_lost_table_is_computed_again(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
-    """It was dropped, moved or altered by hand, and the pipeline's files are all there; it may be declared otherwise now."""
     changed = replace(counted, states=sales().states, version=1)
     for loss, states in LOSSES.items():
         by_hand(settings, loss)
@@ -861,7 +832,6 @@ def test_a_lost_table_is_computed_again(settings: Settings, counted: Pipeline, r
 def test_an_index_of_the_team_covers_the_partitions_of_a_rebuilt_table(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Also those that commits make later."""
     states = {"kept": Rows({"at": "timestamptz"}, range_partitions=Ranges("at", "month"))}
     register(sales(states=states))
     run_plainly(settings, sales(states=states))

@@ -25,7 +25,6 @@ BATCHES = 4
 
 @pytest.fixture
 def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
-    """A folder with one file for each batch."""
     inbox = Inbox(settings, register)
     for number in range(1, BATCHES + 1):
         inbox.write(f"{number}.csv", f"name,amount\na,{number}\n")
@@ -47,7 +46,6 @@ def server_process(stack: Settings, component: str) -> int:
 
 @pytest.mark.promise("fault:spark-server-dies-or-hangs:processing", "limit:LONGEST_SERVER_SILENCE_SECONDS")
 def test_a_spark_server_that_stands_still_is_given_up(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts connections without answering, as on a machine that swaps: it counts as away, and no row is left out."""
     monkeypatch.setattr(spark_module, "LONGEST_SERVER_SILENCE_SECONDS", 3.0)
     monkeypatch.setattr(spark_module, "HEARTBEAT_SECONDS", 0.5)
     monkeypatch.setattr(spark_module, "DEADLINES", RpcDeadlines(config=2, interrupt=2, get_status=2, release_session=2))
@@ -105,7 +103,6 @@ def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settin
 @pytest.mark.soak
 @pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Postgres dies with the COMMIT: the run checks whether it took effect, and never guesses."""
     pipeline = skipping(inbox, window=1)
     kills = iter([True])
 

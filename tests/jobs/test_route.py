@@ -102,7 +102,6 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
     ids=["files", "a transform", "two states, bad records, no tracking", "a source that knows nothing in advance"],
 )
 def test_the_ways_of_batches_are_shown(pipeline: Pipeline, ways: list[Any]) -> None:
-    """They are those that the route takes for batches of typical sizes."""
     found = [(path.tasks, path.reads, path.hashed, path.follows, len(path.in_process)) for path in paths(pipeline)]
     assert found == ways
 
@@ -112,12 +111,10 @@ def test_the_ways_of_batches_are_shown(pipeline: Pipeline, ways: list[Any]) -> N
 def test_a_route_follows_from_the_known_facts(
     pipeline: Pipeline, facts: InputFacts, rows_before: dict[str, int], expected: Route
 ) -> None:
-    """Nothing else decides: no setting is read, no file is touched."""
     assert choose(pipeline, Attempt("inbox", 1, 1, {"files": []}, rows_before=rows_before), facts) == expected
 
 
 def test_records_from_quarantine_are_followed_one_by_one() -> None:
-    """Their batch has no files whose digests could vouch for the rows."""
     attempt = Attempt("inbox", 2, 1, {QUARANTINED: 3, "source": None})
     assert choose(PLAIN, attempt, ONE_FILE).follows_partials is None
 
@@ -179,8 +176,6 @@ def least(values: list[Any], which: Any) -> Any:
 
 
 def expected(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
-    """Return the states in plain Python, as unordered rows."""
-
     def grouped(*key: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in rows:
@@ -237,5 +232,4 @@ def test_every_route_agrees_with_plain_python(tables: Tables, ways: list[tuple[s
 
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """Return rows as an Arrow table."""
     return pa.table({name: pa.array([row[name] for row in rows], kind) for name, (kind, *_) in KINDS.items()})

@@ -30,7 +30,6 @@ RECORDS: list[Record] = [("a", 1), ("a", 1), ('"x",\\.', None), ("", 0), ("NULL"
 
 
 def as_table(records: list[Record]) -> pa.Table:
-    """Return records as an Arrow table."""
     names, amounts = ([record[place] for record in records] for place in (0, 1))
     return pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())})
 
@@ -46,13 +45,11 @@ def appended(store: StateStore) -> dict[int, list[Record]]:
 
 
 def declare(tables: Tables, states: Any, **changes: Any) -> Pipeline:
-    """Declare a pipeline with these states, a file a batch."""
     return tables.declare(Files("inbox", schema=SCHEMA), states=states, **changes)
 
 
 @pytest.mark.promise("performance:rows-are-appended-by-plain-insert-in")
 def test_each_row_is_appended_once(tables: Tables, store: StateStore) -> None:
-    """By every route, with an empty batch, equal rows and NULLs, merged one by one and together."""
     pipeline = declare(tables, {"log": ALL, "per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
     batches: list[list[Record]] = [RECORDS, [], [("a", 1), ("b", None)], RECORDS]
     tables.put(*map(as_table, batches))
@@ -62,7 +59,6 @@ def test_each_row_is_appended_once(tables: Tables, store: StateStore) -> None:
 
 
 def test_rows_that_the_transform_makes_are_appended_by_several_tasks(tables: Tables, store: StateStore) -> None:
-    """All that it returns arrive: dropped and multiplied ones, more than fit into one Arrow batch; positions are different."""
     transform = lambda rows: rows.where("amount > 0").selectExpr("explode(sequence(1L, amount)) AS amount", "name")  # noqa: E731
     pipeline = tables.declare(Files("inbox", schema=SCHEMA, max_files=2), states={"log": ALL}, transform=transform)
     tables.routing = steps.ROUTINGS["safe"]
@@ -73,7 +69,6 @@ def test_rows_that_the_transform_makes_are_appended_by_several_tasks(tables: Tab
 
 
 def test_a_redo_replaces_the_rows_of_its_batch_alone(tables: Tables, store: StateStore) -> None:
-    """Rows of earlier batches stay, also where they are equal; no row of the first attempt is left."""
     pipeline = tables.declare(Files("inbox", schema=SCHEMA, kind="opaque"), states=STATES)
     tables.put(as_table([("a", 1), ("b", 2)]), as_table([("a", 1), ("c", 9)]))
     tables.run(pipeline)
@@ -133,7 +128,6 @@ REFUSED: dict[str, tuple[Rows, Record, str]] = {
 
 
 def test_a_row_that_cannot_be_kept_refuses_the_batch_or_is_set_aside(tables: Tables, store: StateStore) -> None:
-    """Nothing is cut, rounded or left out."""
     tables.put(*(as_table([("a", 1), row]) for _, row, _ in REFUSED.values()))
     tables.plan(declare(tables, {"log": ALL}), "run")
     found = {

@@ -47,7 +47,6 @@ def test_a_run_commits_everything_in_order(settings: Settings) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("counted_here")
 def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings) -> None:
-    """Earlier batches have committed, only the bad one is halted; one that blocks the window ends the waits for it."""
     write_sales(settings.home, "05", "06", "07")
     (settings.home / "sales" / "03.csv").write_text("shop,cents\nnorth,one\n")
     with pytest.raises(MalformedRecord, match=r"03\.csv, line 2"):
@@ -65,7 +64,6 @@ def test_a_run_ends_at_its_first_bad_batch_and_keeps_the_rest(settings: Settings
 @pytest.mark.promise("I3", "decision:0025")
 @pytest.mark.usefixtures("counted_here")
 def test_batches_outside_the_window_wait_unstaged(settings: Settings) -> None:
-    """The window bounds the batches in flight, even if threads are idle; then all commit, one window at a time."""
     write_sales(settings.home, "05", "06", "07", "08")
     pipeline, second_is_done, seen = replace(SALES, concurrency=3, window=2), threading.Event(), []
 
@@ -87,7 +85,6 @@ def test_batches_outside_the_window_wait_unstaged(settings: Settings) -> None:
 
 
 def test_a_run_that_cannot_begin_ends_at_once(settings: Settings) -> None:
-    """A gap in its range is named. It waits only for a Spark server that has answered before, and says how to start one."""
     with pytest.raises(RangeRefused, match="txid 1 would be left out"):
         run_pipeline(settings, SALES, run_id="run", from_txid=2)
     with pytest.raises(SparkUnavailable, match="Start it: tidegate up"):

@@ -28,7 +28,6 @@ Row = tuple[str, int | None, str | None, Decimal | None]
 
 
 def as_table(rows: list[Row]) -> pa.Table:
-    """Return rows as an Arrow table."""
     kinds = {"name": pa.string(), "n": pa.int64(), "label": pa.string(), "price": pa.decimal128(10, 2)}
     return pa.table({name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds.items())})
 
@@ -72,7 +71,6 @@ def check_quantiles(row: dict[str, Any], name: str, values: list[Decimal], *, mo
 
 @pytest.mark.promise("decision:0033")
 def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables) -> None:
-    """Random rows in random batches, one of them empty, and once more in a single one in another order: the rows are equal."""
     rng = random.Random("sketches")
     rows = [row if row[0] != "only NULL" else (row[0], None, None, None) for row in rows_of(rng, 300)]
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
@@ -94,7 +92,6 @@ def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables) -> None:
 
 
 def test_a_global_state_of_no_rows_estimates_nothing(tables: Tables) -> None:
-    """0 different values and no quantile; and then what rows bring."""
     pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
     tables.put(as_table([]))
     tables.run(pipeline, "empty")
@@ -124,7 +121,6 @@ DRAWN: dict[str, Callable[[random.Random], float]] = {
 
 @pytest.mark.promise("decision:0033")
 def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
-    """4,000 values of each of five distributions, and numbers of different values from one to 10,000."""
     rng = random.Random(5)
     values = {
         name: [Decimal(draw(rng)).quantize(Decimal("0.01"), ROUND_HALF_UP) for _ in range(4_000)]
@@ -176,13 +172,11 @@ def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
     ],
 )
 def test_a_sketch_that_cannot_be_kept_is_refused(declare: Callable[[], Any], message: str) -> None:
-    """When it is declared."""
     with pytest.raises(ValueError, match=message):
         declare()
 
 
 def test_equal_numbers_of_several_writings_are_one_value(tables: Tables) -> None:
-    """Zero has no sign, and a uuid no case."""
     ids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff-8b86-d011-b42d-00cf4fc964ff"]
     table = pa.table({"v": pa.array([0.0, -0.0]), "u": pa.array(ids)})
     state = State(aggregates={"zeros": ApproxDistinct("v", "numeric(5,1)"), "ids": ApproxDistinct("u", "uuid")})

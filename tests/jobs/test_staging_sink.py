@@ -37,7 +37,6 @@ def _batches(keys: list[object], kind: pa.DataType, rows_each: int) -> Iterator[
     ],
 )
 def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: pa.DataType, keys: list[object]) -> None:
-    """Over all Arrow batches of a task, in any order in which Spark has sent them."""
     ordered = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, kind, 2), _state(declared)))
 
     assert ordered["key"].to_pylist() == sorted(keys)
@@ -45,7 +44,6 @@ def test_rows_are_staged_in_key_order_each_with_its_values(declared: str, kind: 
 
 
 def test_null_keys_come_last_as_postgres_sorts_them() -> None:
-    """Each row is there once, with its value."""
     keys = [3, None, -1, None]
     rows = pa.Table.from_batches(staging_sink.in_key_order(_batches(keys, pa.int64(), 3), _state("bigint"))).to_pylist()
 
@@ -56,7 +54,6 @@ def test_null_keys_come_last_as_postgres_sorts_them() -> None:
 
 @pytest.mark.promise("limit:SORTED_BYTES", "performance:partials-are-staged-in-key-order-32")
 def test_no_more_than_the_limit_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later batches are not fetched before the first rows have been passed on."""
     monkeypatch.setattr(staging_sink, "SORTED_BYTES", 2 * 16)
     taken: list[pa.RecordBatch] = []
 

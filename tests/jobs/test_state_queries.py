@@ -64,13 +64,11 @@ STATES = {"per_name": PER_NAME, "log": LOG}
 
 
 def with_before(rows: Any) -> Any:
-    """Add what the state had before the batch."""
     columns = {"amount": "before", "mean": "mean_before", "txid": "since"}
     return state_query(rows, "inbox.per_name", on=["name"], columns=columns)
 
 
 def declare(tables: Tables, **pipeline: Any) -> Pipeline:
-    """Declare a pipeline that reads its own state, a file a batch."""
     return tables.declare(
         Files("inbox", schema=SCHEMA, max_files=1),
         **{"states": STATES, "transform": with_before, "queries": [StateQuery("inbox.per_name")], **pipeline},
@@ -78,14 +76,12 @@ def declare(tables: Tables, **pipeline: Any) -> Pipeline:
 
 
 def put(tables: Tables, batches: list[Any]) -> None:
-    """Write a file for each batch."""
     for rows in batches:
         names, amounts = ([row[place] for row in rows] for place in (0, 1))
         tables.put(pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())}))
 
 
 def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
-    """Return the log, computed row by row in plain Python."""
     log: list[tuple[Any, ...]] = []
     before: dict[str, list[int]] = {}
     since: dict[str, int] = {}
@@ -101,13 +97,11 @@ def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    """Return the stored log."""
     names = ("txid", "name", "amount", "before", "mean_before", "since")
     return sorted((tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log")), key=repr)
 
 
 def test_each_batch_reads_what_the_one_before_has_left(tables: Tables) -> None:
-    """Also a new key, an empty batch, and the txid that wrote a row; with few and with many tasks."""
     pipeline = declare(tables)
     put(tables, BATCHES)
     for txid in tables.plan(pipeline, "run"):
@@ -120,7 +114,6 @@ def test_each_batch_reads_what_the_one_before_has_left(tables: Tables) -> None:
 @pytest.mark.soak
 @pytest.mark.promise("I21")
 def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables) -> None:
-    """Also after a newer attempt has committed: an opaque state knows what it was before, and the fence ends it."""
     pipeline = declare(tables)
     put(tables, FEW)
     tables.run(pipeline)
@@ -140,7 +133,6 @@ def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables)
 
 @pytest.mark.promise("I21")
 def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
-    """A transactional state does not know what it was before: whether overtaken, or another writer was there."""
     pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
     put(tables, BATCHES[:1])
     (txid,) = tables.plan(pipeline, "run")
@@ -155,7 +147,6 @@ def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
 
 @pytest.mark.promise("I21")
 def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
-    """With the values before the batch, and without the keys that it had made; unless the next batch has begun."""
     pipeline = declare(tables)
     put(tables, FEW)
     tables.run(pipeline)
@@ -174,7 +165,6 @@ def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
 
 @pytest.mark.promise("I21", "decision:0031")
 def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
-    """Whatever window an older plan has left in the ledger."""
     pipeline = declare(tables)
     put(tables, BATCHES)
     assert tables.plan(pipeline, "run") == [1, 2, 3, 4]
@@ -191,7 +181,6 @@ def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: 
 
 @pytest.mark.soak
 def test_two_runs_at_once_read_the_same(tables: Tables) -> None:
-    """They race for every batch; each reads what its predecessor has left."""
     pipeline = declare(tables, retry_delay_seconds=0)
     put(tables, BATCHES)
     failures: list[BaseException] = []
@@ -218,7 +207,6 @@ def without_before(rows: Any) -> Any:
 
 @pytest.mark.soak
 def test_queries_may_come_later(tables: Tables) -> None:
-    """Batches that were sealed ahead, under the declaration without queries, do not count: each is processed in its turn."""
     plain = declare(tables, queries=(), transform=without_before)
     put(tables, FEW)
     for txid in tables.plan(plain, "run"):
@@ -232,7 +220,6 @@ def test_queries_may_come_later(tables: Tables) -> None:
 
 @pytest.mark.soak
 def test_what_has_counted_is_left_out(tables: Tables) -> None:
-    """Deduplication against all earlier batches."""
     new = Rows({"name": "text", "amount": "bigint"})
     pipeline = declare(
         tables,
@@ -269,7 +256,6 @@ TYPES = {
 
 @pytest.mark.soak
 def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> None:
-    """NULLs are a key like any other, where the state keeps them; what no state can hold is not found, and no error."""
     names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
     columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
     renamed = {f"v{place}": f"old{place}" for place in range(len(TYPES))}
@@ -301,7 +287,6 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
 
 
 def plain(value: Any) -> Any:
-    """Return bytes as such."""
     return bytes(value) if isinstance(value, memoryview) else value
 
 
@@ -345,7 +330,6 @@ def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
 
 @pytest.mark.soak
 def test_many_keys_are_looked_up_by_tasks(tables: Tables) -> None:
-    """A hundred thousand different keys in a batch, half of them known; the same sums as in plain Python."""
     pipeline = declare(
         tables,
         states={
@@ -377,7 +361,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
-    """What is wrong, and what there is."""
     spec = PER_NAME.spec("per_name")
     known = {"inbox.per_name": QueriedState(StateRead("inbox.per_name", "previous txid"), spec)}
     with spark_session(tables.settings, "inbox") as spark, answered_by(StateAnswers(known, 1, {}, 1)):
@@ -442,7 +425,6 @@ def latest(of: str) -> StateQuery:
 def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
     tables: Tables, upstream: Callable[[int], None]
 ) -> None:
-    """All states of a batch see the same, though the other pipeline commits meanwhile; and each row counts once."""
     upstream(1)
 
     def transform(rows: Any) -> Any:
@@ -465,8 +447,6 @@ def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
 
 
 def test_a_snapshot_that_is_gone_is_tried_again(tables: Tables, upstream: Callable[[int], None], server: Server) -> None:
-    """The connection that kept it was ended: no task reads from another one instead."""
-
     def end_the_snapshot(rows: Any) -> Any:
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND state = 'idle in transaction'"
         assert server.execute(sql.SQL(ended), [tables.settings.pg_database]) == [(True,)]
@@ -489,7 +469,6 @@ MISSING = {
 
 @pytest.mark.usefixtures("upstream")
 def test_a_state_that_is_not_there_is_named(tables: Tables) -> None:
-    """Such as one that its pipeline has renamed."""
     put(tables, BATCHES[:1])
     found = {}
     for number, of in enumerate(MISSING):

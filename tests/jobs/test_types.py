@@ -68,7 +68,6 @@ def states(kind: Any) -> dict[str, State]:
 
 
 def fill(shop: Shop, rows: int) -> None:
-    """Add rows of odd values in all combinations."""
     for n in range(rows):
         small = [1.5, 0.001, -16777.215, None][n % 4]
         doc = json.dumps({"n": n, "text": 'ü"\\', "list": [1, None]})
@@ -86,7 +85,6 @@ def expected(shop: Shop, keys: list[str]) -> list[tuple]:
 
 
 def comparable(value: Any) -> Any:
-    """Return a value in a form that is comparable between drivers."""
     if isinstance(value, memoryview):
         return bytes(value)
     return str(value) if isinstance(value, uuid.UUID) else value
@@ -100,7 +98,6 @@ def rows_of(inbox: Inbox, pipeline: Pipeline, state: str) -> list[tuple]:
 
 @pytest.fixture
 def things(shop: Shop) -> Shop:
-    """A shop with a table of odd things."""
     shop.execute("SET timezone = 'Europe/Berlin'")
     shop.execute(CREATE)
     return shop
@@ -170,7 +167,6 @@ WEIGHTS = State(aggregates={"total": Sum("v", "numeric(12,4)"), "most": Max("v",
 @pytest.mark.soak
 @pytest.mark.promise("decision:0008")
 def test_floats_are_kept_as_their_shortest_decimals(tables: Tables) -> None:
-    """0.1 is 0.1000, ten times 0.1 is 1.0000 in any order; NULL adds nothing. A uuid in capitals is the same one."""
     of_floats = State(aggregates={**WEIGHTS.aggregates, "single": Sum("w", "numeric(12,4)"), "owner": Max("u", "uuid")})
     values = [*[0.1] * 10, 0.0001, -0.0, 1234.5, None, -0.3]
     owners = [str(OWNERS[2]), str(OWNERS[2]).upper(), *[None] * 13]
@@ -212,7 +208,6 @@ def test_a_value_of_another_type_is_refused_with_its_column(tables: Tables) -> N
 
 
 def test_a_double_of_the_table_may_be_declared_decimal(things: Shop) -> None:
-    """By all the digits that Postgres prints; a value that does not fit is refused with its key."""
     things.execute("INSERT INTO things (weight, small) VALUES (1234567890.1234567, 0.1), (1e-7, 16777216), (-0.0, NULL)")
     source = replace(THINGS, schema={"id": "int", "weight": "decimal(38,18)", "small": "decimal(10,1)"})
     assert things.rows(source, things.planned(source)) == [

@@ -27,7 +27,6 @@ BATCHES: list[dict[str, Any]] = [
 
 
 def note_lines(batch: UpdateBatch) -> None:
-    """Write what the states have come to."""
     lines = sa.select(sa.func.coalesce(sa.func.sum(sa.column("lines")), 0)).select_from(sa.table("per_name", schema="state"))
     batch.execute(sa.insert(TOTALS).values(txid=batch.txid, lines=lines.scalar_subquery()))
 
@@ -60,7 +59,6 @@ def shop(store: StateStore, settings: Settings, register: Callable[..., None]) -
 
 
 def found(flow: Staged, table: sa.Table) -> list[tuple[Any, ...]]:
-    """Return the rows of an author's table."""
     with flow.store.engine.connect() as connection:
         return sorted(tuple(row) for row in connection.execute(sa.select(table)))
 
@@ -77,8 +75,6 @@ def test_an_update_runs_once_per_txid_before_or_after_the_states(shop: Callable[
 
 
 def test_what_comes_before_sees_the_states_without_the_batch(shop: Callable[..., Staged]) -> None:
-    """In the same commit: if what comes after the states fails, nothing of it is left."""
-
     def fails(batch: UpdateBatch) -> None:
         if batch.txid == 3:
             batch.execute(sa.text("SELECT 1 / 0"))
@@ -93,7 +89,6 @@ def test_what_comes_before_sees_the_states_without_the_batch(shop: Callable[...,
 def test_an_update_means_the_same_whatever_time_zone_its_process_has(
     shop: Callable[..., Staged], monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    """A worker's PGTZ, a role, the database or the server may set one, by which Postgres finds the day of a time."""
     monkeypatch.setenv("PGTZ", "Asia/Tokyo")
 
     def update(batch: UpdateBatch) -> None:
@@ -108,12 +103,10 @@ def test_an_update_means_the_same_whatever_time_zone_its_process_has(
 
 
 def execute(text: str) -> Callable[[UpdateBatch], None]:
-    """Return an update that executes a statement."""
     return lambda batch: batch.execute(sa.text(text)) and None
 
 
 def of_the_driver(method: str) -> Callable[[UpdateBatch], None]:
-    """Return an update that ends the transaction by way of the driver."""
     return lambda batch: getattr(batch._connection.connection.driver_connection, method)()
 
 
@@ -123,12 +116,10 @@ def fail(batch: UpdateBatch) -> None:
 
 
 def twice(batch: UpdateBatch) -> None:
-    """Break a constraint."""
     batch.execute(sa.insert(TOTALS).values(txid=batch.txid, lines=0))
 
 
 def swallow(batch: UpdateBatch) -> None:
-    """Break a constraint, and go on."""
     with suppress(sa.exc.IntegrityError):
         twice(batch)
 
@@ -155,7 +146,6 @@ REFUSED: dict[str, tuple[Callable[[UpdateBatch], None], str]] = {
     "fault:update-ends-transaction:commit", "fault:check-finds-something-update-fails:commit", "error:DECLARATION_INVALID"
 )
 def test_an_update_that_fails_or_ends_the_transaction_leaves_nothing(shop: Callable[..., Staged]) -> None:
-    """It is refused after it has written, and named as the author's code; corrected, the batch commits."""
     messages: dict[str, str] = {}
     flow = shop(to_outbox)
     txid = flow.batch(**BATCHES[0], is_committed=False)

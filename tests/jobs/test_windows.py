@@ -33,7 +33,6 @@ KEYED = {"key": {"key": "text"}, "aggregates": AGGREGATES}
 
 
 def as_table(events: list[Event]) -> pa.Table:
-    """Return events as an Arrow table."""
     keys, times, amounts = ([event[place] for event in events] for place in range(3))
     kinds = (pa.string(), pa.timestamp("us", tz="UTC"), pa.int64())
     columns = zip(SCHEMA, ([*keys], [*times], [*amounts]), kinds, strict=True)
@@ -48,7 +47,6 @@ def states_of(windows: dict[str, Window]) -> dict[str, State]:
 
 
 def of_row(row: Any, *, with_corrections: bool = False) -> tuple[Any, ...]:
-    """Return a row as the model has it."""
     times = [(row[name] - EPOCH) // MICROSECOND for name in ("window_start", "window_end", "last_event")]
     more = [row["corrections"]] if with_corrections else []
     return (row.get("key"), *times, row["events"], row["amount"], *more)
@@ -88,7 +86,6 @@ def test_windows_are_those_of_plain_python(tables: Tables) -> None:
 
 
 def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[tuple[Any, ...]]]:
-    """Return the windows that became final, by txid."""
     spec = pipeline.spec.state(state)
     assert spec is not None
     found: dict[int, list[tuple[Any, ...]]] = {}
@@ -100,7 +97,6 @@ def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[
 
 @pytest.mark.promise("I22")
 def test_final_windows_are_followed_each_once(tables: Tables, register: Callable[..., None]) -> None:
-    """From end to end: what the second pipeline gets never changes again."""
     pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"hourly": State(**KEYED, window=WINDOWS["hourly"])})
     columns = {
         "key": "text",
@@ -129,7 +125,6 @@ def test_final_windows_are_followed_each_once(tables: Tables, register: Callable
 
 @pytest.mark.soak
 def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) -> None:
-    """As the pipeline says about bad content; with a transform, the batch fails."""
     source = Files("inbox", schema=SCHEMA)
     window = WINDOWS["sliding"]
     pipeline = tables.declare(source, states={"per_name": State(**KEYED, window=window)})
@@ -146,7 +141,6 @@ def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) ->
 
 
 def test_times_without_a_zone_and_days(tables: Tables) -> None:
-    """A day of local times is a tumbling window; what does not fit is refused, with both types."""
     times = [datetime(2026, 3, 29, hour, minute) for hour in (0, 2, 3, 23) for minute in (0, 59)]
     table = pa.table({"at": pa.array(times, pa.timestamp("us")), "day": pa.array([date(2026, 3, 29)] * len(times))})
     source = Files("inbox", schema={"at": "timestamp_ntz", "day": "date"})
@@ -191,7 +185,6 @@ REFUSED: dict[str, tuple[Window, datetime, str]] = {
 
 @pytest.mark.soak
 def test_a_window_that_cannot_be_kept_is_refused(tables: Tables) -> None:
-    """By its column, before a row is read: nothing is converted silently. Or by its bounds, which are kept like any date."""
     kinds = {"at": pa.timestamp("us", tz="UTC"), "day": pa.date32()}
     each = [{"at": time, "day": date(2026, 3, 29)} for _, time, _ in REFUSED.values()]
     tables.put(*(pa.table({name: pa.array([row[name]], kind) for name, kind in kinds.items()}) for row in each))

@@ -41,18 +41,15 @@ def sales(settings: Settings, register: Callable[..., None]) -> None:
 
 
 def phase_of(settings: Settings, txid: int) -> str:
-    """Return the phase that the ledger shows for a batch."""
     with StateStore.connect(settings) as store:
         return store.batch_history("inbox", txid).status.phase
 
 
 def process(settings: Settings, txid: int, **more: Any) -> Processed:
-    """Process one batch."""
     return steps.process(settings, SALES, txid, owner="test", **more)
 
 
 def commit(settings: Settings, txid: int) -> Commit:
-    """Commit one batch."""
     return steps.commit(settings, SALES, txid, owner="test")
 
 
@@ -60,7 +57,6 @@ def commit(settings: Settings, txid: int) -> Commit:
 
 
 def test_each_ledger_has_a_spark_session_of_its_own(settings: Settings) -> None:
-    """Pipelines of one name in two ledgers do not interrupt each other; a ledger's own batches share a session."""
     ledgers = (settings, settings, replace(settings, pg_database="another"), replace(settings, pg_host="another"))
     found = []
     for ledger in ledgers:
@@ -96,8 +92,6 @@ def test_only_added_files_are_read(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("counted_here")
 def test_a_run_takes_left_over_batches_first_and_always_gets_the_same_plan(settings: Settings) -> None:
-    """No more than `max_batches`, oldest first, even if files came meanwhile; it opens no batch that it does not take."""
-
     def plan(run_id: str, **limits: int) -> list[int]:
         return steps.plan(settings, SALES, run_id=run_id, **limits)
 
@@ -130,7 +124,6 @@ def test_a_run_takes_left_over_batches_first_and_always_gets_the_same_plan(setti
 def test_a_range_that_cannot_be_is_refused_before_anything_is_opened(
     settings: Settings, arguments: dict[str, int], message: str
 ) -> None:
-    """Upside down, or with a gap before it, which is named: no txid is spent."""
     with pytest.raises(RangeRefused, match=message):
         steps.plan(settings, SALES, run_id="run", **arguments)
     with StateStore.connect(settings) as store:
@@ -164,7 +157,6 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
 
 @pytest.mark.usefixtures("counted_here")
 def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Settings) -> None:
-    """Later batches are processed all the same and commit after the bad one: in order, and with nothing lost."""
     bad = settings.home / "sales" / "01.csv"
     planned = bad.read_bytes()
     steps.plan(settings, SALES, run_id="first")
@@ -191,7 +183,6 @@ def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Setti
 
 @pytest.mark.usefixtures("counted_here")
 def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings) -> None:
-    """A commit repeats a failed attempt; if that fails permanently, the commit reports the reason; every attempt is kept."""
     (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth\n")
     steps.plan(settings, SALES, run_id="run")
     for step in (process, commit):
@@ -205,7 +196,6 @@ def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings
 
 @pytest.mark.promise("fault:declaration-changed-in-between:processing")
 def test_work_of_another_declaration_never_counts(settings: Settings, register: Callable[..., None]) -> None:
-    """Partials of a changed pipeline never meet the old state: it has to be registered, and then computes all again (I16)."""
     steps.plan(settings, SALES, run_id="run")
     doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
     with pytest.raises(DeclarationChanged, match="tidegate migrate"):
@@ -220,7 +210,6 @@ def test_work_of_another_declaration_never_counts(settings: Settings, register: 
 
 @pytest.mark.promise("error:UNKNOWN_PIPELINE")
 def test_a_missing_pipeline_or_batch_is_named(settings: Settings) -> None:
-    """A pipeline that is not declared or not registered, and a batch that is not planned."""
     with pytest.raises(UnknownPipeline, match="There is no pipeline sale"):
         steps.plan(settings, "sale", run_id="run")
     with pytest.raises(SchemaOutOfDate, match="Pipeline other is not registered"):
@@ -264,7 +253,6 @@ def test_the_task_that_seals_the_next_batch_commits_what_is_ready(settings: Sett
 @pytest.mark.promise("fault:staging-is-lost-or-damaged:commit")
 @pytest.mark.usefixtures("counted_here")
 def test_lost_or_damaged_staging_is_staged_again(settings: Settings) -> None:
-    """In a new attempt, from the saved metadata. Rows of a zombie that no seal covers do not count, and cost nothing (I7)."""
     steps.plan(settings, SALES, run_id="run")
     for txid in (1, 2):
         process(settings, txid)

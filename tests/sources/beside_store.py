@@ -15,19 +15,16 @@ __all__ = ["server", "spark", "template"]
 
 @pytest.fixture(scope="module")
 def server(beside_store: tuple[Settings, Any]) -> Server:
-    """The Postgres server of that stack."""
     return Server(beside_store[0])
 
 
 @pytest.fixture(scope="module")
 def template(server: Server) -> Iterator[str]:
-    """A migrated database on that server."""
     with migrated_database(server) as name:
         yield name
 
 
 @pytest.fixture
 def spark(settings: Settings) -> Iterator[SparkSession]:
-    """The session that all tests of the module share."""
     with spark_session(settings, "conformance") as session:
         yield session

@@ -34,7 +34,6 @@ class Inbox:
         self._register = register
 
     def write(self, name: str, content: bytes | str) -> Path:
-        """Write one file."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -59,11 +58,9 @@ class Inbox:
         return sorted(rows, key=repr)
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
-        """Plan all available batches."""
         return steps.plan(self.settings, pipeline, run_id=run_id)
 
     def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
-        """Plan, process and commit all available batches, one after another."""
         return steps.run(self.settings, pipeline, run_id, routing=self.routing)
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
@@ -71,7 +68,6 @@ class Inbox:
         return [{name: row[name] for name in row if name != "txid"} for row in self.all_rows(pipeline, state)]
 
     def all_rows(self, pipeline: Pipeline, state: str) -> list[Mapping[str, Any]]:
-        """Return the state's rows in key order."""
         spec = pipeline.spec.state(state)
         assert spec is not None
         with StateStore.connect(self.settings) as store:
@@ -100,5 +96,4 @@ class Inbox:
 
 @pytest.fixture
 def inbox(settings: Settings, register: Callable[..., None]) -> Inbox:
-    """An empty inbox."""
     return Inbox(settings, register)

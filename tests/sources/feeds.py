@@ -40,7 +40,6 @@ class FilesFeed:
         self._rows, self._files = first_row, 0
 
     def put(self, count: int) -> list[tuple]:
-        """Write rows into new files."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         for start in range(0, count, 2):
@@ -58,7 +57,6 @@ class FilesFeed:
 
     @contextmanager
     def hide(self) -> Iterator[None]:
-        """Take a file away for a while."""
         path = self.folder / "002.csv"
         aside = path.with_suffix(".aside.tmp")
         path.rename(aside)
@@ -75,15 +73,12 @@ class InputsFeed:
         self.source = Inputs({"first": self._first.source, "second": self._second.source})
 
     def put(self, count: int) -> list[tuple]:
-        """Write rows into new files of both folders."""
         return [*self._first.put(count), *self._second.put(count // 2)]
 
     def change(self) -> None:
-        """Change a value in a file of the first folder."""
         self._first.change()
 
     def hide(self) -> AbstractContextManager[None]:
-        """Take a file of the first folder away for a while."""
         return self._first.hide()
 
 
@@ -96,11 +91,9 @@ class DataFilesFeed:
         self._rows = 0
 
     def append(self, rows: pa.Table) -> None:
-        """Write a version with these rows."""
         raise NotImplementedError
 
     def put(self, count: int) -> list[tuple]:
-        """Append rows in new versions."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         for start in range(0, count, 2):
@@ -116,25 +109,19 @@ class DataFilesFeed:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def hide(self) -> Any:
-        """Refuse: a table whose files are away is broken."""
         raise NotPossible
 
 
 class DeltaFeed(DataFilesFeed):
-    """A Delta table."""
-
     def __init__(self, settings: Settings, number: int) -> None:
         name = f"table_{number}"
         super().__init__(Delta(name, schema=SCHEMA, max_files=2), settings.home / name)
 
     def append(self, rows: pa.Table) -> None:
-        """Write a version with these rows."""
         write_deltalake(str(self._folder), rows, mode="append")
 
 
 class IcebergFeed(DataFilesFeed):
-    """An Iceberg table."""
-
     def __init__(self, _settings: Settings, number: int) -> None:
         name = f"feeds.rows_{number}_{uuid.uuid4().hex}"
         catalog().create_namespace_if_not_exists("feeds")
@@ -143,41 +130,32 @@ class IcebergFeed(DataFilesFeed):
         super().__init__(Iceberg(f"lake.{name}", schema=SCHEMA, max_files=2), folder)
 
     def append(self, rows: pa.Table) -> None:
-        """Write a snapshot with these rows."""
         self._table.append(rows)
 
 
 class FixedFeed:
-    """Lists of two rows."""
-
     def __init__(self) -> None:
         self._batches: list[list[tuple]] = []
         self._rows = 0
 
     @property
     def source(self) -> FixedBatches:
-        """The source over the lists as they are now."""
         return FixedBatches(self._batches, SCHEMA)
 
     def put(self, count: int) -> list[tuple]:
-        """Append lists."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         self._batches += [rows[start : start + 2] for start in range(0, count, 2)]
         return rows
 
     def change(self) -> None:
-        """Change a value."""
         self._batches[0][0] = ("row 0", 9)
 
     def hide(self) -> Any:
-        """Refuse: lists in memory are always there."""
         raise NotPossible
 
 
 class TableFeed:
-    """A table, two rows a batch."""
-
     def __init__(self, settings: Settings, *, by_time: bool) -> None:
         self._settings = settings
         self._by_time = by_time
@@ -198,7 +176,6 @@ class TableFeed:
         )
 
     def put(self, count: int) -> list[tuple]:
-        """Insert rows."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         insert = f"INSERT INTO {self.table} (name, amount) VALUES (%s, %s) RETURNING {', '.join(self.source.schema)}"
@@ -210,7 +187,6 @@ class TableFeed:
 
     @contextmanager
     def hide(self) -> Iterator[None]:
-        """Revoke the right to read for a while."""
         self._run(f"REVOKE SELECT ON {self.table} FROM tidegate_stager")
         yield
         self._run(f"GRANT SELECT ON {self.table} TO tidegate_stager")
@@ -225,7 +201,6 @@ class Unhidable(TableFeed):
     """A table that is read whole or fails: none of its rows can be left to a later batch."""
 
     def hide(self) -> Any:
-        """Refuse."""
         raise NotPossible
 
 
@@ -243,7 +218,6 @@ class ChangesFeed:
         self.source = Changes(f"{name}.{name}_rows", max_txids=1, partitions=2)
 
     def put(self, count: int) -> list[tuple]:
-        """Let the other pipeline commit rows."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         pairs = [rows[start : start + 2] for start in range(0, count, 2)]
@@ -264,7 +238,6 @@ class ChangesFeed:
             cursor.execute(f"DELETE FROM state.{self._spec.states[0].name} WHERE name = 'row 0'")
 
     def hide(self) -> Any:
-        """Refuse: the rows are in the database of the ledger."""
         raise NotPossible
 
 
@@ -278,7 +251,6 @@ class ObjectsFeed:
         self._rows = self._objects = 0
 
     def put(self, count: int) -> list[tuple]:
-        """Write rows into new objects."""
         rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
         self._rows += count
         before = self._objects
@@ -297,7 +269,6 @@ class ObjectsFeed:
 
     @contextmanager
     def hide(self) -> Iterator[None]:
-        """Take an object away for a while."""
         content = self.bucket.get(f"{self._prefix}/002.csv")
         self.bucket.delete(f"{self._prefix}/002.csv")
         yield
@@ -318,7 +289,6 @@ class KafkaFeed:
         self.source = Kafka(self.topic, kind=kind, max_records=2)
 
     def put(self, count: int) -> list[tuple]:
-        """Produce records to both partitions in turn."""
         rows: list[tuple] = []
 
         def confirmed(error: Any, message: Any) -> None:

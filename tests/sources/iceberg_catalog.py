@@ -15,7 +15,6 @@ FOLDER = FOLDERS / str(os.getpid())
 
 
 def _begin() -> None:
-    """Make the process' folder, and remove those of processes that were killed."""
     FOLDERS.mkdir(mode=0o700, exist_ok=True)
     for folder in FOLDERS.iterdir():
         if not psutil.pid_exists(int(folder.name)) or folder == FOLDER:
@@ -39,5 +38,4 @@ __all__ = ["catalog", "load_catalog"]
 
 @cache
 def catalog() -> Catalog:
-    """Return the catalog, as those who write tables use it."""
     return load_catalog(NAME)

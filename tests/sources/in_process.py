@@ -43,7 +43,6 @@ class Rows:
         self.table = pa.Table.from_batches(found) if found else pa.table({})
 
     def toLocalIterator(self) -> Iterator[tuple]:  # noqa: N802 - a frame of Spark has it
-        """Yield the rows."""
         return (tuple(row.values()) for row in self.table.to_pylist())
 
 
@@ -54,23 +53,19 @@ class ThisProcess:
         self._batch = batch
 
     def range(self, start: int, end: int, step: int, _partitions: int) -> "ThisProcess":
-        """Return the numbers of tasks."""
         return ThisProcess(pa.RecordBatch.from_pydict({"id": pa.array(range(start, end, step), pa.int64())}))
 
     def select(self, *columns: str) -> "ThisProcess":
-        """Return some columns."""
         assert self._batch is not None
         return ThisProcess(self._batch.select(list(columns)))
 
     def mapInArrow(self, reader: Any, _schema: Any) -> Rows:  # noqa: N802 - a frame of Spark has it
-        """Run a reader as a task does, after pickling it."""
         try:
             return Rows(pickle.loads(pickle.dumps(reader))([self._batch]))
         except ValueError as error:
             raise reported_in(error) or error from None
 
     def createDataFrame(self, rows: Any, _schema: Any) -> Rows:  # noqa: N802 - a session of Spark has it
-        """Return rows that were read in this process as they are."""
         return Rows(rows.to_batches() if isinstance(rows, pa.Table) else ())
 
 
@@ -83,23 +78,19 @@ class Folder:
         self.path.mkdir()
 
     def write(self, name: str, content: bytes | str) -> Path:
-        """Write one file."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
     def clear(self) -> None:
-        """Remove all files, for the next case of a table."""
         for path in sorted(self.path.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def plan(self, source: Files, previous: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the next batch's metadata, of a plan of its own."""
         return coordinator_of(source, self.settings).initialize_transaction(1 if previous is None else 2, previous, None)
 
     def batches(self, source: Files) -> list[list[str]]:
-        """Return the names of the files in each batch of one plan."""
         coordinator, previous, cut = coordinator_of(source, self.settings), None, []
         while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
             cut.append([file["name"] for file in metadata["files"]])
@@ -116,7 +107,6 @@ class Folder:
         return sorted((tuple(row.values()) for row in rows), key=repr)
 
     def records(self, source: Files) -> list[dict[str, Any]]:
-        """Plan one batch, and return its records with ORIGIN, REFUSAL and PAYLOAD."""
         return self._rows(source, flagged=True)
 
     def refused(self, source: Files, error: type[TidegateError] = MalformedRecord) -> str:
@@ -136,7 +126,6 @@ class Folder:
         return message
 
     def replayed(self, source: Files, *waiting: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return records from quarantine as a replay parses them."""
         columns = {name: pa.array([record[name] for record in waiting], pa.string()) for name in (ORIGIN, PAYLOAD)}
         emitter = emitter_of(source, ThisProcess(), self.settings)  # type: ignore[arg-type]
         rows: Any = emitter.parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns)))  # type: ignore[arg-type]
@@ -197,7 +186,6 @@ class Follower:
         return coordinator_of(self.source, self.settings).initialize_transaction(self.batches + 1, self.previous, None)
 
     def read(self, metadata: Any) -> list[dict[str, Any]]:
-        """Return the rows of a batch."""
         attempt, emitter = Attempt("table", 1, 1, metadata), emitter_of(self.source, None, self.settings)  # type: ignore[arg-type]
         assert isinstance(emitter, DataFilesReader)
         rows = [row for reader, share in emitter._shares(metadata) for row in by_own_tasks(reader, attempt, share)]
@@ -258,11 +246,9 @@ def _staged(settings: Settings, spec: StateSpec, attempt: Attempt, partials: Ite
 
 @pytest.fixture
 def counted_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers of this process count batches by themselves."""
     monkeypatch.setattr(Processor, "_stage", stage_here)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """An empty folder."""
     return Folder(tmp_path)

@@ -17,14 +17,11 @@ ENTRY = (
 
 
 class Listing(BaseHTTPRequestHandler):
-    """Lists the keys below the requested prefix."""
-
     protocol_version = "HTTP/1.1"
     count = 0
     requests = 0
 
     def do_GET(self) -> None:
-        """Answer one page, or the number of pages."""
         parts = urlsplit(self.path)
         if parts.path == "/requests":
             self._answer(str(Listing.requests))
@@ -46,7 +43,6 @@ class Listing(BaseHTTPRequestHandler):
         )
 
     def do_PUT(self) -> None:
-        """Set how many objects there are."""
         Listing.count = int(self.rfile.read(int(self.headers["Content-Length"])))
         self._answer("")
 

@@ -71,14 +71,12 @@ class S3Server:
         return [f"-Dlogback.configurationFile={self._logging}", "org.gaul.s3proxy.Main", "--properties", str(self._properties)]
 
     def stop(self) -> None:
-        """Kill the process: clients see connections refused."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def make_bucket(self, name: str) -> "Bucket":
-        """Create an empty bucket."""
         (self.folder / name).mkdir()
         return Bucket(self, name)
 
@@ -100,14 +98,12 @@ class VersioningServer(S3Server):
     packages: ClassVar = ("com.adobe.testing:s3mock:4.11.0",)
 
     def make_bucket(self, name: str, *, keeps_versions: bool = True) -> "Bucket":
-        """Create an empty bucket."""
         self._put(f"/{name}", "")
         if keeps_versions:
             self._put(f"/{name}?versioning", "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
         return Bucket(self, name)
 
     def delete(self, bucket: str, key: str) -> None:
-        """Delete the present version of an object."""
         urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{bucket}/{key}", method="DELETE"))
 
     def _put(self, path: str, content: str) -> None:
@@ -139,27 +135,22 @@ class Bucket:
         )
 
     def put(self, key: str, content: bytes | str) -> None:
-        """Write an object; an older one of the same key is overwritten."""
         obstore.put(self.store, key, content.encode() if isinstance(content, str) else content)
 
     def get(self, key: str) -> bytes:
-        """Return the bytes of an object."""
         return bytes(obstore.get(self.store, key).bytes())
 
     def delete(self, key: str) -> None:
-        """Delete an object."""
         (self.folder / key).unlink()  # obstore deletes by a request that S3Proxy does not know
 
 
 def spark_packages() -> str:
-    """Return the Maven packages that docs/storage.md names for Spark."""
     line = next(line for line in PAGE.read_text().splitlines() if line.startswith("spark_packages = "))
     return line.partition("=")[2].strip().strip('"')
 
 
 @contextmanager
 def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
-    """Run a server, whose endpoint and key are in the environment meanwhile."""
     fetch_or_skip(*kind.packages)
     with ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-s3-"))
@@ -179,7 +170,6 @@ def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
 
 @contextmanager
 def stack_beside_s3(home: Path, kind: type[S3Server] = S3Server) -> Iterator[tuple[Settings, S3Server]]:
-    """Run a server, and an embedded stack whose Spark reads from it."""
     fetch_or_skip(*spark_packages().split(","))
     with running_server(kind) as server, pytest.MonkeyPatch.context() as environment:
         environment.setenv("TIDEGATE_SPARK_PACKAGES", spark_packages())
@@ -205,8 +195,6 @@ def many_objects(count: int) -> Iterator[str]:
 
 
 def set_count(endpoint: str, count: int) -> None:
-    """Set how many objects a listing server has, once it answers."""
-
     def is_set() -> bool:
         try:
             request = urllib.request.Request(endpoint, data=str(count).encode(), method="PUT")
@@ -223,7 +211,6 @@ def pages_asked_for(endpoint: str) -> int:
 
 
 def plan_many(settings: Settings | None = None, **arguments: Any) -> dict[str, Any]:
-    """Plan once in a process of its own; return what it took."""
     command = [sys.executable, "-m", "tests.sources.plan_many", json.dumps(arguments)]
     environment = {**os.environ, **({"TIDEGATE_HOME": str(settings.home)} if settings else {})}
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)

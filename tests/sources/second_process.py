@@ -22,7 +22,6 @@ SCHEMA = {"name": "string", "amount": "int"}
 
 
 def positive(rows: Any) -> Any:
-    """Keep all rows; a transform that drops none."""
     return rows.where("amount > 0")
 
 

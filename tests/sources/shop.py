@@ -51,36 +51,29 @@ class Shop:
         return connection.cursor()
 
     def execute(self, statement: str, parameters: Any = None) -> list[tuple]:
-        """Run one statement, committed when it returns."""
         self._owner.execute(statement, parameters)
         return self._owner.fetchall() if self._owner.description else []
 
     def run(self, statements: str) -> None:
-        """Run statements, each a transaction of its own."""
         for statement in statements.split("; "):
             self.execute(statement)
 
     def sell(self, rows: int = 1) -> None:
-        """Append rows, committed."""
         self.execute("INSERT INTO orders (name, amount) SELECT 'n' || mod(n, 7), n FROM generate_series(1, %s) AS n", [rows])
 
     def plan(self, source: PostgresTable, previous: dict | None = None) -> dict | None:
-        """Return the next batch's metadata."""
         return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
 
     def planned(self, source: PostgresTable, previous: dict | None = None) -> dict:
-        """Return the next batch's metadata, which exists."""
         metadata = self.plan(source, previous)
         assert metadata is not None
         return metadata
 
     def sold(self, rows: int) -> dict:
-        """Append rows, and return the metadata of the batch that has them."""
         self.sell(rows)
         return self.planned(ORDERS)
 
     def ids(self, metadata: dict, key: str = "id") -> list[int]:
-        """Return the ids that the range has now, by plain SQL."""
         zero = [["-infinity", "0"] if "," in key else ["0"], metadata["after"]][metadata["after"] is not None]
         lower, upper = ", ".join(f"'{v}'" for v in zero), ", ".join(f"'{v}'" for v in metadata["to"])
         return [
@@ -116,7 +109,6 @@ class Shop:
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, step: str, act: Callable[[], object]) -> None:
-    """Let something happen once, before a step of the next plan."""
     original, acts = getattr(planning, step), [act]
 
     def act_first(*arguments: Any) -> Any:
@@ -143,7 +135,6 @@ EMPTY = """
 
 @pytest.fixture(scope="module")
 def shops(server: "Server") -> Iterator[Settings]:
-    """Settings with a database for all shops of a module."""
     name = server.create_database()
     yield replace(server.settings, pg_database=name)
     server.drop_database(name)
@@ -164,7 +155,6 @@ def shop(request: pytest.FixtureRequest) -> Iterator[Shop]:
 
 
 def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:
-    """Return all batches of one plan."""
     coordinator, batches, previous = coordinator_of(source, shop.settings), [], None
     while metadata := coordinator.initialize_transaction(len(batches) + 1, previous, None):
         batches.append(metadata)
@@ -173,7 +163,6 @@ def all_batches(shop: Shop, source: PostgresTable) -> list[dict]:
 
 
 def expected(shop: Shop, table: str = "orders") -> list[dict]:
-    """Return the expected state of the pipeline, by plain SQL."""
     found = shop.execute(f'SELECT name, count(*), sum(amount) FROM {table} GROUP BY name ORDER BY name COLLATE "C"')
     return [dict(zip(("name", "lines", "amount"), row, strict=True)) for row in found]
 

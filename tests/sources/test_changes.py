@@ -45,23 +45,18 @@ Here = Callable[[dict[str, list[dict[str, Any]]]], list[dict[str, Any]]]
 
 
 def differences(rows: Any) -> Any:
-    """Return the change of a value as a number of its own."""
     return rows.selectExpr("name", "txid", "lines", "amount - coalesce(previous_amount, 0) AS more", "previous_txid")
 
 
 def counted(rows: Any) -> Any:
-    """Return the changes, and which of them are of a new key."""
     return differences(rows).selectExpr("*", "IF(previous_txid IS NULL, 1, NULL) AS is_new")
 
 
 def with_difference(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a change as `counted` does, in this process."""
     return {**row, "more": row["amount"] - (row["previous_amount"] or 0), "is_new": None if row["previous_txid"] else 1}
 
 
 def twin(in_process: Here) -> Callable[..., Any]:
-    """Return a transform whose batches are counted in this process."""
-
     def transform(_rows: Any) -> Any:
         raise AssertionError
 
@@ -112,12 +107,10 @@ def follow(register: Callable[..., None]) -> Callable[..., Pipeline]:
 
 
 def followed(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
-    """Return the amount of each name in a state."""
     return {row["name"]: row["amount"] for row in inbox.rows(pipeline, next(iter(pipeline.states)))}
 
 
 def commit_files(inbox: Inbox, upstream: Pipeline, *contents: str, at: int = 0) -> None:
-    """Let the pipeline that is followed commit these files, each by itself."""
     for number, content in enumerate(contents, start=at):
         inbox.write(f"{number}.csv", content)
     inbox.run(upstream, f"run {at}")
@@ -137,7 +130,6 @@ def divided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("limits", [{"max_rows": 2}, {"max_txids": 1}, {}], ids=["two rows", "txid by txid", "one range"])
 @pytest.mark.usefixtures("divided")
 def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, follow: Any, limits: dict[str, int]) -> None:
-    """The differences add up to the followed state, in ranges of any size, while the other pipeline goes on."""
     follower = follow(of=limits, transform=counted)  # by Spark
     for number, content in enumerate(FILES):
         commit_files(inbox, upstream, content, at=number)
@@ -151,7 +143,6 @@ def test_the_follower_has_each_change_once(inbox: Inbox, upstream: Pipeline, fol
 def test_rows_and_a_global_state_are_followed_too(
     inbox: Inbox, upstream: Pipeline, follow: Any, register: Callable[..., None]
 ) -> None:
-    """A state of rows is its own stream; the changes of a global one have no key."""
     commit_files(inbox, upstream, *FILES[:3])
     follower = follow("log", transform=None, states={"again": Rows({"name": "text", "amount": "integer"})})
     steps.run(inbox.settings, follower, "run")
@@ -181,7 +172,6 @@ def test_a_txid_that_another_pipeline_follows_is_not_redone(inbox: Inbox, upstre
 def test_a_redo_goes_without_a_follower_that_is_not_run_any_more(
     inbox: Inbox, upstream: Pipeline, follow: Any, counted: str
 ) -> None:
-    """If it is run again, it is refused if it has counted what was taken back, and counts the new values if it has not."""
     follower = follow()
     commit_files(inbox, upstream, FILES[0])
     if counted != "none":
@@ -244,7 +234,6 @@ WITHOUT = evolving({"name": "text", "city": "text"}, replace(LATER, columns={"ci
 
 @pytest.fixture
 def evolve(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that migrates a project to these pipelines."""
     for folder in ("pipelines", "migrations"):
         (inbox.settings.home / folder).mkdir()
     monkeypatch.setenv(project.HOME_VARIABLE, str(inbox.settings.home))
@@ -265,7 +254,6 @@ def copied(name: str, state: str, version: int = 1, /, **columns: str) -> Pipeli
 
 
 def copies(inbox: Inbox, follower: Pipeline) -> list[tuple[Any, ...]]:
-    """Return what a follower has appended."""
     names = [value.name for value in follower.spec.states[0].values]
     rows = [tuple(row[name] for name in names) for row in inbox.rows(follower, follower.spec.states[0].name)]
     return sorted(rows, key=repr)
@@ -276,7 +264,6 @@ def copies(inbox: Inbox, follower: Pipeline) -> list[tuple[Any, ...]]:
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
-    """A batch that was planned and sealed before is processed again as the same rows; one that spans both has the column."""
     kept = {"name": "text", "amount": "integer"}
     by_spark = lambda rows: rows.selectExpr("txid AS of_txid", *kept)  # noqa: E731
     follower = replace(copied("follower", state, **kept), transform=by_spark)
@@ -310,7 +297,6 @@ def test_a_column_that_comes_is_null_in_what_follows_from_before(inbox: Inbox, e
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("state", ["log", "newest"])
 def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Callable[..., None], state: str) -> None:
-    """Each attempt at a batch reads the same, so what was planned with it comes first; later ones have the rows without."""
     follower = copied("follower", state, name="text")
     evolve(AFTER[state], follower)
     inbox.write("1.csv", "a,1,1,Bern\nb,2,2,Bern\n")
@@ -330,7 +316,6 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
 
 @pytest.mark.soak
 def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
-    """A pipeline may join what another one commits with files of its own, and holds a redo up like any follower."""
     seats = Reference(Files("planes", format="csv", schema={"name": "string", "seats": "int"}))
     source = Inputs({"changes": Changes("inbox.per_name"), "planes": seats})
     follower = Pipeline(
@@ -363,7 +348,6 @@ def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, regis
 def test_what_one_pipeline_wrote_together_is_joined(
     inbox: Inbox, upstream: Pipeline, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, wait_for_all: bool
 ) -> None:
-    """Two states by their txid, though their inputs have other limits, and the pipeline commits between the looks at it."""
     source = Inputs(
         {"rows": Changes("inbox.log", max_rows=1), "totals": Changes("inbox.total"), "names": Changes("inbox.per_name")},
         wait_for_all=wait_for_all,
@@ -417,7 +401,6 @@ LOSSES = (
 
 
 def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """By a restore of one of both to an earlier state, or by hand: at the plan, or when the batch is processed."""
     follower = follow()
     commit_files(inbox, upstream, FILES[0])
     steps.run(inbox.settings, follower, "first")
@@ -441,7 +424,6 @@ def test_what_is_lost_of_what_is_followed_is_noticed(inbox: Inbox, upstream: Pip
 @pytest.mark.sampled(1)
 @pytest.mark.usefixtures("divided")
 def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """The range of its last batch stays, for a redo; a pipeline that begins to follow later is refused."""
     follower = follow(of={"max_txids": 2})
     spec, state = upstream.spec, upstream.spec.states[0]
     commit_files(inbox, upstream, *FILES)
@@ -476,7 +458,6 @@ def test_changes_are_removed_as_far_as_no_follower_needs_them(inbox: Inbox, upst
 
 
 def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """It is not run any more; if it is, it is refused, also with what it had planned."""
     follower = follow(of={"max_txids": 1})
     commit_files(inbox, upstream, *FILES[:2])
     (txid, _) = steps.plan(inbox.settings, follower, run_id="run")
@@ -493,7 +474,6 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
 
 @pytest.mark.soak
 def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    """It carries along the range before it, from which on changes are kept for a redo."""
     follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})
     commit_files(inbox, upstream, "a,1\n", "a,2\n", "a,100\n")
     steps.run(inbox.settings, follower, "run")
@@ -521,7 +501,6 @@ def test_a_pipeline_of_another_source_does_not_begin_to_follow(
 
 
 def test_a_state_that_cannot_be_followed_is_named(inbox: Inbox, register: Callable[..., None]) -> None:
-    """At the first plan, with what to do."""
     inbox.declare(Files("inbox", format="csv", schema=SCHEMA), states={"plain": State(aggregates={"lines": Count()})})
     for version, (of, message) in enumerate(
         [
@@ -555,6 +534,5 @@ def test_a_state_that_cannot_be_followed_is_named(inbox: Inbox, register: Callab
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(declare: Callable[[], Any], message: str) -> None:
-    """When it is made."""
     with pytest.raises(ValueError, match=message):
         declare()

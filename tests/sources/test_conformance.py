@@ -22,7 +22,6 @@ from tidegate.state_store import Settings, StateStore
 
 @pytest.fixture
 def spark(settings: Settings) -> Iterator[SparkSession]:
-    """The session that all tests of this folder share."""
     with spark_session(settings, "conformance") as session:
         yield session
 
@@ -50,7 +49,6 @@ def _cases() -> Iterator[Any]:
 @pytest.mark.promise("I11", "I12", "testing:records_are_the_rows")
 @pytest.mark.parametrize(("feed", "promise"), list(_cases()))
 def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, feed: str, promise: str) -> None:
-    """Each source and each promise of its kind."""
     try:
         _promises(feed)[promise](Bench(FEEDS[feed](settings, 0), spark, settings))
     except NotPossible:
@@ -71,7 +69,6 @@ def test_a_source_keeps_its_promises(settings: Settings, spark: SparkSession, fe
 )
 @pytest.mark.parametrize("feed", IN_PROCESS)
 def test_files_keep_their_promises_in_this_process(tmp_path: Path, feed: str) -> None:
-    """Each kind of folder and each promise: planned by the source, read by what Spark's tasks run, without Spark."""
     for name, holds in _promises(feed).items():
         home = tmp_path / name
         home.mkdir()
@@ -99,36 +96,26 @@ def test_rows_can_be_counted_without_any_of_their_values(settings: Settings, reg
 
 @dataclass(frozen=True)
 class Broken(FixedBatches):
-    """A source that breaks one promise."""
-
     fault: str = ""
     calls: list[int] = field(default_factory=list, compare=False)
 
     def coordinator(self, settings: Settings) -> FixedCoordinator:
-        """Return a coordinator with the fault."""
         if self.fault == "restarts":
             return Restarting(self)
         return Endless(self) if self.fault == "endless" else super().coordinator(settings)
 
     def emitter(self, spark: SparkSession, settings: Settings) -> FixedEmitter:
-        """Return an emitter with the fault."""
         del settings
         return Faulty(self, spark)
 
 
 class Restarting(FixedCoordinator):
-    """Forgets its position."""
-
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> Any:
-        """Start over with every plan."""
         return super().initialize_transaction(txid, previous if txid > 1 and previous["position"] == 0 else None, current)
 
 
 class Endless(FixedCoordinator):
-    """Always has one more batch."""
-
     def initialize_transaction(self, txid: int, previous: Any, current: Any) -> Any:
-        """Return an empty batch for ever."""
         return super().initialize_transaction(txid, previous, current) or {"position": 10**6, "rows": 0, "sha256": ""}
 
 
@@ -136,7 +123,6 @@ class Faulty(FixedEmitter):
     """Loses or repeats rows, or depends on more than metadata."""
 
     def emit_batch(self, attempt: Any, metadata: Any) -> Any:
-        """Return the rows with the fault."""
         rows = super().emit_batch(replace(attempt), metadata)
         fault = self._source.fault
         if fault == "loses a row":
@@ -149,15 +135,12 @@ class Faulty(FixedEmitter):
 
 
 class BrokenFeed(FixedFeed):
-    """A feed of a broken source."""
-
     def __init__(self, fault: str) -> None:
         super().__init__()
         self._fault = fault
 
     @property
     def source(self) -> Broken:
-        """The broken source."""
         return Broken(self._batches, SCHEMA, fault=self._fault)
 
 
@@ -175,7 +158,6 @@ class BrokenFeed(FixedFeed):
     ],
 )
 def test_a_broken_promise_is_named(settings: Settings, spark: SparkSession, fault: str, message: str) -> None:
-    """The error names the promise and shows a row."""
     with pytest.raises(BrokenPromise, match=message):
         list(check_source(lambda: BrokenFeed(fault), spark, settings))
 
@@ -205,7 +187,6 @@ def test_an_authors_pipeline_is_tried_without_postgres(settings: Settings, spark
 
 
 def test_fixed_batches_may_start_over(settings: Settings) -> None:
-    """With cycle, the first list follows the last one."""
     source = FixedBatches([[("a", 1)], [("b", 2)]], SCHEMA, cycle=True)
     coordinator, previous, places = coordinator_of(source, settings), None, []
     for txid in range(1, 6):
@@ -215,7 +196,6 @@ def test_fixed_batches_may_start_over(settings: Settings) -> None:
 
 
 def test_a_fixed_batch_that_does_not_fit_is_refused_where_it_is_declared() -> None:
-    """The row and its batch are named."""
     with pytest.raises(ValueError, match=r"row \('b',\) of batch 2 does not have 2 values"):
         FixedBatches([[("a", 1)], [("b",)]], SCHEMA)
     with pytest.raises(ValueError, match="needs a schema"):

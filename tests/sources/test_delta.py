@@ -39,22 +39,18 @@ class Table:
 
     @property
     def delta(self) -> DeltaTable:
-        """The table as it is now."""
         return DeltaTable(str(self.folder))
 
     def append(self, *rows: tuple[str, int], mode: Any = "append", **options: Any) -> None:
-        """Add rows, in one version."""
         names, amounts = zip(*rows, strict=True)
         write_deltalake(
             str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode=mode, **options
         )
 
     def follow(self, **source: Any) -> Follower:
-        """Begin to read the table."""
         return Follower(self.settings, replace(self.source, **source))
 
     def there(self, *columns: str) -> list[tuple]:
-        """Return the rows that the table has, as delta-rs reads them."""
         found = self.delta.to_pyarrow_table(columns=list(columns) or None).to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
 
@@ -123,7 +119,6 @@ def test_rows_are_read_once_by_versions_partitions_and_added_columns(
 
 
 def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
-    """Also where a number becomes wider."""
     table.append(("a", 1))
     table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
     rows = pa.table({"name": ["b"], "amount": pa.array([2], pa.int32()), "shop": ["here"]})
@@ -134,7 +129,6 @@ def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
 
 
 def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
-    """Rows that were deleted or rewritten before do not count; with a starting version, rows of that version are the first."""
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     assert table.follow(starting_version=1).run() == [("c", 3)]
@@ -150,7 +144,6 @@ def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Tabl
 def test_a_snapshot_is_read_on_while_the_table_goes_on(
     table: Table, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
 ) -> None:
-    """Each plan reads one file and finds its place by its name, though the files were compacted and more came."""
     monkeypatch.setattr(plan, "NAMES_AT_ONCE", 2)
     for number in range(7):
         table.append((f"row {number}", number))
@@ -174,7 +167,6 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(
 
 
 def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
-    """A batch may end within a version; a version's files come in the order of the log."""
     table.append(("first", 0))
     source = replace(table.source, max_files=3)
     follower = table.follow(max_files=3)
@@ -190,7 +182,6 @@ def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
 
 
 def _added(table: Table, name: str, amount: int) -> dict[str, Any]:
-    """Write a data file, and return the action that adds it."""
     path = table.folder / name
     pq.write_table(pa.table({"name": [name], "amount": pa.array([amount], pa.int32())}), path)
     size = path.stat().st_size
@@ -202,7 +193,6 @@ def _write_version(table: Table, version: int, actions: list[str]) -> None:
 
 
 def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: Table) -> None:
-    """Nothing is planned after such a version, until the pipeline says what it means."""
     table.append(("a", 1), ("b", 2))
     follower = table.follow()
     assert follower.run() == [("a", 1), ("b", 2)]
@@ -275,7 +265,6 @@ def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable
 
 
 def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
-    """Made again with fewer versions, with more, and restored from a copy that then went on otherwise."""
     table.append(("a", 1))
     copy = table.folder.with_name("copy")
     shutil.copytree(table.folder, copy)
@@ -296,7 +285,6 @@ def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
 
 
 def test_versions_and_files_that_were_removed_are_named(table: Table) -> None:
-    """The log's cleanup and VACUUM are no reason to pass over rows."""
     table.append(("a", 1))
     found = table.plan(table.source)
     for number in range(3):
@@ -344,7 +332,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> None:
-    """By the first plan, with what it is; and when a later version says so."""
     changed, message = REFUSED[what]
     table.append(("a", 1))
     path = table.log / f"{0:020}.json"
@@ -362,7 +349,6 @@ def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> No
 
 
 def test_a_declaration_that_changes_is_compared_with_the_table_again(table: Table) -> None:
-    """With the newest version, as a column that comes later is NULL before it; a version is not read in two ways."""
     table.append(("a", 1), ("b", 2), configuration=FEED)
     source = replace(table.source, starting_version=0, max_files=1)
     found = table.plan(source)
@@ -412,7 +398,6 @@ def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(ta
 
 
 def test_what_is_no_table_is_refused(table: Table) -> None:
-    """A folder that is not there, one without a log, an empty log, and a log that is none."""
     with pytest.raises(SourceUnreadable, match="no Delta table: it has no folder _delta_log"):
         table.plan(table.source)
     table.log.mkdir(parents=True)
@@ -436,7 +421,6 @@ def test_what_is_no_table_is_refused(table: Table) -> None:
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_refused(changed: dict[str, Any], message: str) -> None:
-    """Where it is declared."""
     with pytest.raises(ValueError, match=message):
         Delta(**{"table": "sales", "schema": SCHEMA, **changed})
 
@@ -462,7 +446,6 @@ def test_versions_without_rows_move_the_position(table: Table) -> None:
 
 
 def test_the_next_generation_begins_the_table_again(table: Table) -> None:
-    """After versions were lost, at a later one; and with a table that was made again."""
     for number in range(3):
         table.append((f"row {number}", number))
     first = replace(table.source, starting_version=0, max_files=1)
@@ -487,7 +470,6 @@ def test_the_next_generation_begins_the_table_again(table: Table) -> None:
 
 
 def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:
-    """Delta's protocol leaves it to the writer; as a time of day without a zone, or as text, it is what stands there."""
     at = pa.array([datetime(2026, 1, 2, 3)], pa.timestamp("us", "UTC"))
     write_deltalake(str(table.folder), pa.table({"name": ["a"], "at": at}), mode="append", partition_by=["at"])
     source = Delta("sales", schema={"name": "string"}, partitions={"at": "timestamp"})

@@ -39,7 +39,6 @@ KINDS = ["transactional", "opaque"]
 
 
 def files(kind: Any = "opaque", **source: Any) -> Files:
-    """Return a folder of CSV files, two a batch."""
     return Files("inbox", **{"glob": "**/*.csv", "format": "csv", "schema": SCHEMA, "max_files": 2, **source}, kind=kind)
 
 
@@ -49,7 +48,6 @@ def declare(inbox: Inbox, source: Files) -> Pipeline:
 
 
 def counts(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-    """Return lines and amount of each name."""
     return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
 
 
@@ -65,7 +63,6 @@ def touch(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
 
 
 def replace_files(inbox: Inbox, _pipeline: Pipeline | None = None) -> None:
-    """Replace the files by copies with the same times."""
     for file in inbox.folder.rglob("*.csv"):
         aside = shutil.copy2(file, inbox.folder.parent)
         file.unlink()
@@ -83,7 +80,6 @@ def delete_and_restore(inbox: Inbox, pipeline: Pipeline) -> None:
 
 
 def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
-    """Move a folder away during a plan that takes another file."""
     away = inbox.folder.parent / "away"
     (inbox.folder / "site").rename(away)
     inbox.write("07.csv", lines("g"))
@@ -96,7 +92,6 @@ def move_away_and_back(inbox: Inbox, pipeline: Pipeline) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("happens", [touch, replace_files, delete_and_restore, move_away_and_back], ids=lambda f: f.__name__)
 def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, happens: Callable[..., None]) -> None:
-    """The state equals that of one clean run over the same content."""
     pipeline = declare(inbox, files(kind))
     for name in ("site/01", "site/02", "site/03", "other/04"):
         inbox.write(f"{name}.csv", lines(name))
@@ -124,7 +119,6 @@ def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.Mon
 
 
 def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan holds a bounded part of the ledger's files at once, even if there are many; none is missed between parts."""
     monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)
     pipeline = declare(inbox, files("transactional", max_files=100))
     for number in range(0, 20, 2):
@@ -141,7 +135,6 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("grows", [True, False], ids=["grown", "overwritten"])
 def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, grows: bool) -> None:
-    """No other file is planned meanwhile; following the message loses no record and doubles none."""
     pipeline = declare(inbox, files(kind))
     file = inbox.write("1.csv", lines("a", "b"))
     inbox.run(pipeline, "first")
@@ -169,7 +162,6 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
 
 
 def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
-    """Skipping a batch leaves its rows out permanently: they do not come back with the next plan."""
     pipeline = inbox.declare(files("opaque", max_files=1), states={"per_name": OPAQUE})
     inbox.write("1.csv", HEADER + "a,bad\n")
     inbox.write("2.csv", lines("b"))
@@ -185,7 +177,6 @@ def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
 
 
 def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbox: Inbox) -> None:
-    """Batches after an abandoned one are planned again, even if the batch before them names the same files again."""
     pipeline = declare(inbox, files("opaque", max_files=1))
     paths = [inbox.write(f"{name}.csv", lines(name)) for name in "abc"]
     assert inbox.plan(pipeline, "first") == [1, 2, 3]
@@ -222,7 +213,6 @@ def test_planned_files_are_read_whatever_the_declaration_becomes(inbox: Inbox, c
 
 
 def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> None:
-    """They are not in the new one: the batch halts, until they are."""
     pipeline = declare(inbox, files("opaque"))
     first = inbox.write("a.csv", lines("a"))
     inbox.plan(pipeline, "first")
@@ -253,7 +243,6 @@ def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
 
 
 def redo(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
-    """Process the last committed batch again."""
     steps.redo(inbox.settings, pipeline, txid, owner="me", reason="test")
 
 
@@ -287,7 +276,6 @@ class Killed(BaseException):
 
 
 def die(*_: object) -> None:
-    """Do as a process that is killed."""
     raise Killed
 
 
@@ -342,7 +330,6 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It counts if the old file was moved away. Old content is left alone with a warning, even after `done` was emptied."""
     pipeline = declare(inbox, files(kind, done_folder="done"))
     for number, name in enumerate(("a", "b", "c"), start=1):
         file = inbox.write("export.csv", lines(name))
@@ -363,7 +350,6 @@ def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: py
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -> None:
-    """A restored database that lost a commit does not have its moved files in the states."""
     pipeline = declare(inbox, files(kind, done_folder="done", max_files=1))
     inbox.write("1.csv", lines("a"))
     inbox.run(pipeline, "first")
@@ -380,7 +366,6 @@ def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -
 
 
 def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
-    """The batch counts and waits for its ack, which a later run does; nothing counts twice meanwhile."""
     pipeline = declare(inbox, files(done_folder="done"))
     done = inbox.settings.home / "done"
     done.mkdir()
@@ -401,7 +386,6 @@ def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
 
 
 def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox: Inbox) -> None:
-    """The next plan names it; it does not overwrite the file that counted."""
     pipeline = declare(inbox, files(done_folder="done"))
     file = inbox.write("1.csv", lines("a"))
     inbox.plan(pipeline, "run")
@@ -421,7 +405,6 @@ def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox
 
 @pytest.fixture
 def other_file_system(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system other than the test's."""
     if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("/dev/shm is no other file system here")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -429,7 +412,6 @@ def other_file_system(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_move_to_another_file_system_is_whole_or_not_at_all(tmp_path: Path, other_file_system: Path) -> None:
-    """The move may be repeated in any order; the remains of an interrupted copy are no file of the batch."""
     folder = DoneFolder(tmp_path, other_file_system)
     (tmp_path / "sub").mkdir()
     file = tmp_path / "sub" / "1.csv"
@@ -468,7 +450,6 @@ def test_a_plan_waits_a_moment_for_young_files(inbox: Inbox) -> None:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that changes all the time is left alone with a warning; a file dated far in the future is not young."""
     pipeline = declare(inbox, files(kind, min_age_seconds=3600, max_files=5))
     for name, age in {"1": 7200, "2": 0, "3": 7200, "4": -(10**8)}.items():
         os.utime(inbox.write(f"{name}.csv", lines(name)), (time.time() - age,) * 2)
@@ -484,7 +465,6 @@ def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, capl
 
 
 def test_runs_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
-    """Meanwhile files arrive, and files that have counted are touched and restored."""
     pipeline = declare(inbox, files("opaque", done_folder="done", glob="*.csv"))
     written = 0
     for round_ in range(2):

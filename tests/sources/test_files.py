@@ -56,14 +56,12 @@ NAMES_OF_FILES = [
 
 
 def parquet_of(table: pa.Table, **options: Any) -> bytes:
-    """Return a table as a Parquet file."""
     sink = io.BytesIO()
     pq.write_table(table, sink, **options)
     return sink.getvalue()
 
 
 def people(names: list[str | None], amounts: list[int | None], kind: pa.DataType | None = None) -> pa.Table:
-    """Return a table that fits the schema."""
     return pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, kind or pa.int32())})
 
 
@@ -76,7 +74,6 @@ def of_form(form: str, number: int) -> bytes:
 
 
 def in_order(rows: Iterable[tuple]) -> list[tuple]:
-    """Return rows in the order of `Folder.read`."""
     return sorted(rows, key=repr)
 
 
@@ -99,7 +96,6 @@ def check_refusals(folder: Folder, cases: Iterable[tuple[Files, str, bytes | str
 
 
 def test_csv_reads_what_python_and_duckdb_read(folder: Folder) -> None:
-    """Quotes, separators, backslashes and other alphabets are those of other readers."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([SCHEMA, *((name, number) for number, name in enumerate(NAMES))])
     file = folder.write("01.csv", text.getvalue())
@@ -111,7 +107,6 @@ def test_csv_reads_what_python_and_duckdb_read(folder: Folder) -> None:
 
 
 def test_json_reads_what_pandas_and_duckdb_read(folder: Folder) -> None:
-    """Escapes, NULLs, missing and reordered keys are those of other readers."""
     records = [{"name": name, "amount": number} for number, name in enumerate(NAMES)]
     records += [{"name": "null", "amount": None}, {"name": "left out"}, {"amount": 7, "name": "turned"}]
     lines = [json.dumps(record, ensure_ascii=position % 2 == 0) for position, record in enumerate(records)]
@@ -126,14 +121,12 @@ def test_json_reads_what_pandas_and_duckdb_read(folder: Folder) -> None:
 
 
 def test_text_reads_every_line_as_it_is(folder: Folder) -> None:
-    """A line of text arrives unchanged, even if it is empty, has spaces or is the last without an end."""
     lines = ["first", "", "  spaces  ", "tab\tin", 'quotes "', "Zürich \U0001f30a", "last"]
     folder.write("01.txt", "\n".join(lines))
     assert folder.read(TEXT) == in_order((line,) for line in lines)
 
 
 def test_parquet_reads_what_pandas_reads(folder: Folder) -> None:
-    """All column types that a state can have arrive from Parquet as they were written."""
     columns = {
         "name": ("string", pa.array(["a", None, "c"])),
         "small": ("smallint", pa.array([1, None, -(2**15)], pa.int16())),
@@ -150,7 +143,6 @@ def test_parquet_reads_what_pandas_reads(folder: Folder) -> None:
 
 
 def test_values_of_csv_are_as_written(folder: Folder) -> None:
-    """Two quotes are the empty text and nothing is NULL; headers, line ends, marks and separators are what they look like."""
     three = {"name": "string", "amount": "int", "other": "int"}
     of = replace(CSV, glob="*")
     cases: list[tuple[Files, list[str], list[tuple]]] = [
@@ -201,7 +193,6 @@ def test_values_of_csv_are_as_written(folder: Folder) -> None:
 
 @pytest.mark.parametrize("last", ["", "x,y,z\r\n"], ids=["regular", "beside a bad record"])
 def test_a_declared_line_end_is_the_only_one(folder: Folder, last: str) -> None:
-    """A carriage return belongs to the value before a declared line feed, whatever its neighbours are."""
     folder.write("01.csv", "amount,name\n1,k\r\n2,k\n3,\r\n" + last)
     source = Files("inbox", format="csv", schema={"amount": "int", "name": "string"}, options={"lineSep": "\n"})
     found = {record["name"]: record["amount"] for record in folder.records(source) if record[REFUSAL] is None}
@@ -212,7 +203,6 @@ def test_a_declared_line_end_is_the_only_one(folder: Folder, last: str) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "json", "text"])
 def test_another_encoding_is_read_where_it_is_declared(folder: Folder, form: Any) -> None:
-    """The option decides the meaning of the bytes, compressed or not; the mark before UTF-8 belongs to no column."""
     name = "Zürich é"
     text = {"csv": f'{HEADER}"{name}\n",1\n', "json": f'{{"name": "{name}\\n", "amount": 1}}\n', "text": f"{name}\n"}[form]
     expected = [(name,) if form == "text" else (f"{name}\n", 1)]
@@ -235,7 +225,6 @@ def test_another_encoding_is_read_where_it_is_declared(folder: Folder, form: Any
 
 
 def test_a_byte_order_mark_is_no_data(folder: Folder) -> None:
-    """The mark that Windows programs write before UTF-8 belongs to no column, and a character that blocks share is one."""
     for source, text, row in (
         (CSV, HEADER + "a,1\n", ("a", 1)),
         (replace(CSV, header=False), "a,1\n", ("a", 1)),
@@ -252,7 +241,6 @@ def test_a_byte_order_mark_is_no_data(folder: Folder) -> None:
 
 
 def test_compression_ends_where_the_file_ends(folder: Folder) -> None:
-    """Members and streams follow one another; zeros after the last of gzip are no data, as tapes fill up a block with them."""
     for suffix, packed in (
         (".gz", gzip.compress(b"a\n") + gzip.compress(b"b\n") + bytes(1000)),
         (".bz2", bz2.compress(b"a\n") + bz2.compress(b"b\n")),
@@ -280,7 +268,6 @@ DIGITS = ["0.1234567890123456789", "1234567.12345678901", "12345678.90", "0.0001
 
 
 def test_values_of_json_are_as_written(folder: Folder) -> None:
-    """Decimals and texts keep the written digits; a value that is no text is the JSON, for the transform to parse."""
     folder.write("01.json", "".join(f'{{"name": {number}, "amount": {number}}}\n' for number in DIGITS))
     scale = Decimal(1).scaleb(-19)
     decimals = replace(JSON, schema={"name": "string", "amount": "decimal(38,19)"})
@@ -292,7 +279,6 @@ def test_values_of_json_are_as_written(folder: Folder) -> None:
 
 
 def test_a_key_that_no_record_of_a_json_file_has_is_refused_or_declared(folder: Folder) -> None:
-    """It may be misspelt, unless `missing` allows its absence everywhere. Single records may always lack it."""
     lines = ['{"name": "a", "Amount": 1}', '{"name": "amount", "x": {"amount": 1}}', '{"name": "\\"amount\\": 5"}']
     file = folder.write("01.json", "\n".join(lines))
     assert folder.refused(JSON).startswith(f"{file}: none of its 3 record(s) has the key amount")
@@ -305,7 +291,6 @@ def test_a_key_that_no_record_of_a_json_file_has_is_refused_or_declared(folder: 
 
 
 def test_a_large_file_is_read_in_pieces_at_its_records(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece starts at a record, despite newlines in quotes; records arrive once, with the file's line numbers."""
     monkeypatch.setattr(content, "READ_BLOCK_BYTES", 1 << 12)
     monkeypatch.setattr(text_scan, "RANGE_BYTES", 1 << 13)
     monkeypatch.setattr(text_scan, "OPEN_BYTES", 0)
@@ -328,7 +313,6 @@ def test_a_large_file_is_read_in_pieces_at_its_records(folder: Folder, monkeypat
 
 
 def test_any_file_name_is_read_and_named(folder: Folder) -> None:
-    """A name is never a pattern, an escape or an address: each file is read once, and the one with a bad record is named."""
     source = Files("inbox", glob="**/*", format="csv", schema=SCHEMA, max_files=100)
     for number, name in enumerate(NAMES_OF_FILES):
         folder.write(name, f"{HEADER}file,{number}\n")
@@ -371,7 +355,6 @@ def test_a_time_without_its_full_form_is_refused(folder: Folder, form: Any) -> N
 
 
 def test_full_dates_and_times_are_read(folder: Folder) -> None:
-    """They are read as by Python, with and without a zone, from the first to the last year."""
     texts = [
         "2024-01-05",
         "2024-01-05T10:00",
@@ -387,7 +370,6 @@ def test_full_dates_and_times_are_read(folder: Folder) -> None:
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
 def test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past(zone: str) -> None:
-    """Summer in 2050 is summer time, as in Python; an hour that is repeated or left out is refused, now and then."""
     texts = ["2036-07-01 12:00:00", "2037-07-01 12:00:00", "2050-07-01 12:00:00", "2050-01-01 12:00:00", "9999-07-01 12:00:00"]
     column, bad = typed_values.from_texts(parse_type("timestamp"), pa.array([*texts, None]), zone)
     assert bad == {}
@@ -422,7 +404,6 @@ def test_a_pattern_that_leaves_a_part_open_is_refused_when_declared() -> None:
 
 @pytest.mark.promise("error:MALFORMED_RECORD")
 def test_a_bad_csv_record_is_refused_with_file_and_line(folder: Folder) -> None:
-    """No value is guessed, no record is cut or joined with the next: whatever is wrong, it is named with its place."""
     by_line = [
         (HEADER + "a,1\nb,2,3\n", f", line 3: {NO_FIT}it has 3 value(s), the 2 columns need"),
         (HEADER + "a,1\nb\n", f", line 3: {NO_FIT}it has 1 value(s)"),
@@ -460,7 +441,6 @@ def test_a_bad_csv_record_is_refused_with_file_and_line(folder: Folder) -> None:
 
 
 def test_a_bad_json_record_is_refused_with_file_and_line(folder: Folder) -> None:
-    """A line that is not one object of the schema's types is refused; no part is dropped or made NULL."""
     second = [
         *('{"name": "b", "amount": ', "not json", '{"name": "b", "amount": "two"}', '{"name": "b", "amount": "2"}'),
         *('{"name": "b", "amount": 1.5}', '{"name": "b", "amount": 3000000000}', '{"name": "b", "amount": {"n": 1}}'),
@@ -528,7 +508,6 @@ def test_bytes_that_are_not_of_the_encoding_are_refused_with_their_line(folder: 
     ["9" * 39, "9" * 20 + "." + "9" * 19, "340282366920938463463374607431768211457", "1e38", "1E39", "0." + "9" * 39, "1e-39"],
 )
 def test_a_decimal_of_too_many_digits_does_not_become_another_number(text: str) -> None:
-    """Arrow's own cast counts from the other end where 128 bits are not enough."""
     for name in ("decimal(38,0)", "decimal(38,19)"):
         column, bad = typed_values.from_texts(parse_type(name), pa.array(["1", text]))
         assert column.to_pylist()[1] is None
@@ -539,7 +518,6 @@ def test_a_decimal_of_too_many_digits_does_not_become_another_number(text: str) 
 
 
 def test_a_parquet_file_that_is_damaged_or_has_other_columns_is_refused(folder: Folder) -> None:
-    """A missing column is not NULL, a type that could lose something is not cast, and the error gives advice."""
     chance = random.Random(1)
     whole = parquet_of(people([f"{chance.getrandbits(200):x}" for _ in range(1000)], list(range(1000))))
     damaged = [whole[:-20], b"", whole[: len(whole) // 2], b"name,amount\na,1\n"]
@@ -569,7 +547,6 @@ def test_a_parquet_file_that_is_damaged_or_has_other_columns_is_refused(folder: 
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int16()], ids=["as declared", "narrower"])
 def test_a_column_that_a_parquet_file_lacks_is_refused_or_declared_null(folder: Folder, kind: pa.DataType) -> None:
-    """Also beside INT96 and in a file that lacks all columns, but not if the file has it in another case."""
     at = datetime(2026, 1, 2, tzinfo=UTC)
     times = pa.table({"amount": pa.array([1, 2], kind), "at": pa.array([at.replace(tzinfo=None), None])})
     folder.write("1.parquet", parquet_of(times, use_deprecated_int96_timestamps=True))
@@ -614,7 +591,6 @@ def test_parquet_is_widened_where_nothing_is_lost(folder: Folder) -> None:
 
 
 def test_pandas_default_parquet_is_read(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has an index, nanoseconds, several row groups; an INT96 is an instant; brotli needs no library of Spark's."""
     monkeypatch.setattr(parquet, "TASK_BYTES", 1_000)
     frame = pd.DataFrame({"t": pd.date_range("2024-01-01", periods=300, freq="1s"), "n": range(300)}, index=range(5, 305))
     frame.iloc[1:].to_parquet(folder.path / "01.parquet", row_group_size=50)
@@ -641,7 +617,6 @@ FAR_ROWS = {
 def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
     folder: Folder, values: pa.Array, declared: str, int96: bool, shown: str
 ) -> None:
-    """File, row, column and value are named; set aside, the other row counts, and a replay refuses it as before."""
     table = pa.table({"name": ["a", "b"], "v": values})
     file = folder.write("01.parquet", parquet_of(table, use_deprecated_int96_timestamps=int96))
     source = replace(PARQUET, schema={"name": "string", "v": declared})
@@ -657,7 +632,6 @@ def test_a_parquet_value_that_does_not_fit_is_refused_or_set_aside_with_its_row(
 def test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the footer or while it is read, with file, row, column and size; a repeated value counts once for each row."""
     for module in ("parquet_columns", "parquet_tasks"):
         monkeypatch.setattr(f"tidegate.jobs.sources.files.formats.parquet_files.{module}.MAX_RECORD_BYTES", 1000)
     monkeypatch.setattr("tidegate.jobs.sources.files.formats.parquet_files.parquet_columns.LONG_ROW_BYTES", 50)
@@ -701,7 +675,6 @@ def test_a_file_without_rows_is_a_batch_without_rows(folder: Folder) -> None:
 
 @pytest.mark.promise("error:SOURCE_UNREADABLE")
 def test_a_folder_that_does_not_exist_is_refused(folder: Folder) -> None:
-    """A missing folder is not an empty one, which has no batch: its name may be wrong, or a disk is not mounted."""
     assert folder.plan(CSV) is None
     folder.path.rmdir()
     with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} does not exist"):
@@ -731,7 +704,6 @@ NO_FILES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("make", NO_FILES.values(), ids=NO_FILES.keys())
 @pytest.mark.timeout(60)
 def test_a_name_that_is_no_readable_file_is_refused_when_planned(folder: Folder, make: Callable[[Path], Any]) -> None:
-    """The error names it; it is not skipped, and no other file is planned without it."""
     folder.write("01.csv", HEADER + "a,1\n")
     make(folder.path / "02.csv")
     with pytest.raises(SourceUnreadable, match=r"inbox/02\.csv ") as refusal:
@@ -747,7 +719,6 @@ def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(folder: F
 
 
 def test_names_of_folders_are_columns(folder: Folder) -> None:
-    """Columns that Hive, Spark and pyarrow write into folder names are added to the rows; a replay has them by the origin."""
     folders = [
         "dt=2024-01-05/shop=a b",
         "dt=2024-01-05/shop=10%3A30",
@@ -775,7 +746,6 @@ def test_names_of_folders_are_columns(folder: Folder) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
 def test_a_column_that_is_in_files_and_folders_is_never_guessed(folder: Folder, form: Any) -> None:
-    """The author says which is meant; a column of the schema that only folders have is not NULL."""
     source = Files("inbox", glob="**/*", format=form, schema=SCHEMA)
     folder.write(f"amount=7/x.{form}", of_form(form, 1))
     message = folder.refused(replace(source, schema={"name": "string"}, partitions={"amount": "int"}))
@@ -791,7 +761,6 @@ def test_a_column_that_is_in_files_and_folders_is_never_guessed(folder: Folder, 
 
 
 def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(folder: Folder) -> None:
-    """A file that becomes a link between plan and read is refused too, even with the same bytes."""
     secret = folder.settings.home / "secret.csv"
     secret.write_text(HEADER + "a,1\n")
     link = folder.path / "01.csv"
@@ -818,7 +787,6 @@ def test_a_file_name_that_is_not_utf8_is_refused(folder: Folder) -> None:
 
 
 def test_unfinished_and_hidden_files_are_left_alone(folder: Folder) -> None:
-    """Writers' auxiliary files, and files that they have not finished, are no data."""
     folder.write("01.csv", HEADER)
     aside = [
         *(".hidden.csv", "_SUCCESS.csv", "_temporary/01.csv", "02.csv.tmp", "02.csv.part", "02.csv.INPROGRESS"),
@@ -831,7 +799,6 @@ def test_unfinished_and_hidden_files_are_left_alone(folder: Folder) -> None:
 
 
 def test_a_file_that_a_glob_finds_in_several_ways_counts_once(folder: Folder) -> None:
-    """``**/**`` reaches a file once for each folder above it; its rows count once."""
     for name, count in (("c.json", 1), ("x/b.json", 2), ("x/y/a.json", 3)):
         folder.write(name, f'{{"name": "{name}", "amount": {count}}}\n')
     for pattern in ("**/**/*.json", "**/**", "**/*.json"):
@@ -841,7 +808,6 @@ def test_a_file_that_a_glob_finds_in_several_ways_counts_once(folder: Folder) ->
 
 
 def test_a_young_file_waits(folder: Folder) -> None:
-    """A file that was just written may grow; later ones are taken."""
     for name in ("01.csv", "02.csv", "03.csv"):
         os.utime(folder.write(name, HEADER), (1_000_000_000, 1_000_000_000))
     source = replace(CSV, min_age_seconds=3600)
@@ -851,7 +817,6 @@ def test_a_young_file_waits(folder: Folder) -> None:
 
 
 def test_batches_are_cut_by_files_and_bytes(folder: Folder) -> None:
-    """A batch is the next files within both limits, and never less than one file."""
     for name, size in {"1": 10, "2": 20, "3": 80, "4": 25, "5": 50}.items():
         folder.write(name, "x" * size)
     expected: dict[tuple[int, int | None], list[str]] = {
@@ -872,7 +837,6 @@ def test_batches_are_cut_by_files_and_bytes(folder: Folder) -> None:
 
 
 def test_replay_gets_the_very_same_metadata(folder: Folder) -> None:
-    """A second plan of a txid, with or without its saved metadata, gives the same bytes."""
     for name in ("01.csv", "02.csv", "03.csv"):
         folder.write(name, HEADER + f"{name},1\n")
     source = replace(CSV, max_files=2)
@@ -899,7 +863,6 @@ def change_a_byte(path: Path) -> None:
 
 @pytest.mark.promise("I11", "error:SOURCE_CHANGED")
 def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder) -> None:
-    """A replay reads the planned bytes or none, and none that are not there any more when they have been read."""
     file = folder.write("01.csv", HEADER + "a,1\n")
     planned, metadata = file.read_bytes(), folder.plan(CSV)
     assert metadata
@@ -924,7 +887,6 @@ def test_a_planned_file_that_changed_is_refused_until_it_is_back(folder: Folder)
 
 @pytest.mark.parametrize("puts_back", ["the file itself", "its content"])
 def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal(folder: Folder, puts_back: str) -> None:
-    """Its digest is right before and after the read, and so is the number of rows, but the values may be another file's."""
     file = folder.write("01.csv", HEADER + "a,1\n")
     planned, aside, metadata = file.read_bytes(), file.with_name("aside"), folder.plan(CSV)
     assert metadata
@@ -944,8 +906,6 @@ def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_se
 
 
 def test_another_source_of_files_is_another_declaration() -> None:
-    """The choice of rows is part of the pipeline's fingerprint; their division into batches is not."""
-
     def fingerprint(**changes: Any) -> str:
         files = {"folder": "inbox", "format": "csv", "schema": SCHEMA, **changes}
         states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}

@@ -33,13 +33,11 @@ CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 
 @pytest.fixture
 def folder(inbox: Inbox) -> Folder:
-    """The inbox, planned and parsed in this process."""
     inbox.folder.rmdir()
     return Folder(inbox.settings.home)
 
 
 def by_spark(inbox: Inbox, source: Files, metadata: dict[str, Any], *, flagged: bool) -> list[dict[str, Any]]:
-    """Return the rows of a batch as Spark returns them."""
     attempt = Attempt("inbox", 1, 1, metadata)
     with spark_session(inbox.settings, "inbox") as spark:
         emitter = emitter_of(source, spark, inbox.settings)
@@ -80,7 +78,6 @@ def records_of(form: str) -> list[str]:
 def test_spark_returns_what_is_read_in_this_process(
     inbox: Inbox, folder: Folder, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
-    """Rows that are read here and given to it, and rows that its tasks read by pieces of files: of every type, good and bad."""
     nested = {"list": "array<int>", "map": "map<string, double>", "struct": "struct<`a b`: string>"}
     schema = {"text": {}, "csv": TYPES, "json": TYPES | nested}[form]
     source = Files("inbox", "**/*", form, schema, partitions={"dt": "date", "shop": "string"}, max_files=9)
@@ -145,7 +142,6 @@ def test_sparks_reader_of_parquet_returns_what_our_tasks_do(
 
 @pytest.mark.soak
 def test_a_damaged_page_of_parquet_is_named(inbox: Inbox) -> None:
-    """Spark's own reader finds it, and the error has the file's name."""
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA))
     whole = parquet_of(people([f"{n:050x}" for n in range(1000)], list(range(1000))))
     file = inbox.write("02.parquet", whole[:100] + bytes(2000) + whole[2100:])
@@ -183,7 +179,6 @@ def read_by_patterns(inbox: Inbox, *cases: Case) -> list[dict[str, Any]]:
 
 
 def test_a_time_of_a_pattern_is_one_moment_in_its_zone(inbox: Inbox) -> None:
-    """An hour that the clocks leave out or repeat is refused, as without a pattern, also in years beyond their tables."""
     options = {"timestampFormat": "dd.MM.yyyy HH:mm", "timeZone": "Europe/Berlin"}
     bad = ["29.03.2026 02:30", "25.10.2026 02:30", "30.10.2050 02:30", "01.01.0001 00:00"]
     good = ["29.03.2026 01:30", "29.03.2026 03:30", "25.10.2026 01:30", "25.10.2026 03:30", "01.07.2050 12:00"]
@@ -209,7 +204,6 @@ def test_a_time_of_a_pattern_is_one_moment_in_its_zone(inbox: Inbox) -> None:
 
 
 def test_a_text_of_a_pattern_is_read_to_its_end(inbox: Inbox) -> None:
-    """What follows is not cut off, and the years are those that Postgres, Spark and Python share."""
     bad = ["05.01.2024\x01", "05.01.2024\x01junk", "\x0105.01.2024", "\x01", "05.01.2024 ", "05.01.0000", "", "31.02.2024"]
     bad += ["05.01.12024", "5.1.2024", "05.01.2024\\", "\u0660\u0665.01.2024", "05.01.2024\njunk"]
     good = {"05.01.2024": (2024, 1, 5), "31.12.9999": (9999, 12, 31), "01.01.0001": (1, 1, 1)}
@@ -225,7 +219,6 @@ def test_a_text_of_a_pattern_is_read_to_its_end(inbox: Inbox) -> None:
 
 
 def test_patterns_are_read_as_by_python(inbox: Inbox) -> None:
-    """Twelve hours with AM or PM, days of the year, names of months, and literals."""
     expected = {
         ("yyyy-MM-dd hh:mm a", "2024-01-05 12:30 AM"): datetime(2024, 1, 5, 0, 30, tzinfo=UTC),
         ("yyyy-DDD HH:mm:ss.SSSSSS", "2024-060 23:59:59.000001"): datetime(2024, 2, 29, 23, 59, 59, 1, tzinfo=UTC),
@@ -241,7 +234,6 @@ def test_patterns_are_read_as_by_python(inbox: Inbox) -> None:
 
 @pytest.mark.promise("error:MALFORMED_RECORD")
 def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) -> None:
-    """At any timing of the runs, late files before later ones; the error names the place, and earlier batches stay."""
     pipeline = inbox.declare(CSV)
     inbox.write("01.csv", HEADER + "a,1\n")
     inbox.write("02.csv", HEADER + "a,2\nb,3\n")
@@ -271,7 +263,6 @@ def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) ->
 @pytest.mark.soak
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_partition_columns_are_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
-    """A bad record is kept with its file's name, which gives the partition columns at its replay; there it is refused again."""
     schema = {**SCHEMA, "at": "timestamp"} if form == "parquet" else SCHEMA
     source = Files("inbox", glob="**/*", format=form, schema=schema, partitions={"dt": "date"}, max_files=10, missing="null")
     per_day = State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})
@@ -312,7 +303,6 @@ WRONG_COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.soak
 def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox) -> None:
-    """The error is one line and blames the declaration."""
     inbox.write("01.csv", HEADER + "a,1\n")
     for version, (policy, wrong) in enumerate(WRONG_COLUMNS.values(), start=1):
         pipeline = inbox.declare(CSV, transform=wrong, on_poison=policy, version=version)
@@ -321,7 +311,6 @@ def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox) -> None:
 
 
 def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:
-    """It is no field of a struct."""
     schema = {"name": "string", "a.b": "int", "c`d": "int"}
     states = {"per_name": State(key={"name": "text"}, aggregates={"one": Sum("a.b"), "two": Max("c`d")})}
     pipeline = inbox.declare(replace(CSV, schema=schema), states=states)
@@ -332,7 +321,6 @@ def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:
 
 @pytest.mark.promise("decision:0018")
 def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are also counted without Spark: an attempt that read fewer is not sealed."""
     monkeypatch.setattr(text_reader, "HERE_BYTES", 0)
     monkeypatch.setattr(text_scan, "RANGE_BYTES", 1)
     for number in range(3):
@@ -351,7 +339,6 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
 @pytest.mark.soak
 @pytest.mark.promise("I11", "fault:source-changed:processing", "error:SOURCE_CHANGED")
 def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inbox) -> None:
-    """Before the read or while it lasts: the batch halts, names the file, and goes on when the bytes are back."""
     meddling = [True]
     file = inbox.write("02.csv", HEADER + "a,1\n")
 
@@ -377,7 +364,6 @@ def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inb
 @pytest.mark.soak
 @pytest.mark.promise("limit:MAX_RECORD_BYTES", "limit:LONG_ROW_BYTES")
 def test_long_parquet_rows_are_read_in_pieces_and_too_long_ones_refused_while_sparks_server_goes_on(inbox: Inbox) -> None:
-    """Ten texts of 60 MiB in one row, then among short ones; 4,096 texts of 600 kB, all different, and all the same."""
     wide = {f"c{number}": "string" for number in range(10)}
     source = Files("inbox", schema=wide)
     short, long = dict.fromkeys(wide, ""), dict.fromkeys(wide, "x" * (60 << 20))

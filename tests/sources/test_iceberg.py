@@ -41,7 +41,6 @@ class Table:
         self.create(partitioned_by)
 
     def create(self, partitioned_by: str | None = None, **properties: str) -> None:
-        """Make the table, with no rows and no snapshot."""
         table = catalog().create_table(self.name, schema=TYPES, properties=properties)
         if partitioned_by:
             with table.update_spec() as spec:
@@ -49,12 +48,10 @@ class Table:
 
     @property
     def iceberg(self) -> Any:
-        """The table as it is now."""
         return catalog().load_table(self.name)
 
     @property
     def snapshots(self) -> list[int]:
-        """The snapshots of the branch main, oldest first."""
         return [entry.snapshot_id for entry in self.iceberg.history()]
 
     def append(self, *rows: tuple[str, int]) -> None:
@@ -62,11 +59,9 @@ class Table:
         self.iceberg.append(rows_of(*rows))
 
     def follow(self, **source: Any) -> Follower:
-        """Begin to read the table."""
         return Follower(self.settings, replace(self.source, **source))
 
     def there(self, *columns: str) -> list[tuple]:
-        """Return the rows that the table has, as PyIceberg reads them."""
         found = self.iceberg.scan(selected_fields=columns or ("*",)).to_arrow().to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
 
@@ -104,7 +99,6 @@ class Table:
 
 
 def rows_of(*rows: tuple[str, int]) -> pa.Table:
-    """Return rows as Arrow has them."""
     names, amounts = zip(*rows, strict=True)
     return pa.table({"name": names, "amount": amounts}, schema=TYPES)
 
@@ -122,13 +116,11 @@ def table(project: Settings) -> Table:
 
 
 def names(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the names of a batch's data files."""
     return [file["name"] for file in metadata["data_files"]]
 
 
 @pytest.mark.promise("decision:0043")
 def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Settings, register: Callable[..., None]) -> None:
-    """By Spark as in this process: also odd and NULL partition values, and a column that is added."""
     table = Table(settings, partitioned_by="name")
     follower = table.follow(max_files=2)
     pipeline = Pipeline("inbox", follower.source, {"appended": Rows(COLUMNS)})
@@ -159,7 +151,6 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Se
     "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
 )
 def test_a_place_in_a_snapshot_is_a_number_of_files(project: Settings, properties: dict[str, str]) -> None:
-    """However manifests were merged: each plan, by itself, names the next file, and none twice."""
     table = Table(project, partitioned_by="name")
     table.iceberg.transaction().set_properties(properties).commit_transaction()
     for number in range(4):
@@ -175,14 +166,12 @@ def test_a_place_in_a_snapshot_is_a_number_of_files(project: Settings, propertie
 
 
 def test_a_batch_is_bounded_by_bytes(table: Table) -> None:
-    """But a single file may be larger."""
     for number in range(3):
         table.append(("a", number))
     assert [len(names(batch)) for batch in table.plans(replace(table.source, max_bytes=1))] == [1, 1, 1]
 
 
 def test_a_start_in_the_middle_leaves_out_what_was_there(table: Table) -> None:
-    """The first rows are those that the snapshot adds, which a later one may have deleted."""
     for number in range(3):
         table.append(("a", number))
     assert table.follow(starting_snapshot=table.snapshots[1]).run() == [("a", 1), ("a", 2)]
@@ -192,7 +181,6 @@ def test_a_start_in_the_middle_leaves_out_what_was_there(table: Table) -> None:
 
 @pytest.mark.parametrize("how", ["delete of rows", "delete of a file", "overwrite"])
 def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) -> None:
-    """Until the author says that such snapshots are left out, with all that they add."""
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     follower = table.follow()
@@ -213,7 +201,6 @@ def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) 
 
 
 def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
-    """Rows that were deleted or rewritten before do not count."""
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     table.iceberg.delete("name = 'a'")
@@ -270,7 +257,6 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(table: Table) -> None:
 
 
 def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -> None:
-    """Not by a grandchild: what was between is gone."""
     for number in range(2):
         table.append(("a", number))
     follower = table.follow()
@@ -290,7 +276,6 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -
 
 
 def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
-    """What was read is not in it any more, even if it goes on."""
     table.append(("a", 1))
     table.append(("b", 2))
     follower = table.follow()
@@ -305,7 +290,6 @@ def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
 
 
 def test_another_table_of_the_name_stops_planning(table: Table) -> None:
-    """Until its author declares another generation, which is begun again."""
     table.append(("a", 1))
     follower = table.follow()
     follower.run()
@@ -331,7 +315,6 @@ def test_another_table_of_the_name_stops_planning(table: Table) -> None:
     ],
 )
 def test_columns_that_were_renamed_or_dropped_are_refused(table: Table, change: Callable[[Any], None], problem: str) -> None:
-    """Files have them under the old name; a column of the same name that comes later is another one."""
     table.append(("a", 1))
     previous = table.plan(table.source)
     with table.iceberg.update_schema() as schema:
@@ -350,7 +333,6 @@ def test_columns_that_were_renamed_or_dropped_are_refused(table: Table, change: 
 
 
 def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
-    """Those from before have the narrow one."""
     table.append(("a", 1))
     with table.iceberg.update_schema() as schema:
         schema.update_column("amount", LongType())
@@ -361,7 +343,6 @@ def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
 
 @pytest.mark.parametrize("format_version", ["1", "2"])
 def test_values_arrive_as_the_table_has_them(project: Settings, format_version: str) -> None:
-    """Of every type that a state can keep, in tables of both versions of the format."""
     day, time = date(1970, 1, 1), datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
     values = {
         "words": ("string", pa.string(), ["ü\n", "", None]),
@@ -406,7 +387,6 @@ def test_files_of_other_programs_are_read_if_they_have_the_columns(project: Sett
 
 
 def test_a_column_of_the_partition_must_be_in_the_file(project: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tables that were migrated from Hive have them: values in the names of folders, which are not looked at."""
     from tidegate.jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
 
     table = Table(project, partitioned_by="name")
@@ -422,7 +402,6 @@ def test_a_column_of_the_partition_must_be_in_the_file(project: Settings, monkey
 
 
 def test_deletes_of_single_rows_are_refused(table: Table) -> None:
-    """In what is read first; later they stop planning, as every delete does."""
     table.append(("a", 1), ("b", 2))
     first = table.snapshots[0]
     delete_by_position(table)
@@ -476,7 +455,6 @@ def delete_by_position(table: Table) -> None:
 
 
 def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) -> None:
-    """Before a batch is planned with it, and when it is read."""
     table.append(("a", 1))
     planned = table.plan(table.source)
     (task,) = table.iceberg.scan().plan_files()
@@ -488,7 +466,6 @@ def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) ->
 
 
 def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
-    """Lists of manifests, and manifests."""
     table.append(("a", 1))
     snapshot = table.iceberg.current_snapshot()
     (manifest,) = snapshot.manifests(table.iceberg.io)
@@ -506,7 +483,6 @@ def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
 
 
 def test_a_table_of_another_format_before_says_nothing_of_this_one(table: Table) -> None:
-    """With another version of the pipeline, a source may follow another: the table is begun at its beginning."""
     table.append(("a", 1))
     write_deltalake(str(table.settings.home / "sales"), rows_of(("b", 2)))
     delta = Delta("sales", schema=SCHEMA)
@@ -528,7 +504,6 @@ def test_a_data_file_outside_the_table_is_refused(table: Table, tmp_path: Path, 
 
 
 def test_columns_catalogs_and_tables_that_are_not_there(table: Table) -> None:
-    """The first plan says so."""
     with pytest.raises(SourceUnreadable, match="has no column price; it has name, amount"):
         table.plan(replace(table.source, schema={"price": "int"}))
     with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table nothing\.here"):
@@ -554,6 +529,5 @@ def test_a_catalog_that_does_not_answer_is_tried_again(table: Table) -> None:
     ],
 )
 def test_a_declaration_is_checked(arguments: dict[str, Any], problem: str) -> None:
-    """Before anything is asked."""
     with pytest.raises(ValueError, match=problem):
         Iceberg(**{"table": "lake.sales.orders", "schema": {"a": "int"}, **arguments})

@@ -57,11 +57,9 @@ class Folders:
         return declared
 
     def run(self, pipeline: Pipeline, run_id: str, **options: Any) -> list[int]:
-        """Plan, process and commit all available batches, one after another."""
         return steps.run(self.settings, pipeline, run_id, **options)
 
     def state(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-        """Return lines and amount per name."""
         with StateStore.connect(self.settings) as store:
             return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
 
@@ -77,17 +75,14 @@ class Folders:
 
 @pytest.fixture
 def folders(settings: Settings, register: Callable[..., None]) -> Folders:
-    """No folders yet."""
     return Folders(settings, register)
 
 
 def files(folder: str, schema: dict[str, str] | None = None, **source: Any) -> Files:
-    """Return a source of CSV files, one a batch."""
     return Files(folder, format="csv", schema=schema or SCHEMA, **source)
 
 
 def summed(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
-    """Compute the state in plain Python."""
     lines, amounts = Counter[str](), Counter[str]()
     for name, amount in rows:
         lines[name] += 1
@@ -99,7 +94,6 @@ PLANES = Reference(files("planes", SEATS))
 
 
 def seats_of(inputs: Any) -> Any:
-    """Replace the amount of each row by the seats of its plane."""
     return inputs["a"].join(inputs["planes"], "name").selectExpr("name", "seats AS amount")
 
 
@@ -120,7 +114,6 @@ by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through th
 @pytest.mark.promise("decision:0030")
 @pytest.mark.parametrize("routing", ["chosen", pytest.param("safe", marks=pytest.mark.soak)])
 def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> None:
-    """Files of the same name are different files in two inputs; touched, or come back, they do not count again."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"amount": "int", "name": "string"}, max_files=2)}))
     rows: list[Row] = [(f"N{number % 7}", number) for number in range(40)]
     for number in range(3):
@@ -144,7 +137,6 @@ def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> No
 
 @by_ledger
 def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None:
-    """Also when another input has a file of that name."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
     folders.put("a", [("N1", 1)])
     folders.put("b", [("N2", 2)])
@@ -183,7 +175,6 @@ def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
 
 @pytest.mark.soak
 def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
-    """The first bad record ends the batch, and is named with its file."""
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), check={"positive": "amount > 0"})
     folders.put("a", [("N1", 1)])
     folders.put("b", [("N1", 1)])
@@ -200,7 +191,6 @@ def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
 
 @pytest.mark.soak
 def test_slices_are_joined_with_each_other(folders: Folders) -> None:
-    """The n-th file of one with the n-th of the other, on either side of a broadcast; what lacks a partner waits."""
     source = Inputs({"a": files("a"), "b": files("b", SEATS)}, wait_for_all=True)
 
     def joined(inputs: Any) -> Any:
@@ -239,8 +229,6 @@ def test_a_side_of_a_join_is_read_to_its_end(folders: Folders, rows: int) -> Non
 
 @pytest.mark.soak
 def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
-    """Spark reads one side of a join without equal columns for each task of the other, unless it is broadcast."""
-
     def joined(inputs: Any, *, mark: Callable[[Any], Any]) -> Any:
         return inputs["a"].join(mark(inputs["b"].select("seats")), F.expr("amount < seats")).select("name", "amount")
 
@@ -271,7 +259,6 @@ MISUSES: list[tuple[Callable[..., Any], str]] = [
 
 
 def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders) -> None:
-    """Each row that is read has to be seen, and the result has to be the same each time."""
     folders.put("a", [("N1", 1)])
     folders.put("planes", [("N1", 100)], columns=SEATS)
     for version, (transform, message) in enumerate(MISUSES, start=1):
@@ -292,7 +279,6 @@ def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders) -> Non
 def test_a_row_that_moves_to_another_input_is_found_by_the_acker(
     settings: Settings, register: Callable[..., None], transform: Any
 ) -> None:
-    """Both inputs have as many rows and the same keys as before, and together the same rows (I11)."""
     one, other = TableFeed(settings, by_time=False), TableFeed(settings, by_time=False)
     source = Inputs({"a": one.source, "b": other.source})
     pipeline = Pipeline(name="inbox", source=source, states={"per_name": PER_NAME}, transform=transform)
@@ -314,7 +300,6 @@ def test_a_row_that_moves_to_another_input_is_found_by_the_acker(
 
 @by_ledger
 def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
-    """Planned or not: nothing is left out, and all counts when it is back."""
     pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
     folders.put("a", [("N1", 1)])
     folders.put("b", [("N2", 2)])
@@ -336,7 +321,6 @@ def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
 @by_ledger
 @pytest.mark.promise("decision:0030")
 def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
-    """The version of its plan, which the ledger keeps; a new version alone makes no batch."""
     pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
     planes = folders.put("planes", [("N1", 100), ("N2", 200)], columns=SEATS)
     folders.put("a", [("N1", 0), ("N2", 0), ("N3", 0)])
@@ -357,7 +341,6 @@ def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
 @by_ledger
 @pytest.mark.promise("I11", "fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
-    """Changed, grown or gone, before the first attempt or before a replay; a new file is not part of the version."""
     pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
     planes = folders.put("planes", [("N1", 100)], columns=SEATS)
     folders.put("a", [("N1", 0)])
@@ -383,7 +366,6 @@ def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
 
 @pytest.mark.soak
 def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> None:
-    """The files are compared again after Spark has read them, before the seal."""
     planes = folders.put("planes", [("N1", 100)], columns=SEATS)
 
     def changing(inputs: Any) -> Any:
@@ -399,7 +381,6 @@ def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> 
 @by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_kept_versions_survive_their_files(folders: Folders) -> None:
-    """The reference may be replaced, or vanish, between plan and commit: the batch has the version of its plan."""
     kept = replace(PLANES, keep_folder="kept")
     pipeline = folders.declare(Inputs({"a": files("a"), "planes": kept}), transform=seats_of)
     folders.put("planes", [("N1", 100)], columns=SEATS, name="planes.csv")
@@ -420,7 +401,6 @@ def test_kept_versions_survive_their_files(folders: Folders) -> None:
 @by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
 def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders) -> None:
-    """Its inputs keep their rows; the ledger has the version of the attempt that counts. So does a redo."""
     per_name = replace(PER_NAME, kind="opaque")
     source = Inputs({"a": files("a"), "planes": PLANES}, kind="opaque")
     pipeline = folders.declare(source, transform=seats_of, states={"per_name": per_name})
@@ -440,7 +420,6 @@ def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders)
 
 @pytest.mark.soak
 def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
-    """As by two joins with different columns of it, into several states."""
     states = {"per_name": PER_NAME, "route": Rows({"name": "text", "amount": "integer"})}
 
     def both_ends(inputs: Any) -> Any:
@@ -465,7 +444,6 @@ def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
 
 @by_ledger
 def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Callable[..., None]) -> None:
-    """A new one begins at its beginning; one that was taken out goes on where it was."""
     one = Inputs({"a": files("a"), "b": files("b")})
     first = folders.declare(one)
     rows = [("N1", 1), ("N2", 2), ("N3", 3), ("N4", 4)]
@@ -489,7 +467,6 @@ def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Cal
 
 @by_ledger
 def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, register: Callable[..., None]) -> None:
-    """Another name, or a source that has no names; a planned batch is enough."""
     first = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
     folders.put("a", [("N1", 1)])
     folders.put("b", [("N1", 1)])
@@ -520,7 +497,6 @@ def test_a_single_source_does_not_become_an_input(folders: Folders, register: Ca
 
 
 def test_totals_need_no_column_of_any_input(folders: Folders) -> None:
-    """A global count with tracking turned off."""
     states = {"total": State(aggregates={"lines": Count(), "amount": Sum("amount")})}
     merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), states=states, tracking="off")
     folders.put("a", [("N1", 1), ("N2", 2)])

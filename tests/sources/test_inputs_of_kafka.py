@@ -24,7 +24,6 @@ def united(inputs: Any) -> Any:
 
 @pytest.mark.soak
 def test_topics_and_a_folder_count_under_the_same_txids(settings: Settings, register: Callable[..., None]) -> None:
-    """Each record of each topic and each row once, whichever has more; the whole is opaque, as the topics are."""
     feeds = {name: KafkaFeed(settings, "opaque") for name in ("web", "app")}
     files = Files("folder", format="csv", schema=SCHEMA)
     factors = Reference(Files("factors", format="csv", schema={"name": "string", "factor": "int"}))

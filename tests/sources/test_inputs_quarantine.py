@@ -36,38 +36,32 @@ SOURCE = Inputs(
 
 @pytest.fixture
 def folders(settings: Settings, register: Callable[..., None]) -> Folders:
-    """Folders a and b, still empty."""
     for name in ("a", "b"):
         (settings.home / name).mkdir()
     return Folders(settings, register)
 
 
 def declare(folders: Folders, source: Inputs = SOURCE, **more: Any) -> Pipeline:
-    """Declare a pipeline that sets bad records aside."""
     return folders.declare(source, **{"on_poison": "quarantine", "retry_delay_seconds": 0, **more})
 
 
 def waiting(folders: Folders) -> list[dict[str, Any]]:
-    """Return the records in quarantine."""
     with StateStore.connect(folders.settings) as store:
         return list(store.quarantined("inbox"))
 
 
 def mend(folders: Folders, record: Mapping[str, Any], payload: str) -> None:
-    """Mend one record."""
     with StateStore.connect(folders.settings) as store:
         store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
 
 
 def open_replay(folders: Folders, pipeline: Pipeline, **of: Any) -> tuple[int, int] | None:
-    """Take up what waits, as the command does."""
     beside = replayed_with(pipeline.source, folders.settings)
     with StateStore.connect(folders.settings) as store:
         return store.replay_quarantined(pipeline.spec, "test", "mended", beside=beside, **of)
 
 
 def replay(folders: Folders, pipeline: Pipeline, **options: Any) -> int:
-    """Take up what waits, process and commit it; return the txid."""
     opened = open_replay(folders, pipeline)
     assert opened is not None
     assert folders.run(pipeline, f"replay {opened[0]}", **options) == [opened[0]]
@@ -75,14 +69,12 @@ def replay(folders: Folders, pipeline: Pipeline, **options: Any) -> int:
 
 
 def write(folders: Folders, folder: str, name: str, lines: Iterable[str]) -> Path:
-    """Write a file as it stands."""
     path = folders.settings.home / folder / name
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 
 def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
-    """Return what is frozen with a batch."""
     with StateStore.connect(folders.settings) as store:
         return dict(store.source_metadata("inbox", txid))
 
@@ -94,7 +86,6 @@ def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
 @pytest.mark.soak
 @pytest.mark.parametrize("routing", ["chosen", "safe"])
 def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
-    """Unreadable and unchecked ones, of files of the same names with other columns; DuckDB sums up the right files."""
     chance = random.Random(routing)
     right: dict[str, tuple[str, int]] = {}
     pipeline = declare(folders, check=CHECK)
@@ -133,7 +124,6 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
 
 @pytest.mark.soak
 def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None:
-    """With its origin, however often; the batch after a replay goes on where the inputs stood."""
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
     write(folders, "b", "1.csv", ["amount;name", "3;x", "four;y"])
     pipeline = declare(folders)
@@ -154,7 +144,6 @@ def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None
 
 @pytest.mark.soak
 def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
-    """A record that another one replaces is noticed (I11), and their number; one without a place has its input's."""
     lists = FixedBatches([[("x", 1), ("y", 2), (None, 3)]], SCHEMA)
     write(folders, "a", "1.csv", ["name,amount", "x,-1"])
     pipeline = declare(folders, Inputs({"lists": lists, "a": files("a")}), check={"lists": {"known": "amount <> 2"}, **CHECK})
@@ -219,7 +208,6 @@ def test_records_of_an_input_that_is_gone_are_refused(folders: Folders) -> None:
 
 
 def united(inputs: Any) -> Any:
-    """Unite two inputs of different columns, and join them with a reference."""
     rows = inputs["a"].unionByName(inputs["b"].selectExpr("name", "miles AS amount"))
     return rows.join(F.broadcast(inputs["planes"]), "name", "left").selectExpr("name", "amount * coalesce(seats, 0) AS amount")
 
@@ -229,7 +217,6 @@ UNITED = Inputs({"a": files("a"), "b": files("b", {"name": "string", "miles": "i
 
 @pytest.mark.promise("decision:0050")
 def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folders) -> None:
-    """Frozen with the replay: it is read in no other version, before the commit or in another attempt."""
     planes = folders.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
     write(folders, "b", "1.csv", ["name,miles", "x,-3", "y,4", "z,five"])
@@ -264,7 +251,6 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folde
 
 
 def joined(inputs: Any) -> Any:
-    """Join two inputs."""
     return inputs["a"].join(inputs["b"].select("name"), "name", "left")
 
 
@@ -288,7 +274,6 @@ MEETINGS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.soak
 @pytest.mark.promise("decision:0050")
 def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
-    """Whether both have rows in the batch or not; the same transform is right where bad records block."""
     source = Inputs({"a": files("a"), "b": files("b")})
     write(folders, "a", "1.csv", ["name,amount", "x,1"])
     for version, transform in enumerate(MEETINGS.values(), start=1):
@@ -303,14 +288,12 @@ def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
 
 
 def united_with_itself(inputs: Any) -> Any:
-    """Unite two inputs, of which one is joined with itself."""
     itself = inputs["a"].join(inputs["a"].select("name").distinct(), "name")
     return itself.union(inputs["b"].where("amount > 0")).groupBy("name").agg(F.sum("amount").cast("int").alias("amount"))
 
 
 @pytest.mark.soak
 def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
-    """A join of one input with itself sees its batch; joined with another meanwhile, a waiting replay is refused."""
     source = Inputs({"a": files("a"), "b": files("b")})
     pipeline = declare(folders, source, transform=united_with_itself)
     write(folders, "a", "1.csv", ["name,amount", "x,1", "y,z"])
@@ -354,7 +337,6 @@ ALL_BAD = ["a: 1.csv, line 3", "b: 1.csv, line 3", "b: 1.csv, line 4"]
 def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
     folders: Folders, server: Server, register: Callable[..., None]
 ) -> None:
-    """Before each statement, and around each COMMIT, of opening, processing and committing; later steps repair it."""
     pipeline, expected = prepared(folders)
     before, at, died, committed = folders.state(pipeline), 1, 0, 0
     while True:

@@ -46,7 +46,6 @@ NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
 def counted(topic: OrdersTopic) -> Counter[str]:
-    """Return what the state should be: how often each shop was produced."""
     return Counter(value for _, _, value in topic.produced)
 
 
@@ -72,7 +71,6 @@ def test_kafka_keeps_its_promises(settings: Settings, kind: Any, promise: str) -
 
 
 def test_every_record_is_in_exactly_one_batch(topic: OrdersTopic) -> None:
-    """In any order of plans and producers, the batches are disjoint and complete."""
     topic.add_partitions(3)
     source = topic.source(max_records=13)
     cut: list[dict] = []
@@ -87,7 +85,6 @@ def test_every_record_is_in_exactly_one_batch(topic: OrdersTopic) -> None:
 
 
 def test_shares_are_fair() -> None:
-    """Shares never exceed the limit, use all of it if possible, give each partition something, and are deterministic."""
     dice = random.Random(1)
     for number in range(1000):
         most = (1, 3, 10, 100)[number % 4]
@@ -106,7 +103,6 @@ def test_shares_are_fair() -> None:
 
 
 def test_the_beginning_is_the_first_record_that_is_left_and_the_end_keeps_its_place(topic: OrdersTopic) -> None:
-    """No txid is spent on nothing, but for the first batch at the end: records until the next plan are not missed."""
     earliest, latest = topic.source(), topic.source(start="latest")
     assert topic.plan(earliest) is None
     topic.produce(3)
@@ -122,7 +118,6 @@ def test_the_beginning_is_the_first_record_that_is_left_and_the_end_keeps_its_pl
 
 
 def test_a_time_is_the_first_record_at_or_after_it(topic: OrdersTopic) -> None:
-    """A partition whose records are all older is read from its end; a time before 1970 is the beginning of all."""
     for minutes in (-2, -1, 0, 1):
         topic.produce(1, 0, timestamp=NOON + timedelta(minutes=minutes))
     topic.produce(3, 1, timestamp=NOON - timedelta(minutes=5))
@@ -139,7 +134,6 @@ def test_a_time_is_the_first_record_at_or_after_it(topic: OrdersTopic) -> None:
 
 
 def test_a_time_that_is_reached_while_a_plan_looks_is_found(topic: OrdersTopic) -> None:
-    """The first record at that time may come after the plan has looked at the ends: the brokers have lost nothing."""
     topic.produce(3, timestamp=NOON - timedelta(minutes=5))
     coordinator = coordinator_of(topic.source(start=NOON), topic.settings)
     topic.produce(1, timestamp=NOON - timedelta(minutes=1))
@@ -152,7 +146,6 @@ def test_a_time_that_is_reached_while_a_plan_looks_is_found(topic: OrdersTopic) 
 @pytest.mark.soak
 @pytest.mark.parametrize(("start", "kind"), [("earliest", "transactional"), ("latest", "opaque")])
 def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: OrdersTopic, start: str, kind: str) -> None:
-    """The source's start does not matter, and records of it that expired unread are noticed."""
     source = topic.source(start=start, kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -170,7 +163,6 @@ def test_a_new_partition_joins_with_the_next_txid_from_its_first_record(topic: O
 
 
 def test_replay_of_an_opaque_batch_begins_where_it_began(topic: OrdersTopic) -> None:
-    """It may reach further now. So may the first batch of a source that starts at the end, which has moved."""
     topic.produce(3)
     source = topic.source(kind="opaque", start="latest")
     first = topic.plan(source)
@@ -192,7 +184,6 @@ def test_replay_of_an_opaque_batch_begins_where_it_began(topic: OrdersTopic) -> 
 @pytest.mark.promise("error:RANGE_EXPIRED", "decision:0016")
 @BOTH_KINDS
 def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind: str) -> None:
-    """They are not missed silently: the batch names the expired records; the others come after it."""
     source = topic.source(kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -214,7 +205,6 @@ def test_expired_records_are_a_batch_that_fails_by_name(topic: OrdersTopic, kind
 
 @pytest.mark.soak
 def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: OrdersTopic) -> None:
-    """If declared, the next range starts with the remaining records, and the metadata names the lost ones."""
     source = topic.source(kind="opaque", when_expired="continue")
     topic.produce(3)
     first = topic.plan(source)
@@ -277,7 +267,6 @@ def test_records_that_expire_around_spark_s_read_are_missed(topic: OrdersTopic) 
 @pytest.mark.promise("I11")
 @BOTH_KINDS
 def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: OrdersTopic, kind: str) -> None:
-    """Its records are others, even if its offsets reach as far."""
     source = topic.source(kind=kind)
     topic.produce(3)
     first = topic.plan(source)
@@ -293,7 +282,6 @@ def test_a_topic_that_was_created_again_is_never_taken_for_the_old_one(topic: Or
 
 
 def test_the_next_generation_of_a_topic_is_read_from_its_first_record(topic: OrdersTopic) -> None:
-    """Regardless of the start; and no declaration goes back to the one before."""
     source = topic.source(start="latest")
     topic.produce(2)
     first = topic.plan(source)
@@ -316,7 +304,6 @@ def test_the_next_generation_of_a_topic_is_read_from_its_first_record(topic: Ord
 
 
 def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(topic: OrdersTopic) -> None:
-    """A batch that was tried is planned again: in the topic it was planned from, not in the next one."""
     source = topic.source(kind="opaque", max_records=4)
     topic.produce(2)
     first = topic.plan(source)
@@ -339,7 +326,6 @@ def test_the_next_generation_leaves_no_planned_record_of_the_old_topic_behind(to
 
 
 def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: OrdersTopic) -> None:
-    """By the next generation an opaque source goes on without it; a topic that is replaced once more is refused."""
     topic.produce(2)
     first = topic.plan(topic.source(kind="opaque"))
     topic.produce(3)
@@ -366,7 +352,6 @@ def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: Or
 
 
 def test_a_topic_that_follows_another_source_begins_by_the_next_generation(topic: OrdersTopic) -> None:
-    """What is known of folders or lists is no position in a topic: the error says how to begin."""
     of_lists = {"position": 2, "rows": 1, "sha256": "ab"}
     topic.produce(2)
     topic.refused(topic.source(), of_lists, SourceChanged, "planned from another source than a topic")
@@ -388,7 +373,6 @@ def test_a_position_after_the_end_is_refused(topic: OrdersTopic) -> None:
 
 
 def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> None:
-    """Aborted records are never read, nor are records after an open transaction, which are reported as held back."""
     source = topic.source(gaps=True)
     topic.produce(2)
     topic.transaction(3, commit=False)
@@ -412,7 +396,6 @@ def test_only_committed_records_of_transactions_are_read(topic: OrdersTopic) -> 
 
 
 def test_a_compacted_topic_is_an_opaque_source_only(place: Settings) -> None:
-    """A replay may find fewer records than the first attempt, but the range stays valid."""
     topic = OrdersTopic(place, **{"cleanup.policy": "compact"})
     topic.produce(4, key="a")
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
@@ -478,7 +461,6 @@ def refused(topic: OrdersTopic, pipeline: Pipeline, error: type[TidegateError], 
 def test_records_that_cannot_be_read_are_refused_with_their_places(
     settings: Settings, register: Callable[..., None], records: list[dict[str, Any]], places: list[str]
 ) -> None:
-    """They are content, with key and value."""
     topic = OrdersTopic(settings, **{"message.timestamp.after.max.ms": str(2**63 - 1)})
     topic.produce(3)
     for record in records:
@@ -489,7 +471,6 @@ def test_records_that_cannot_be_read_are_refused_with_their_places(
 
 
 def test_columns_are_those_that_are_documented(topic: OrdersTopic) -> None:
-    """A batch without ranges has them too, and headers are added if they are declared."""
     topic.producer.produce(topic.name, b"v", b"k", partition=1, headers=[("trace", b"7")])
     topic.producer.flush(SECONDS)
     source = topic.source(headers=True)
@@ -515,7 +496,6 @@ def test_columns_are_those_that_are_documented(topic: OrdersTopic) -> None:
 def test_brokers_that_are_away_are_a_reason_to_try_again(
     topic: OrdersTopic, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody answers at their address. Brokers that hang or die are in test_kafka_brokers.py."""
     monkeypatch.setattr("tidegate.jobs.sources.kafka.topic.ANSWER_SECONDS", 2)
     with pytest.raises(SourceUnavailable, match="does not answer"):
         topic.plan(topic.source(bootstrap=f"127.0.0.1:{free_port()}"))
@@ -523,7 +503,6 @@ def test_brokers_that_are_away_are_a_reason_to_try_again(
 
 @pytest.mark.soak
 def test_wrong_passwords_are_distinguished_from_brokers_that_are_away(topic: OrdersTopic, tmp_path: Path) -> None:
-    """A retry does not help, and no message contains the password."""
     password = kafka_client(topic.settings)["sasl.password"]
     wrong = tmp_path / "wrong.properties"
     wrong.write_text(topic.settings.kafka_properties_file.read_text().replace(password, "not-the-password"))
@@ -550,7 +529,6 @@ def test_wrong_passwords_are_distinguished_from_brokers_that_are_away(topic: Ord
 
 @pytest.mark.promise("decision:0021")
 def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> None:
-    """Spark learns the password's place, not the password."""
     password = kafka_client(topic.settings)["sasl.password"]
     topic.produce(1)
     source = topic.source()
@@ -568,7 +546,6 @@ def test_the_password_is_in_no_plan_metadata_or_identity(topic: OrdersTopic) -> 
 
 @pytest.mark.parametrize("password", ["back\\slash", 'quo"te'])
 def test_a_password_that_java_would_read_otherwise_is_refused(topic: OrdersTopic, tmp_path: Path, password: str) -> None:
-    """Unlike librdkafka, Java's client does not take it literally."""
     odd = tmp_path / "odd.properties"
     real = kafka_client(topic.settings)["sasl.password"]
     odd.write_text(topic.settings.kafka_properties_file.read_text().replace(real, password))
@@ -581,7 +558,6 @@ def test_a_password_that_java_would_read_otherwise_is_refused(topic: OrdersTopic
 
 
 def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: OrdersTopic) -> None:
-    """It may come late, twice and out of order; positions are never read from there."""
     source = topic.source(max_records=4)
     topic.produce(6, 0)
     topic.produce(1, 1)
@@ -609,7 +585,6 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: Order
 
 
 def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
-    """Airflow parses declarations often."""
     loaded = "print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
     program = f"import sys; from tidegate.jobs import Kafka; Kafka('orders'); {loaded}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -617,7 +592,6 @@ def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
 
 
 def test_identity_decides_which_rows_are_read() -> None:
-    """The brokers' addresses, the batch size and the group for lag tools are not part of it."""
     same = Kafka("orders").identity
     for other in ({"max_records": 5}, {"bootstrap": "b:9092"}, {"properties_file": "p"}, {"group": "g"}, {"gaps": True}):
         assert Kafka("orders", **other).identity == same
@@ -643,6 +617,5 @@ def test_identity_decides_which_rows_are_read() -> None:
     ],
 )
 def test_a_source_that_cannot_keep_the_promise_is_refused_when_declared(arguments: dict[str, Any], message: str) -> None:
-    """The constructor raises an error in words."""
     with pytest.raises(ValueError, match=message):
         Kafka(**{"topic": "orders", **arguments})

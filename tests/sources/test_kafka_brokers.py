@@ -30,7 +30,6 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def server(kafka_stack: Settings) -> Server:
-    """The Postgres server beside the broker."""
     return Server(kafka_stack)
 
 
@@ -79,7 +78,6 @@ def second_broker(stack: Settings, folder: Path, port: int) -> Iterator[subproce
 def test_a_partition_without_a_leader_stops_a_transactional_source_only(
     topic: OrdersTopic, kafka_stack: Settings, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    """An opaque source reads the others; missing records, also of a batch planned again, come in a later batch."""
     topic.transaction(0, commit=True)  # Kafka's own topics come into being on the broker that stays
     topic.plan(topic.source())
     topic.source(group=topic.name).ack(Attempt("orders", 1, 1, {**topic.plan(topic.source(start="latest"))}), topic.settings)
@@ -114,7 +112,6 @@ def test_a_partition_without_a_leader_stops_a_transactional_source_only(
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")
 def test_a_broker_that_is_away_is_a_reason_to_try_again(topic: OrdersTopic, kafka_stack: Settings) -> None:
-    """The broker hangs, then dies, at plan and at read. Afterwards the same batch goes through."""
     source = topic.source()
     topic.produce(5)
     first = topic.plan(source)
@@ -145,7 +142,6 @@ def test_a_broker_that_dies_under_spark_costs_nothing_but_time(topic: OrdersTopi
 
 
 def test_a_spark_without_the_connector_says_what_is_missing(topic: OrdersTopic, stack: Settings) -> None:
-    """The message says how to install it."""
     topic.produce(1)
     without = replace(topic.settings, spark_remote=stack.spark_remote, spark_token_file=stack.spark_token_file)
     first = topic.plan(topic.source())

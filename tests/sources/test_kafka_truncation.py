@@ -35,7 +35,6 @@ class Broker:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the broker, and stop it in order."""
         started = self.kafka.component()
         log = (self.kafka.folder / "log").open("ab")
         with log, subprocess.Popen(started.command, env=os.environ | started.environment, stdout=log, stderr=log) as broker:
@@ -66,7 +65,6 @@ class Broker:
 
 @pytest.mark.promise("I11")
 def test_records_in_the_place_of_lost_ones_are_not_passed_over(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """A broker that only starts again has lost nothing; records that expire, or that are produced later, are no loss."""
     broker = Broker(tmp_path, free_port)
     with broker.running():
         topic, whole, late = OrdersTopic(broker.settings, partitions=2), *(OrdersTopic(broker.settings, 1) for _ in range(2))

@@ -26,17 +26,14 @@ Content = Callable[[dict[str, Any]], bytes]
 
 
 def csv_of(row: dict[str, Any]) -> bytes:
-    """Return a CSV file of one row."""
     return f"{','.join(row)}\n{','.join(map(str, row.values()))}\n".encode()
 
 
 def json_of(row: dict[str, Any]) -> bytes:
-    """Return a JSON file of one row."""
     return f"{json.dumps(row)}\n".encode()
 
 
 def parquet_of(row: dict[str, Any]) -> bytes:
-    """Return a Parquet file of one row."""
     pq.write_table(
         pa.table({n: pa.array([v], pa.int32() if n == "amount" else None) for n, v in row.items()}), sink := io.BytesIO()
     )
@@ -64,7 +61,6 @@ def told(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, str, int]]:
 @pytest.mark.usefixtures("counted_here")
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored(inbox: Inbox, format: str) -> None:
-    """What the first file has besides the schema is the author's choice."""
     source = Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA)  # type: ignore[arg-type]
     pipeline = inbox.declare(source)
     for number, row in enumerate([{**ROW, "city": "x"}, ROW, NEW, {**NEW, "city": "y"}], start=1):
@@ -80,7 +76,6 @@ def test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored(inbox: Inb
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folder, format: Any) -> None:
-    """The file, the column and the ways out are named; a declared, an ignored and a partition column are none."""
     source = Files("inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA, on_new_column="block")
     folder.write(f"a.{format}", FORMATS[format](ROW))
     assert folder.read(source) == [("a", 1)]
@@ -99,7 +94,6 @@ def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folde
 
 
 def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a small file all records are looked at; in a larger one, each further chunk in part."""
     source = Files("inbox", glob="*.json", format="json", schema=SCHEMA, on_new_column="block")
     rows = [json_of(ROW)] * 2000
     folder.write("a.json", b"".join([*rows[:977], json_of(NEW), *rows]))
@@ -114,7 +108,6 @@ def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: 
 
 @pytest.mark.usefixtures("counted_here")
 def test_inputs_are_told_apart(inbox: Inbox) -> None:
-    """The input that has the column is named."""
     old = Files("inbox", glob="old*.csv", format="csv", schema=SCHEMA)
     young = Files("inbox", glob="young*.json", format="json", schema=SCHEMA)
     pipeline = inbox.declare(Inputs({"old": old, "young": young}))
@@ -141,7 +134,6 @@ def test_keys_without_number_do_not_fill_the_ledger(inbox: Inbox) -> None:
 
 
 def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> None:
-    """By missing="null", as in the other formats; without it, the error says so."""
     folder.write("1.csv", b'name,amount\na,1\n"b\nc",2\n')
     folder.write("2.csv", b"amount,channel,name\n3,web,d\n")
     schema = {**SCHEMA, "channel": "string", "n": "int"}
@@ -161,7 +153,6 @@ def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> Non
 
 
 def test_a_delta_table_with_a_new_column(tmp_path: Path) -> None:
-    """Its files are looked at as others are; partition columns, which stand in the log, are declared elsewhere."""
     write_deltalake(str(tmp_path / "sales"), pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "discount": [5]}))
     source, settings = Delta("sales", schema=SCHEMA, on_new_column="block"), Settings(home=tmp_path, min_file_age_seconds=0)
     with pytest.raises(SourceUnreadable, match="has the column discount"):
@@ -172,7 +163,6 @@ def test_a_delta_table_with_a_new_column(tmp_path: Path) -> None:
 
 
 def test_spark_reads_and_the_ledger_tells(inbox: Inbox) -> None:
-    """A file of Parquet, of which Spark's own reader takes the declared columns."""
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA))
     for number, row in enumerate([ROW, NEW], start=1):
         inbox.write(f"{number}.parquet", parquet_of(row))

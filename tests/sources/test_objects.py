@@ -53,14 +53,12 @@ by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through th
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
-    """The S3 server."""
     with running_server() as server:
         yield server
 
 
 @pytest.fixture
 def bucket(s3: S3Server) -> Bucket:
-    """A bucket of the test's own."""
     return s3.make_bucket(f"bucket-{next(_numbers)}")
 
 
@@ -71,14 +69,12 @@ def project(tmp_path: Path) -> Settings:
 
 
 def parquet(names: list[str], amounts: list[int], kind: pa.DataType | None = None) -> bytes:
-    """Return a Parquet file; by default Spark's own reader takes it."""
     content = io.BytesIO()
     pq.write_table(pa.table({"name": names, "amount": pa.array(amounts, kind or pa.int32())}), content)
     return content.getvalue()
 
 
 def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
-    """Return the state's rows."""
     with StateStore.connect(settings) as store:
         spec = pipeline.spec.states[0]
         return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
@@ -89,7 +85,6 @@ VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": T
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_objects_keep_the_promises_of_files(project: Settings, bucket: Bucket, variant: str) -> None:
-    """Each promise of each kind; none is impossible for objects. Frames of Spark are compared with Spark only."""
     for name, holds in PROMISES["opaque" if variant == "opaque" else "transactional"].items():
         if name != "records_are_the_rows":
             holds(Bench(ObjectsFeed(bucket, f"{name}/in/box", **VARIANTS[variant]), ThisProcess(), project))  # type: ignore[arg-type]
@@ -123,7 +118,6 @@ def fill_lake(bucket: Bucket, kind: pa.DataType) -> None:
 
 
 def lake_of(bucket: Bucket) -> str:
-    """Return the lake as a table of DuckDB."""
     return f"read_parquet('{bucket.folder}/lake/deep er/*/*.parquet', hive_partitioning = true)"
 
 
@@ -132,7 +126,6 @@ def lake_of(bucket: Bucket) -> str:
 def test_an_object_that_is_not_as_planned_is_never_read(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """Overwritten or deleted between plan and read, and while it is read."""
     check_planned_object(settings, register, bucket, ThisProcess(), "csv")
 
 
@@ -182,7 +175,6 @@ def check_planned_object(settings: Settings, register: Callable[..., None], buck
 def test_without_an_etag_the_content_identifies_an_object(
     settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest is taken by reading it, as on a disk; an object put back is the same object."""
     described = buckets._info_of
     monkeypatch.setattr(buckets, "_info_of", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
     bucket.put("one.csv", "name,amount\na,1\n")
@@ -204,7 +196,6 @@ def test_without_an_etag_the_content_identifies_an_object(
 def test_names_that_grow_are_listed_from_the_last_one_on(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """What comes with an earlier name was declared never to come."""
     growing = Files(f"{bucket.url}/grows", format="csv", schema=SCHEMA, names_grow=True, max_files=2)
     pipeline = Pipeline("inbox", growing, {"per_name": STATE})
     register(pipeline)
@@ -254,7 +245,6 @@ def planned(source: Files, settings: Settings, previous: Any = None, txid: int =
 
 @by_ledger
 def test_objects_are_read_as_manifests_name_them(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """In their order, over plans that each read some, once each, and without a listing of the objects."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests=f"{bucket.url}/lists/in", max_files=2)
     for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "unnamed.csv"):
         bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
@@ -293,7 +283,6 @@ def test_objects_are_read_as_manifests_name_them(settings: Settings, register: C
 
 
 def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bucket: Bucket) -> None:
-    """Whatever it names is read some day: nothing is passed. One that is written again is read again."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists", min_age_seconds=0)
     for name in ("1", "2", "3"):
         bucket.put(f"in/{name}", "name,amount\na,1\n")
@@ -332,7 +321,6 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
 def test_an_object_that_several_manifests_name_is_read_once(
     settings: Settings, register: Callable[..., None], bucket: Bucket, max_files: int
 ) -> None:
-    """Also if one plan reads all of them, before anything has counted."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=max_files)
     pipeline = Pipeline("inbox", source, {"per_name": STATE})
     register(pipeline)
@@ -363,7 +351,6 @@ def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(p
 
 @pytest.mark.parametrize("manifests", ["", ".", "./lists", "../lists", "lists//", "lists/../lists", "/lists"])
 def test_a_place_of_manifests_is_a_folder_below_the_source_or_a_url(manifests: str) -> None:
-    """No other can be listed."""
     with pytest.raises(ValueError, match="manifests"):
         Files("s3a://lake/in", "*", "csv", SCHEMA, manifests=manifests)
 
@@ -372,7 +359,6 @@ def test_a_place_of_manifests_is_a_folder_below_the_source_or_a_url(manifests: s
 def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """What has counted does not count again; what was put before it is not passed."""
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
     pipeline = Pipeline("inbox", source, {"per_name": STATE})
     register(pipeline)
@@ -390,7 +376,6 @@ def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
 
 
 def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, bucket: Bucket) -> None:
-    """Names that grow begin again where the input was moved to, also if the last batches had no rows of it."""
     bucket.put("in/5.csv", "name,amount\na,5\n")
     grows = Files(f"{bucket.url}/in", "*.csv", "csv", SCHEMA, names_grow=True)
     others = FixedBatches([[("b", 1)], [("b", 2)]], SCHEMA)
@@ -411,7 +396,6 @@ def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, b
 def test_planned_objects_are_read_whatever_the_declaration_becomes(
     settings: Settings, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """Also if the glob does not take them any more; in another place, they are missed by name."""
     for name in "ab":
         bucket.put(f"in/{name}.csv", f"name,amount\n{name},1\n")
     bucket.put("in/c.CSV", "name,amount\nc,1\n")
@@ -435,7 +419,6 @@ def test_planned_objects_are_read_whatever_the_declaration_becomes(
 
 
 def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settings, bucket: Bucket) -> None:
-    """It sorts as `out/`, after `out.csv`, and is listed as `out`."""
     bucket.put("in/out.csv", "name,amount\na,1\n")
     bucket.put("in/out/b.csv", "name,amount\na,2\n")
     stored = [meta for page in obstore.list(bucket.store, "in", chunk_size=10) for meta in page]
@@ -448,7 +431,6 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settin
 
 
 def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
-    """Its log and its data files are reached as all files are; what is said of one that is not there, or changed."""
     local, uploaded = project.home / "table", set[Path]()
     source = Delta(f"{bucket.url}/table", schema={"name": "string"}, partitions={"day": "string"}, max_files=2)
     follower = Follower(project, source)
@@ -491,7 +473,6 @@ def test_a_delta_table_is_followed(project: Settings, bucket: Bucket) -> None:
 
 
 def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its metadata is read by PyIceberg, which has the server's address from its own settings, and its files as all are."""
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__S3__ENDPOINT", bucket.server.endpoint)
     for name in ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION"):
         monkeypatch.setenv(name, "WHEN_REQUIRED")  # S3Proxy knows no others
@@ -520,8 +501,6 @@ def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeyp
 
 @by_ledger
 def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """As the objects are then, also if they were listed before."""
-
     def put(day: int, name: str, amount: int) -> None:
         bucket.put(f"in/dt=2026-01-0{day}/{name}", f"name,amount\na,{amount}\n")
 
@@ -575,7 +554,6 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
 
 
 def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket that does not exist, a key that is refused, a server that is away; no secret is in a message."""
     source = Files(bucket.url, format="csv", schema=SCHEMA)
     bucket.put("one.csv", "name,amount\na,1\n")
 
@@ -599,8 +577,6 @@ def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, 
 
 @pytest.mark.promise("decision:0034")
 def test_a_plan_lists_no_further_than_it_needs(project: Settings) -> None:
-    """Pages are counted by the server."""
-
     def planned(batches: int, *, previous: Any = None, names_grow: bool = False) -> int:
         source = Files("s3a://many/in", schema={"name": "string"}, max_files=100, names_grow=names_grow)
         object_places._store.cache_clear()
@@ -620,7 +596,6 @@ def test_a_plan_lists_no_further_than_it_needs(project: Settings) -> None:
 
 
 def test_a_library_that_spark_lacks_is_named(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """The planner reads the store by itself; Spark needs Hadoop's client for it."""
     pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"all": State(aggregates={"lines": Count()})})
     register(pipeline)
     bucket.put("one.parquet", parquet(["a"], [1]))

@@ -34,27 +34,23 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
-    """An S3 server, and a stack whose Spark reads from it."""
     with stack_beside_s3(tmp_path_factory.mktemp("s3_stack")) as both:
         yield both
 
 
 @pytest.fixture(scope="module")
 def s3(beside_store: tuple[Settings, S3Server]) -> S3Server:
-    """The S3 server."""
     return beside_store[1]
 
 
 @pytest.fixture
 def bucket(s3: S3Server) -> Bucket:
-    """A bucket of the test's own."""
     return s3.make_bucket(f"bucket-{next(_numbers)}")
 
 
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(
     settings: Settings, server: Server, register: Callable[..., None], bucket: Bucket
 ) -> None:
-    """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
     feed = ObjectsFeed(bucket)
     pipeline = pipeline_over(feed)
     register(pipeline)
@@ -82,7 +78,6 @@ def test_the_state_is_what_duckdb_makes_of_the_same_objects(
 def test_an_object_that_is_not_as_planned_is_never_read(
     settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
 ) -> None:
-    """Overwritten or deleted between plan and read, and while it is read."""
     check_planned_object(settings, register, bucket, spark, format)
 
 
@@ -93,8 +88,6 @@ REFERENCES = {"csv": ("csv", None), "parquet": ("parquet", None), "own tasks": (
 def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
     settings: Settings, register: Callable[..., None], bucket: Bucket, format: str, kind: pa.DataType | None
 ) -> None:
-    """With other ones it is refused, or planned again if it is opaque; a plan is refused without any."""
-
     def put(factor: int) -> None:
         content = parquet(["a"], [factor], kind) if format == "parquet" else f"name,amount\na,{factor}\n"
         bucket.put(f"factors/{factor // 10}.{format}", content)
@@ -131,7 +124,6 @@ def test_a_batch_is_joined_with_the_objects_that_were_there_when_it_was_planned(
 
 
 def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") -> Pipeline:
-    """Return a pipeline that multiplies rows by factors."""
     return Pipeline(
         f"joined_{kind}",
         Inputs({"rows": rows, "factors": factors}, kind=kind),
@@ -148,7 +140,6 @@ def joined_with(factors: Reference, rows: Files, kind: Any = "transactional") ->
 def test_the_key_is_nowhere_but_in_the_environment(
     settings: Settings, register: Callable[..., None], bucket: Bucket, server: Server
 ) -> None:
-    """Not in the ledger, in logs, or in Spark's plan."""
     bucket.put("one.parquet", parquet(["a"], [1]))
     pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"per_name": STATE})
     register(pipeline)

@@ -28,7 +28,6 @@ from tidegate.state_store.base.errors import (
 
 
 def test_rows_count_once_from_the_table_to_the_state(shop: Shop, inbox: Inbox) -> None:
-    """Batches of at most max_rows rows, read in parallel, equal one SELECT; a later run adds the new rows."""
     shop.sell(1000)
     pipeline = inbox.declare(replace(ORDERS, max_rows=600, partitions=3))
 
@@ -41,7 +40,6 @@ def test_rows_count_once_from_the_table_to_the_state(shop: Shop, inbox: Inbox) -
 
 
 def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
-    """A row that was updated after the plan leaves its batch; the next one has its new values."""
     shop.sell(3)
     first = shop.planned(DATED)
     plan = coordinator_of(DATED, shop.settings).initialize_transaction
@@ -57,7 +55,6 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
 
 
 def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tuple]:
-    """Return a batch's rows as Spark reads them, in the key's order."""
     attempt = Attempt("inbox", 1, 1, metadata)
     with spark_session(inbox.settings, "inbox") as spark:
         emitter = emitter_of(source, spark, inbox.settings)
@@ -93,7 +90,6 @@ def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callabl
 @pytest.mark.promise("decision:0015")
 @pytest.mark.parametrize("source", [replace(ORDERS, wait_seconds=10), replace(DATED, kind="transactional", margin_seconds=0.2)])
 def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTable) -> None:
-    """A range never gains rows after its plan; the ranges together hold every row once."""
     key = ", ".join(source.selection.key)
     previous, seen = None, []
     source = replace(source, max_rows=100)
@@ -114,7 +110,6 @@ def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTabl
 @pytest.mark.promise("decision:0015", "limit:PostgresTable.wait_seconds")
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Key 2 is committed and key 1 is not: no batch is planned, and the log names the session waited for."""
     writer = shop.session()
     writer.execute("BEGIN")
     writer.execute("INSERT INTO orders (name) VALUES ('early') RETURNING id")
@@ -128,7 +123,6 @@ def test_a_lower_key_in_flight_holds_back_higher_ones(shop: Shop, end: str, capl
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
 def test_an_operator_sees_which_transactions_hold_rows_back(shop: Shop, source: PostgresTable) -> None:
-    """Those of writers of the table; by the clock, any of the database. A short one holds back nothing yet."""
     writer = shop.session()
     assert source.held_back(shop.settings) is None
     writer.execute("BEGIN")
@@ -143,7 +137,6 @@ def test_an_operator_sees_which_transactions_hold_rows_back(shop: Shop, source: 
 
 @pytest.mark.promise("limit:PostgresTable.wait_seconds")
 def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
-    """Writers that begin after the look have higher keys, and may take any time."""
     found, later = shop.session(), shop.session()
     found.execute("BEGIN; INSERT INTO orders (name) VALUES ('early')")
     shop.sell()
@@ -161,7 +154,6 @@ def test_a_plan_waits_only_for_the_writers_it_found(shop: Shop) -> None:
 
 
 def test_readers_and_maintenance_delay_nothing(shop: Shop) -> None:
-    """A long report, and locks like those of VACUUM and CREATE INDEX, write no rows."""
     shop.sell()
     for statement in (
         "SELECT count(*) FROM orders",
@@ -183,7 +175,6 @@ def test_readers_and_maintenance_delay_nothing(shop: Shop) -> None:
     ],
 )
 def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> None:
-    """Views, joins and WITH are resolved to the tables that are read."""
     shop.execute("CREATE VIEW goods AS SELECT id, name, amount FROM orders WHERE amount > 0")
     shop.execute("CREATE TABLE titles (code text, name text)")
     shop.execute("INSERT INTO titles VALUES ('n1', 'Paper'), ('n2', 'Ink')")
@@ -200,7 +191,6 @@ def test_writers_of_tables_in_a_query_are_waited_for(shop: Shop, query: str) -> 
 
 
 def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> None:
-    """An INSERT draws its key with a lock on the parent alone; the partition is locked only afterwards."""
     shop.execute("CREATE TABLE parent (LIKE orders INCLUDING ALL) PARTITION BY RANGE (id)")
     shop.execute("CREATE TABLE child PARTITION OF parent DEFAULT")
     shop.execute("INSERT INTO parent (name) VALUES ('early')")
@@ -215,7 +205,6 @@ def test_a_partition_is_held_back_by_writers_through_its_parent(shop: Shop) -> N
 
 @pytest.mark.promise("decision:0015")
 def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop) -> None:
-    """It writes after the look, with the time of its beginning; rows of later times wait for it, earlier ones do not."""
     shop.sell()
     early = shop.session()
     early.execute("BEGIN; SELECT 1")
@@ -231,7 +220,6 @@ def test_a_transaction_that_began_before_the_look_holds_back_its_time(shop: Shop
 
 
 def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
-    """A row younger than the margin, or with a future time, is not planned yet."""
     shop.sell()
     shop.execute("INSERT INTO orders (written) VALUES (now() - interval '2 hours'), (now() + interval '2 hours')")
     first = shop.planned(replace(DATED, margin_seconds=3600))
@@ -244,7 +232,6 @@ def test_rows_stay_behind_the_clock_by_the_margin(shop: Shop) -> None:
 
 
 def test_batches_and_their_parts_are_disjoint_and_complete(shop: Shop) -> None:
-    """Every row is in one part of one batch; no batch has more than max_rows."""
     shop.sell(997)
     shop.execute("DELETE FROM orders WHERE id % 10 < 4")
     source = replace(ORDERS, max_rows=100, partitions=3)
@@ -272,7 +259,6 @@ def test_rows_that_share_a_key_stay_together(shop: Shop) -> None:
 
 
 def test_names_are_those_of_sql(shop: Shop) -> None:
-    """Schema, table and column may have capitals, spaces, quotes and other alphabets."""
     shop.execute('CREATE SCHEMA "My Shop"')
     shop.execute('CREATE TABLE "My Shop"."Order ""Lines"" %" ("Line No" serial, "select" text, "Größe;--" int)', None)
     shop.execute(
@@ -302,7 +288,6 @@ KEYS: dict[tuple[str, str], list[Any]] = {
 
 @pytest.mark.parametrize("types", KEYS, ids=" ".join)
 def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> None:
-    """A position loses nothing of the key: one row a batch, in the order of the keys, each once."""
     shop.run(f"CREATE TABLE keyed (k {types[0]} NOT NULL); SET timezone = 'Asia/Kathmandu'")
     for key in random.Random(1).sample(KEYS[types], len(KEYS[types])):
         shop.execute("INSERT INTO keyed VALUES (%s)", [key])
@@ -340,7 +325,6 @@ TYPED: dict[str, tuple[str, str, list[Any]]] = {
 
 @pytest.mark.soak
 def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
-    """NULL is not the empty text, decimals keep their digits, times their microseconds, bytes and texts every character."""
     shop.execute("SET timezone = 'UTC'")
     shop.execute(f"CREATE TABLE typed ({', '.join(f'{name} {kind}' for name, (kind, _, _) in TYPED.items())})")
     for name, (_, _, values) in list(TYPED.items())[1:]:
@@ -385,7 +369,6 @@ def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
 def test_a_value_that_does_not_fit_fails_with_column_and_key(
     shop: Shop, postgres_type: str, value: str, spark_type: str, shown: str
 ) -> None:
-    """It is never rounded, cut or made NULL."""
     shop.run(f"CREATE TABLE odd (id serial, v {postgres_type}); INSERT INTO odd (v) SELECT NULL FROM generate_series(1, 100)")
     shop.run(f"INSERT INTO odd (v) VALUES ({value}), (NULL)")
     source = PostgresTable(table="odd", key="id", schema={"id": "int", "v": spark_type}, wait_seconds=0)
@@ -397,7 +380,6 @@ def test_a_value_that_does_not_fit_fails_with_column_and_key(
 
 @pytest.mark.soak
 def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
-    """The executor's error is the ledger's reason."""
     shop.execute("ALTER TABLE orders ALTER amount TYPE bigint")
     shop.execute("INSERT INTO orders (name, amount) VALUES ('fits', 1), ('does not', 3000000000)")
     pipeline = inbox.declare(ORDERS)
@@ -406,7 +388,6 @@ def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
 
 
 def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:
-    """A row may be longer than a block, and many blocks make a part."""
     shop.execute("INSERT INTO orders (name) SELECT repeat(E'x\"\\n', 50000) FROM generate_series(1, 40)")
     shop.execute("INSERT INTO orders (name) VALUES (repeat('long ', %s))", [BLOCK_BYTES])
     shop.sell(5000)
@@ -446,7 +427,6 @@ def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:
     ],
 )
 def test_mistakes_are_refused_where_they_are_made(changes: dict[str, Any], message: str) -> None:
-    """The constructor's error has the table's name, but not a misplaced password."""
     with pytest.raises(ValueError, match="PostgresTable") as refusal:
         replace(ORDERS, **changes)
     assert message in str(refusal.value)
@@ -454,13 +434,11 @@ def test_mistakes_are_refused_where_they_are_made(changes: dict[str, Any], messa
 
 
 def test_the_kind_is_what_the_key_can_promise() -> None:
-    """Times may be set again, so they are opaque unless the author declares otherwise."""
     assert (ORDERS.kind, DATED.kind, replace(DATED, kind="transactional").kind) == ("transactional", "opaque", "transactional")
     assert PostgresTable(table="t", key="at", schema={"at": "timestamp"}).kind == "opaque"
 
 
 def test_the_identity_says_which_rows_and_where() -> None:
-    """It changes with the rows that are read, not with the way of reading."""
     connection = {"host": "a", "dbname": "b", "user": "c", "passfile": "/secret/place"}
     there = replace(ORDERS, connection=connection)
     assert '"host": "a"' in there.identity
@@ -475,5 +453,4 @@ def test_the_identity_says_which_rows_and_where() -> None:
     ("text", "name"), [("LONG", "long"), (" Dec ( 5 , 2 ) ", "decimal(5,2)"), ("decimal", "decimal(10,0)"), ("Byte", "byte")]
 )
 def test_types_have_the_names_that_spark_knows(text: str, name: str) -> None:
-    """Case does not matter."""
     assert readable_type(text).name == name

@@ -20,12 +20,10 @@ pytestmark = pytest.mark.usefixtures("counted_here")
 
 
 def copied(file: Path, other: Path) -> None:
-    """As cp -p does."""
     shutil.copy2(other, file)
 
 
 def moved(file: Path, other: Path) -> None:
-    """As mv does, and rsync -t with its temporary file."""
     other.replace(file)
 
 
@@ -36,7 +34,6 @@ def written(file: Path, other: Path) -> None:
 
 
 def other_of(file: Path) -> Path:
-    """Make another file with the same size and time."""
     other = file.parent.parent / "other"
     other.write_text(file.read_text().replace("a", "z"))
     os.utime(other, ns=(0, file.stat().st_mtime_ns))
@@ -49,7 +46,6 @@ def other_of(file: Path) -> Path:
 def test_a_file_of_the_same_size_and_time_is_read_and_named(
     inbox: Inbox, kind: str, replace: Callable[[Path, Path], None]
 ) -> None:
-    """Only other content halts."""
     pipeline = declare(inbox, files(kind))
     file = inbox.write("1.csv", HEADER + "a,1\n")
     inbox.run(pipeline, "first")
@@ -60,7 +56,6 @@ def test_a_file_of_the_same_size_and_time_is_read_and_named(
 
 
 def test_only_what_counted_is_moved_to_the_done_folder(inbox: Inbox) -> None:
-    """Another file of the same size and time stays where it is."""
     pipeline = declare(inbox, files("transactional", done_folder=str(inbox.folder.parent / "done")))
     file = inbox.write("1.csv", HEADER + "a,1\n")
     inbox.plan(pipeline, "run")
@@ -76,7 +71,6 @@ def test_only_what_counted_is_moved_to_the_done_folder(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_was_skipped_and_then_completed_is_read(inbox: Inbox, kind: str) -> None:
-    """Nothing of it had counted; once it has, another change halts, and what was skipped stays so."""
     pipeline = inbox.declare(files(kind, max_files=1), states=declare(inbox, files(kind)).states)
     file = inbox.write("1.csv", HEADER + "a,1\nb,ha")
     half = file.read_bytes()

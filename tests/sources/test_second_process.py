@@ -37,7 +37,6 @@ def write(folder: Path, rows: int) -> None:
 
 
 def run_in_a_process(settings: Settings, run_id: str) -> None:
-    """Run all pipelines in a new process."""
     command = [sys.executable, "-m", "tests.sources.second_process", run_id]
     done = subprocess.run(command, input=pickle.dumps(settings), cwd=CLONE, capture_output=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
@@ -47,7 +46,6 @@ def run_in_a_process(settings: Settings, run_id: str) -> None:
 def test_a_file_is_read_as_it_is_even_if_an_earlier_process_read_another_of_its_name(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Two rows, then a thousand in a new file of the same name; both processes send Spark the same requests."""
     declared = pipelines()
     register(*declared)
     for rows in (2, 1000):
@@ -78,7 +76,6 @@ def counted(settings: Settings, pipeline: Pipeline) -> tuple[int, int]:
 def test_rows_are_counted_by_footers_also_where_spark_read_too_few(
     inbox: Inbox, monkeypatch: pytest.MonkeyPatch, transform: Any
 ) -> None:
-    """If Spark sees only a part of a file, the digest fits all the same, but the count does not."""
     pipeline = inbox.declare(Files("inbox", schema=SCHEMA), transform=transform)
     pq.write_table(pa.table({"name": ["a", "b"], "amount": pa.array([1, 2], pa.int32())}), inbox.folder / "1.parquet")
     real = ParquetReader._read

@@ -27,26 +27,20 @@ ARROW = pa.schema([("name", pa.string()), ("price", pa.int32())])
 
 
 class DeltaPrices:
-    """Prices in a Delta table."""
-
     def __init__(self, settings: Settings) -> None:
         self.folder = settings.home / "prices"
         self.source = Delta("prices", schema=SCHEMA)
         self.write()
 
     def write(self, **prices: int) -> None:
-        """Overwrite the table."""
         write_deltalake(str(self.folder), pa.table([[*prices], [*prices.values()]], schema=ARROW), mode="overwrite")
 
     def forget(self) -> None:
-        """Remove the files of earlier versions."""
         table = DeltaTable(str(self.folder))
         table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
 
 
 class IcebergPrices:
-    """Prices in an Iceberg table."""
-
     def __init__(self, _settings: Settings) -> None:
         name = f"prices.number_{uuid.uuid4().hex}"
         catalog().create_namespace_if_not_exists("prices")
@@ -54,11 +48,9 @@ class IcebergPrices:
         self.source = Iceberg(f"lake.{name}", schema=SCHEMA)
 
     def write(self, **prices: int) -> None:
-        """Overwrite the table."""
         self._table.overwrite(pa.table([[*prices], [*prices.values()]], schema=ARROW))
 
     def forget(self) -> None:
-        """Remove the files of earlier snapshots."""
         kept = {task.file.file_path for task in self._table.scan().plan_files()}
         for path in Path(urlsplit(self._table.location()).path).rglob("*.parquet"):
             if f"file://{path}" not in kept:
@@ -76,13 +68,11 @@ class PostgresPrices:
         self.source = PostgresTable(table="prices", key="name", schema=SCHEMA)
 
     def write(self, **prices: int) -> None:
-        """Replace all rows."""
         self._run("TRUNCATE prices")
         for name, price in prices.items():
             self._run("INSERT INTO prices VALUES (%s, %s)", name, price)
 
     def forget(self) -> None:
-        """Remove all copies."""
         shutil.rmtree(self.copies)
 
     def _run(self, statement: str, *values: Any) -> None:
@@ -92,13 +82,11 @@ class PostgresPrices:
 
 @pytest.fixture(params=[DeltaPrices, IcebergPrices, PostgresPrices], ids=["Delta", "Iceberg", "Postgres"])
 def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
-    """A table of prices, with none yet."""
     return request.param(settings)
 
 
 @pytest.fixture
 def pipeline(settings: Settings, register: Callable[..., None], prices: Any) -> Pipeline:
-    """A pipeline that looks up the price of each name in files."""
     (settings.home / "sold").mkdir()
     kept = {"keep_folder": "kept"} if isinstance(prices, PostgresPrices) else {}
     pipeline = Pipeline(
@@ -113,19 +101,16 @@ def pipeline(settings: Settings, register: Callable[..., None], prices: Any) -> 
 
 
 def sell(settings: Settings, number: int, *names: str) -> None:
-    """Let a file of names come."""
     (settings.home / "sold" / f"{number}.txt").write_text("".join(f"{name}\n" for name in names))
 
 
 def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
-    """Return what was sold, and for how much."""
     with StateStore.connect(settings) as store:
         return sorted(((row["name"], row["price"]) for row in store.state_rows(pipeline.spec.states[0])), key=repr)
 
 
 @pytest.mark.sampled(2)
 def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
-    """However the table goes on, and an attempt after its files were removed is refused; an empty table is one, too."""
     sell(settings, 1, "a")
     run_pipeline(settings, pipeline, run_id="empty")
     prices.write(a=1, b=2)
@@ -151,7 +136,6 @@ def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pi
 @pytest.mark.soak
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
 def test_equal_rows_of_a_postgres_table_are_kept_once(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
-    """A copy has its name when it is complete, and what a dead planner left is not one."""
     prices.write(a=1, b=2)
     for number, run in enumerate(("first", "second", "third")):
         sell(settings, number, "a")
@@ -175,7 +159,6 @@ def as_bytes(value: Any) -> Any:
 def test_values_of_a_postgres_table_are_those_of_the_table(
     settings: Settings, register: Callable[..., None], prices: Any
 ) -> None:
-    """Of every type, also NULL, and the ends of their ranges."""
     types = {
         "id": ("bigint", "bigint", "bigint", ["-9223372036854775808", "9223372036854775807"]),
         "small": ("integer", "int", "integer", ["-32768", "32767"]),
@@ -220,7 +203,6 @@ def test_values_of_a_postgres_table_are_those_of_the_table(
 
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
 def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
-    """For want of a right, the table, a column, a fitting value or a folder: nothing is planned, and nothing is left."""
     sell(settings, 1, "a")
     prices.write(a=1)
     for statement, problem, undo in (
@@ -280,6 +262,5 @@ def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipe
     ],
 )
 def test_what_has_no_meaning_is_refused(arguments: dict[str, Any], problem: str) -> None:
-    """Before anything is read."""
     with pytest.raises(ValueError, match=problem):
         Reference(**arguments)

@@ -42,23 +42,19 @@ def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Set
 
 @pytest.fixture(scope="module")
 def s3(beside_store: tuple[Settings, VersioningServer]) -> VersioningServer:
-    """The S3 server."""
     return beside_store[1]
 
 
 @pytest.fixture
 def bucket(s3: VersioningServer) -> Bucket:
-    """A bucket of the test's own."""
     return s3.make_bucket(f"versions-{next(_numbers)}")
 
 
 def content(format: str, amount: int, kind: pa.DataType | None = None) -> bytes:
-    """Return an object with one row."""
     return parquet(["a"], [amount], kind) if format == "parquet" else f"name,amount\na,{amount}\n".encode()
 
 
 def inbox(bucket: Bucket, format: str, **source: Any) -> Pipeline:
-    """Return a pipeline over the bucket."""
     files = Files(bucket.url, format=format, schema=SCHEMA, versions=True, **source)
     return Pipeline("inbox", files, {"per_name": STATE}, retry_delay_seconds=0)
 
@@ -67,7 +63,6 @@ def inbox(bucket: Bucket, format: str, **source: Any) -> Pipeline:
 def test_objects_with_versions_keep_the_promises_of_files(
     settings: Settings, spark: SparkSession, bucket: Bucket, promise: str
 ) -> None:
-    """All but those that refuse what has changed."""
     PROMISES["transactional"][promise](Bench(ObjectsFeed(bucket, versions=True), spark, settings))
 
 
@@ -77,7 +72,6 @@ def test_objects_with_versions_keep_the_promises_of_files(
 def test_a_batch_reads_the_versions_that_it_was_planned_with(
     settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket, format: str, spoil: str
 ) -> None:
-    """Beside objects that stay as they are; other content under a name that has counted stops planning as ever."""
     kind, format = (pa.uint16(), "parquet") if format == "own tasks" else (None, format)
     for number in (1, 2):
         bucket.put(f"{number}.{format}", content(format, number, kind))
@@ -120,7 +114,6 @@ def test_a_batch_is_joined_with_the_versions_of_a_reference(
 def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
     settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
 ) -> None:
-    """By its version; until then the present object is read, as Spark can do it itself."""
     bucket.put(f"1.{format}", content(format, 1))
     pipeline = inbox(bucket, format)
     register(pipeline)
@@ -150,7 +143,6 @@ def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
 def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_case(
     settings: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], expected: tuple
 ) -> None:
-    """Each kind of source goes on as if the check had found it."""
     bucket.put("1.parquet", content("parquet", 1))
     files = Files(bucket.url, schema=SCHEMA, **source)
     metadata = coordinator_of(files, settings).initialize_transaction(1, None, None)
@@ -171,7 +163,6 @@ def test_an_object_that_changes_between_its_check_and_its_opening_is_no_other_ca
 def test_the_last_batch_is_redone_from_the_versions_that_it_counted(
     settings: Settings, register: Callable[..., None], s3: VersioningServer, bucket: Bucket
 ) -> None:
-    """Also if the object is gone."""
     bucket.put("1.csv", content("csv", 1))
     pipeline = replace(inbox(bucket, "csv"), states={"per_name": replace(STATE, kind="opaque")})
     register(pipeline)
@@ -182,7 +173,6 @@ def test_the_last_batch_is_redone_from_the_versions_that_it_counted(
 
 
 def test_a_version_that_is_lost_is_named(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    """The ledger has one that the bucket never had; the content put back is read, whatever its version."""
     bucket.put("1.csv", content("csv", 1))
     pipeline = inbox(bucket, "csv")
     register(pipeline)
@@ -197,7 +187,6 @@ def test_a_version_that_is_lost_is_named(settings: Settings, register: Callable[
 
 
 def test_a_bucket_without_versions_is_refused_when_it_is_planned(settings: Settings, s3: VersioningServer) -> None:
-    """With what to do about it."""
     bucket = s3.make_bucket("forgets", keeps_versions=False)
     bucket.put("1.csv", content("csv", 1))
     with pytest.raises(SourceUnreadable, match=r"has no version: the bucket does not keep them\. Let its administrator turn"):

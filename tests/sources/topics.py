@@ -54,7 +54,6 @@ class OrdersTopic:
         assert wait_until(lambda: self.name not in self.admin.list_topics(timeout=SECONDS).topics, SECONDS)
 
     def add_partitions(self, total: int) -> None:
-        """Increase the number of partitions."""
         self.admin.create_partitions([NewPartitions(self.name, total)])[self.name].result(SECONDS)
         known = self.admin.list_topics
         assert wait_until(lambda: len(known(self.name, SECONDS).topics[self.name].partitions) == total, SECONDS)
@@ -64,8 +63,6 @@ class OrdersTopic:
         return Producer({**kafka_client(self.settings), "linger.ms": 0, "log_level": 0})
 
     def produce(self, count: int, partition: int = 0, *, timestamp: datetime | None = None, key: str | None = None) -> None:
-        """Write records, and remember their offsets."""
-
         def remember(error: object, message: Any) -> None:
             assert error is None
             self.produced.append((message.partition(), message.offset(), message.value().decode()))
@@ -77,12 +74,10 @@ class OrdersTopic:
         assert self.producer.flush(SECONDS) == 0
 
     def expire(self, before: int, partition: int = 0) -> None:
-        """Delete the partition's records before an offset, as retention does."""
         end = TopicPartition(self.name, partition, before)
         self.admin.delete_records([end])[end].result(SECONDS)
 
     def transaction(self, count: int, *, commit: bool) -> None:
-        """Write records in a transaction, and commit or abort it."""
         with self.open_transaction(count) as producer:
             producer.commit_transaction(SECONDS) if commit else producer.abort_transaction(SECONDS)
 
@@ -98,7 +93,6 @@ class OrdersTopic:
         yield producer
 
     def source(self, **changes: Any) -> Kafka:
-        """Declare the topic as a source."""
         return Kafka(self.name, **changes)
 
     def plan(self, source: Kafka, previous: dict | None = None, current: dict | None = None, txid: int = 1) -> dict | None:
@@ -107,7 +101,6 @@ class OrdersTopic:
         return json.loads(json.dumps(metadata))
 
     def batches(self, source: Kafka, previous: dict | None = None) -> list[dict]:
-        """Plan all available batches with one look at the topic."""
         coordinator, cut = coordinator_of(source, self.settings), []
         while metadata := coordinator.initialize_transaction(len(cut) + 1, previous, None):
             previous = metadata
@@ -136,13 +129,11 @@ class OrdersTopic:
 
 
 def ranges(metadata: dict | None) -> dict[str, tuple[int, int]]:
-    """Return the ranges that a batch reads."""
     assert metadata is not None
     return {name: (found["start"], found["end"]) for name, found in metadata["partitions"].items()}
 
 
 def declare(topic: OrdersTopic, register: Callable[..., None], *, version: int = 1, **changes: Any) -> Pipeline:
-    """Declare and register a pipeline that counts records per shop."""
     source = topic.source(**changes)
     states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()}, kind=source.kind)}
     pipeline = Pipeline("orders", source, states, version=version, transform=lambda rows: rows.selectExpr("string(value) shop"))
@@ -151,19 +142,16 @@ def declare(topic: OrdersTopic, register: Callable[..., None], *, version: int =
 
 
 def run(topic: OrdersTopic, pipeline: Pipeline, run_id: str) -> list[int]:
-    """Plan, process and commit all available batches."""
     return steps.run(topic.settings, pipeline, run_id)
 
 
 def per_shop(topic: OrdersTopic, pipeline: Pipeline) -> dict[str, int]:
-    """Return the state."""
     with StateStore.connect(topic.settings) as store:
         return {row["shop"]: row["records"] for row in store.state_rows(pipeline.spec.states[0])}
 
 
 @pytest.fixture(scope="module")
 def place(server: Server) -> Iterator[Settings]:
-    """Settings with a database for tests that need no ledger."""
     name = server.create_database()
     yield replace(server.settings, pg_database=name)
     server.drop_database(name)
