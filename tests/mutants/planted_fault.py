@@ -2,8 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Mutant:
     function: str
     old: str
     new: str
-    noticed_by: tuple[str, ...] = field(default=())
+    noticed_by: tuple[str, ...]
 
     def planted(self, text: str) -> str:
         """Return the text of the file with the fault in it.
@@ -64,6 +64,15 @@ class Mutant:
         if not file.is_file():
             raise DoesNotApply(f"{self.name}: there is no file {self.file}")
         return self.planted(file.read_text())
+
+
+def in_file(file: str) -> Callable[[str, str, str], Callable[..., Mutant]]:
+    """Return what makes the faults of one file: `FILE(name, breaks, function)(old, new, *noticed_by)`."""
+
+    def named(name: str, breaks: str, function: str) -> Callable[..., Mutant]:
+        return lambda old, new, *noticed_by: Mutant(name, breaks, file, function, old, new, noticed_by)
+
+    return named
 
 
 def _python_function(text: str, name: str) -> tuple[int, int]:

@@ -1,10 +1,14 @@
 """Faults of the commit: its checks under the cursor's lock, and what it records."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import in_file
 
-FILE, VERDICTS = "state_store/commit/ordered_commit.py", "state_store/commit/verdicts.py"
-RECORD = "state_store/commit/commit_record.py"
-ACTIONS = "state_store/operate/recorded_actions.py"
+FILE = in_file("state_store/commit/ordered_commit.py")
+VERDICTS = in_file("state_store/commit/verdicts.py")
+RECORD = in_file("state_store/commit/commit_record.py")
+ACTIONS = in_file("state_store/operate/recorded_actions.py")
+ANSWER_DEADLINES = in_file("state_store/connections/answer_deadlines.py")
+ATTEMPTS_PY = in_file("state_store/seal/attempts.py")
+
 ORDERED = "tests/integration/test_ordered_commit.py"
 READY = "tests/integration/test_commit_ready.py"
 ATTEMPTS = "tests/integration/test_attempts.py"
@@ -12,274 +16,148 @@ MATRIX = "tests/conformance/test_matrix.py"
 POLICIES = "tests/conformance/test_policies.py"
 
 MUTANTS = (
-    Mutant(
-        "a-read-waits-for-a-lock-without-end",
-        "I20",
-        "state_store/connections/answer_deadlines.py",
-        "DeadlineCursor.execute",
+    ANSWER_DEADLINES("a-read-waits-for-a-lock-without-end", "I20", "DeadlineCursor.execute")(
         "if is_first and connection.lock_seconds is not None",
         "if is_first and connection.lock_seconds == 0",
-        ("tests/integration/test_lock_holders.py::test_what_meets_a_lock_names_the_session",),
+        "tests/integration/test_lock_holders.py::test_what_meets_a_lock_names_the_session",
     ),
-    Mutant(
-        "a-commit-waits-for-a-stopped-server-for-ever",
-        "I10",
-        "state_store/connections/answer_deadlines.py",
-        "DeadlineConnection.commit",
+    ANSWER_DEADLINES("a-commit-waits-for-a-stopped-server-for-ever", "I10", "DeadlineConnection.commit")(
         "_Wait(self).for_answer(super().commit)",
         "super().commit()",
-        ("tests/integration/test_answer_deadlines.py::test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up",),
+        "tests/integration/test_answer_deadlines.py::test_a_commit_whose_process_is_stopped_is_given_up_and_looked_up",
     ),
-    Mutant(
-        "a-txid-commits-before-its-predecessor",
-        "I3",
-        VERDICTS,
-        "may_commit",
+    VERDICTS("a-txid-commits-before-its-predecessor", "I3", "may_commit")(
         "if txid != facts.cursor.txid + 1:  # I3",
         "if txid < facts.cursor.txid + 1:",
-        (f"{ORDERED}::test_batches_add_up_in_txid_order",),
+        f"{ORDERED}::test_batches_add_up_in_txid_order",
     ),
-    Mutant(
-        "the-last-txid-is-not-known-to-have-committed",
-        "I8",
-        FILE,
-        "commit_batch",
-        "if txid <= facts.cursor.txid:",
-        "if txid < facts.cursor.txid:",
-        (f"{ORDERED}::test_batches_add_up_in_txid_order",),
+    FILE("the-last-txid-is-not-known-to-have-committed", "I8", "commit_batch")(
+        "if txid <= facts.cursor.txid:", "if txid < facts.cursor.txid:", f"{ORDERED}::test_batches_add_up_in_txid_order"
     ),
-    Mutant(
-        "a-commit-does-not-ask-for-the-seal",
-        "I4",
-        VERDICTS,
-        "may_commit",
+    VERDICTS("a-commit-does-not-ask-for-the-seal", "I4", "may_commit")(
         "check_sealed(spec, batch.locked, batch.newest, attempt_timeout_seconds)  # the newest attempt (I4)",
         "pass",
-        (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
+        f"{ORDERED}::test_only_a_sealed_attempt_commits",
     ),
-    Mutant(
-        "a-commit-need-not-continue-the-one-before",
-        "I12",
-        VERDICTS,
-        "may_commit",
+    VERDICTS("a-commit-need-not-continue-the-one-before", "I12", "may_commit")(
         "check_continues(spec, batch_input, facts.cursor)  # after",
         "pass  # after",
-        (f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",),
+        f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",
     ),
-    Mutant(
-        "a-commit-does-not-compare-the-declaration",
-        "I16",
-        VERDICTS,
-        "may_commit",
+    VERDICTS("a-commit-does-not-compare-the-declaration", "I16", "may_commit")(
         "check_declaration(spec, facts.registered)  # I16",
         "pass",
-        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
+        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
-    Mutant(
-        "files-that-count-are-not-recorded",
-        "I12",
-        FILE,
-        "_merge",
+    FILE("files-that-count-are-not-recorded", "I12", "_merge")(
         "counted_files.write(connection, spec, [batch.input for batch in together])  # refuses a file that has counted",
         "pass",
-        ("tests/sources/test_file_identity.py::test_a_touched_file_is_read_again_once",),
+        "tests/sources/test_file_identity.py::test_a_touched_file_is_read_again_once",
     ),
-    Mutant(
-        "a-retired-pipeline-commits",
-        "I23",
-        VERDICTS,
-        "check_in_order",
+    VERDICTS("a-retired-pipeline-commits", "I23", "check_in_order")(
         "check_not_retired(cursor.pipeline, facts.retired)",
         "pass",
-        ("tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",),
+        "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
-    Mutant(
-        "a-commit-looks-for-no-hole",
-        "I9",
-        VERDICTS,
-        "may_commit",
+    VERDICTS("a-commit-looks-for-no-hole", "I9", "may_commit")(
         "check_in_order(facts)",
         "check_not_retired(spec.name, facts.retired)",
-        (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
+        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
     ),
-    Mutant(
-        "a-cursor-ahead-of-its-commits-is-no-hole",
-        "I9",
-        VERDICTS,
-        "check_in_order",
+    VERDICTS("a-cursor-ahead-of-its-commits-is-no-hole", "I9", "check_in_order")(
         "if facts.registered.last_commit != cursor.txid:",
         "if facts.registered.last_commit > cursor.txid:",
-        (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
+        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
     ),
-    Mutant(
-        "a-skip-need-not-continue-the-one-before",
-        "I12",
-        ACTIONS,
-        "skip",
+    ACTIONS("a-skip-need-not-continue-the-one-before", "I12", "skip")(
         "verdicts.check_continues(spec, batch.input, facts.cursor)",
         "pass",
-        (f"{MATRIX}::test_a_skip_leaves_no_record_between_it_and_the_previous_batch",),
+        f"{MATRIX}::test_a_skip_leaves_no_record_between_it_and_the_previous_batch",
     ),
-    Mutant(
-        "files-of-a-skipped-batch-are-not-recorded",
-        "I12",
-        RECORD,
-        "skip",
+    RECORD("files-of-a-skipped-batch-are-not-recorded", "I12", "skip")(
         "counted_files.write(connection, spec, [batch.input])",
         "pass",
-        ("tests/sources/test_file_identity.py::test_files_of_a_skipped_batch_are_taken",),
+        "tests/sources/test_file_identity.py::test_files_of_a_skipped_batch_are_taken",
     ),
-    Mutant(
-        "ready-batches-of-another-declaration-commit",
-        "I16",
-        VERDICTS,
-        "ready",
+    VERDICTS("ready-batches-of-another-declaration-commit", "I16", "ready")(
         "check_declaration(spec, facts.registered)",
         "pass",
-        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
+        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
-    Mutant(
-        "ready-batches-commit-beyond-a-hole",
-        "I9",
-        VERDICTS,
-        "ready",
+    VERDICTS("ready-batches-commit-beyond-a-hole", "I9", "ready")(
         "check_in_order(facts)",
         "check_not_retired(spec.name, facts.retired)",
-        (f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",),
+        f"{ORDERED}::test_a_cursor_that_disagrees_with_the_commits_halts",
     ),
-    Mutant(
-        "a-ready-batch-need-not-continue-the-one-before",
-        "I12",
-        VERDICTS,
-        "ready",
+    VERDICTS("a-ready-batch-need-not-continue-the-one-before", "I12", "ready")(
         "or batch_input.continues != continued",
         "or False",
-        (f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",),
+        f"{MATRIX}::test_later_batches_follow_a_batch_that_is_planned_again",
     ),
-    Mutant(
-        "a-halted-batch-commits-with-others",
-        "I19",
-        VERDICTS,
-        "ready",
+    VERDICTS("a-halted-batch-commits-with-others", "I19", "ready")(
         "or batch.locked.halted_at is not None",
         "or False",
-        (f"{READY}::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
+        f"{READY}::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
-    Mutant(
-        "a-given-up-batch-commits-with-others",
-        "I1",
-        VERDICTS,
-        "ready",
+    VERDICTS("a-given-up-batch-commits-with-others", "I1", "ready")(
         "batch.locked.skip_reason is not None\n            or batch.locked.halted_at",
         "batch.locked.halted_at",
-        (f"{READY}::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
+        f"{READY}::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
-    Mutant(
-        "a-ready-batch-need-not-be-sealed-by-this-declaration",
-        "I16",
-        VERDICTS,
-        "ready",
+    VERDICTS("a-ready-batch-need-not-be-sealed-by-this-declaration", "I16", "ready")(
         "check_sealed(spec, batch.locked, batch.newest, attempt_timeout_seconds=0)",
         "pass",
-        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
+        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
-    Mutant(
-        "the-cursor-keeps-the-former-digest",
-        "I12",
-        RECORD,
-        "write",
-        ', "source_digest": last.input.digest}',
-        "}",
-        (f"{ORDERED}::test_batches_add_up_in_txid_order",),
+    RECORD("the-cursor-keeps-the-former-digest", "I12", "write")(
+        ', "source_digest": last.input.digest}', "}", f"{ORDERED}::test_batches_add_up_in_txid_order"
     ),
-    Mutant(
-        "a-skipped-replay-keeps-its-records",
-        "I1",
-        RECORD,
-        "skip",
+    RECORD("a-skipped-replay-keeps-its-records", "I1", "skip")(
         "if QUARANTINED in batch.input.metadata:",
         "if QUARANTINED not in batch.input.metadata:",
-        (f"{POLICIES}::test_a_replay_that_is_skipped_gives_its_records_back",),
+        f"{POLICIES}::test_a_replay_that_is_skipped_gives_its_records_back",
     ),
-    Mutant(
-        "a-failed-attempt-is-waited-for",
-        "I20",
-        VERDICTS,
-        "check_sealed",
-        "if attempt.failed_at is not None:",
-        "if False:",
-        (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
+    VERDICTS("a-failed-attempt-is-waited-for", "I20", "check_sealed")(
+        "if attempt.failed_at is not None:", "if False:", f"{ORDERED}::test_only_a_sealed_attempt_commits"
     ),
-    Mutant(
-        "partials-of-another-declaration-are-merged",
-        "I16",
-        VERDICTS,
-        "check_sealed",
+    VERDICTS("partials-of-another-declaration-are-merged", "I16", "check_sealed")(
         "if attempt.fingerprint != spec.fingerprint:",
         "if False:",
-        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
+        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
-    Mutant(
-        "bad-records-vanish-with-their-policy",
-        "I1",
-        VERDICTS,
-        "check_sealed",
+    VERDICTS("bad-records-vanish-with-their-policy", "I1", "check_sealed")(
         "if attempt.quarantined_rows and not spec.quarantines:",
         "if False:",
-        (f"{POLICIES}::test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside",),
+        f"{POLICIES}::test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside",
     ),
-    Mutant(
-        "a-silent-attempt-is-waited-for",
-        "I20",
-        "state_store/seal/attempts.py",
-        "is_silent",
+    ATTEMPTS_PY("a-silent-attempt-is-waited-for", "I20", "is_silent")(
         "seconds >= LONGEST_SILENCE_SECONDS",
         "seconds >= 60 * LONGEST_SILENCE_SECONDS",
-        (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
+        f"{ORDERED}::test_only_a_sealed_attempt_commits",
     ),
-    Mutant(
-        "an-attempt-never-takes-too-long",
-        "I20",
-        VERDICTS,
-        "check_sealed",
+    VERDICTS("an-attempt-never-takes-too-long", "I20", "check_sealed")(
         "if attempt.age_seconds >= attempt_timeout_seconds:",
         "if attempt.age_seconds >= attempt_timeout_seconds + 10**9:",
-        (f"{ORDERED}::test_only_a_sealed_attempt_commits",),
+        f"{ORDERED}::test_only_a_sealed_attempt_commits",
     ),
-    Mutant(
-        "a-declaration-only-has-to-be-registered",
-        "I16",
-        VERDICTS,
-        "check_declaration",
+    VERDICTS("a-declaration-only-has-to-be-registered", "I16", "check_declaration")(
         "if registered.fingerprint != spec.fingerprint:",
         "if registered.fingerprint is None:",
-        (f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",),
+        f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
-    Mutant(
-        "a-state-that-was-given-away-is-written",
-        "I15",
-        VERDICTS,
-        "check_declaration",
+    VERDICTS("a-state-that-was-given-away-is-written", "I15", "check_declaration")(
         "if set(registered.tables) != set(spec.tables):",
         "if not registered.tables and spec.tables:",
-        (f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",),
+        f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",
     ),
-    Mutant(
-        "a-table-that-is-another-one-is-not-noticed",
-        "I9",
-        VERDICTS,
-        "check_declaration",
+    VERDICTS("a-table-that-is-another-one-is-not-noticed", "I9", "check_declaration")(
         "table_identity.check(registered.strange)",
         "pass",
-        ("tests/integration/test_table_identity.py::test_nothing_goes_on_without_a_table",),
+        "tests/integration/test_table_identity.py::test_nothing_goes_on_without_a_table",
     ),
-    Mutant(
-        "a-broken-chain-of-a-transactional-source-is-planned-again",
-        "I19",
-        VERDICTS,
-        "check_continues",
+    VERDICTS("a-broken-chain-of-a-transactional-source-is-planned-again", "I19", "check_continues")(
         'if spec.source_kind == "transactional":',
         "if False:",
-        (f"{MATRIX}::test_a_transactional_chain_that_is_broken_is_corrupt",),
+        f"{MATRIX}::test_a_transactional_chain_that_is_broken_is_corrupt",
     ),
 )

@@ -1,179 +1,91 @@
 """Faults of the parsers: values that are guessed, rounded or dropped, and records that are cut wrongly."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import in_file
 
-CSV = "jobs/sources/files/formats/records/csv_records.py"
-JSON = "jobs/sources/files/formats/records/json_records.py"
-TEXT = "jobs/sources/files/formats/records/text_records.py"
-TYPED = "jobs/sources/files/formats/records/typed_values.py"
-CONTENT = "jobs/sources/files/content.py"
+CSV = in_file("jobs/sources/files/formats/records/csv_records.py")
+JSON = in_file("jobs/sources/files/formats/records/json_records.py")
+TEXT = in_file("jobs/sources/files/formats/records/text_records.py")
+TYPED = in_file("jobs/sources/files/formats/records/typed_values.py")
+CONTENT = in_file("jobs/sources/files/content.py")
+PARQUET_COLUMNS = in_file("jobs/sources/files/formats/parquet_files/parquet_columns.py")
+SPARK_ERRORS = in_file("jobs/spark/spark_errors.py")
+
 TESTS = "tests/sources/test_files.py"
 PATHS = "tests/fuzz/test_csv_paths.py"
 
 MUTANTS = (
-    Mutant(
-        "a-parquet-row-that-no-memory-holds-is-read",
-        "limit:MAX_RECORD_BYTES",
-        "jobs/sources/files/formats/parquet_files/parquet_columns.py",
-        "_size",
+    PARQUET_COLUMNS("a-parquet-row-that-no-memory-holds-is-read", "limit:MAX_RECORD_BYTES", "_size")(
         "if sum(sizes.values()) > _TIMES * MAX_RECORD_BYTES * max(1, group.num_rows):",
         "if not place:",
-        (
-            "tests/sources/test_files.py::"
-            "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
-        ),
+        "tests/sources/test_files.py::"
+        "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
     ),
-    Mutant(
-        "a-batch-without-memory-is-tried-as-often-as-any",
-        "error:SPARK_FAILED",
-        "jobs/spark/spark_errors.py",
-        "_meaning_of_memory",
+    SPARK_ERRORS("a-batch-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "_meaning_of_memory")(
         'SparkFailed if identity.get("attempt", 1) == 1 else PermanentError',
         "SparkFailed",
-        ("tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",),
+        "tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",
     ),
-    Mutant(
-        "a-broadcast-without-memory-is-tried-as-often-as-any",
-        "error:SPARK_FAILED",
-        "jobs/spark/spark_errors.py",
-        "(module)",
+    SPARK_ERRORS("a-broadcast-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "(module)")(
         "|[Nn]ot? enough memory (to|for) [a-z ]+",
         "|not enough memory (to|for) [a-z ]+",
-        ("tests/jobs/test_library_internals.py::test_what_spark_says_when_it_is_out_of_memory_is_known",),
+        "tests/jobs/test_library_internals.py::test_what_spark_says_when_it_is_out_of_memory_is_known",
     ),
-    Mutant(
-        "a-record-without-an-end-is-held-in-memory",
-        "limit:MAX_RECORD_BYTES",
-        TEXT,
-        "_Splitter.feed",
+    TEXT("a-record-without-an-end-is-held-in-memory", "limit:MAX_RECORD_BYTES", "_Splitter.feed")(
         "            if not end:\n",
         "            if final:\n",
-        ("tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",),
+        "tests/unit/test_text_records.py::test_a_record_without_an_end_takes_bounded_memory",
     ),
-    Mutant(
-        "an-empty-value-is-an-empty-text",
-        "decision:0018",
-        CSV,
-        "CsvParser._values",
-        "values.append(plain or None)",
-        "values.append(plain)",
-        (PATHS,),
+    CSV("an-empty-value-is-an-empty-text", "decision:0018", "CsvParser._values")(
+        "values.append(plain or None)", "values.append(plain)", PATHS
     ),
-    Mutant(
-        "an-empty-text-in-quotes-is-null",
-        "decision:0018",
-        CSV,
-        "CsvParser._read",
-        "quoted_strings_can_be_null=False",
-        "quoted_strings_can_be_null=True",
-        (PATHS,),
+    CSV("an-empty-text-in-quotes-is-null", "decision:0018", "CsvParser._read")(
+        "quoted_strings_can_be_null=False", "quoted_strings_can_be_null=True", PATHS
     ),
-    Mutant(
-        "values-beyond-the-columns-are-dropped",
-        "name:Files",
-        CSV,
-        "CsvParser._texts_one_by_one",
+    CSV("values-beyond-the-columns-are-dropped", "name:Files", "CsvParser._texts_one_by_one")(
         "elif len(values) != len(names):",
         "elif len(values) < len(names):",
-        (f"{TESTS}::test_a_bad_csv_record_is_refused_with_file_and_line",),
+        f"{TESTS}::test_a_bad_csv_record_is_refused_with_file_and_line",
     ),
-    Mutant(
-        "a-mark-at-the-start-of-a-value-is-dropped",
-        "decision:0018",
-        CSV,
-        "CsvParser._is_read_alike",
-        "if data.startswith(codecs.BOM_UTF8, first):",
-        "if data.startswith(codecs.BOM_UTF8 * 2, first):",
-        (PATHS,),
+    CSV("a-mark-at-the-start-of-a-value-is-dropped", "decision:0018", "CsvParser._is_read_alike")(
+        "if data.startswith(codecs.BOM_UTF8, first):", "if data.startswith(codecs.BOM_UTF8 * 2, first):", PATHS
     ),
-    Mutant(
-        "a-carriage-return-ends-a-line-that-it-does-not-end",
-        "decision:0018",
-        CSV,
-        "CsvParser._is_read_alike",
+    CSV("a-carriage-return-ends-a-line-that-it-does-not-end", "decision:0018", "CsvParser._is_read_alike")(
         'return self.grammar.line_end == b"\\n" and data.find(b"\\r", first, last) < 0',
         'return self.grammar.line_end == b"\\n"',
-        (PATHS,),
+        PATHS,
     ),
-    Mutant(
-        "a-line-feed-of-the-next-block-is-a-line",
-        "decision:0018",
-        TEXT,
-        "_Splitter._line_ends",
-        "alone = alone[alone < len(text) - 1]  # a line feed may follow",
-        "pass",
-        (PATHS,),
+    TEXT("a-line-feed-of-the-next-block-is-a-line", "decision:0018", "_Splitter._line_ends")(
+        "alone = alone[alone < len(text) - 1]  # a line feed may follow", "pass", PATHS
     ),
-    Mutant(
-        "a-quote-within-a-value-is-taken-for-regular",
-        "decision:0018",
-        TEXT,
-        "_Splitter._regular_quotes",
-        "return quotes if opens.all() and closes.all() else None",
-        "return quotes if opens.all() else None",
-        (PATHS,),
+    TEXT("a-quote-within-a-value-is-taken-for-regular", "decision:0018", "_Splitter._regular_quotes")(
+        "return quotes if opens.all() and closes.all() else None", "return quotes if opens.all() else None", PATHS
     ),
-    Mutant(
-        "what-follows-a-json-record-is-dropped",
-        "name:Files",
-        JSON,
-        "object_of",
-        "if end != len(text):",
-        "if end > len(text):",
-        (f"{TESTS}::test_a_bad_json_record_is_refused_with_file_and_line",),
+    JSON("what-follows-a-json-record-is-dropped", "name:Files", "object_of")(
+        "if end != len(text):", "if end > len(text):", f"{TESTS}::test_a_bad_json_record_is_refused_with_file_and_line"
     ),
-    Mutant(
-        "minus-zero-loses-its-sign",
-        "name:Files",
-        JSON,
-        "JsonParser._make_texts",
+    JSON("minus-zero-loses-its-sign", "name:Files", "JsonParser._make_texts")(
         "elif type(value) is int and value:",
         "elif type(value) is int:",
-        (f"{TESTS}::test_values_of_json_are_as_written", f"{TESTS}::test_json_reads_what_pandas_and_duckdb_read"),
+        f"{TESTS}::test_values_of_json_are_as_written",
+        f"{TESTS}::test_json_reads_what_pandas_and_duckdb_read",
     ),
-    Mutant(
-        "a-long-decimal-becomes-another-number",
-        "name:Files",
-        TYPED,
-        "_short_decimals",
+    TYPED("a-long-decimal-becomes-another-number", "name:Files", "_short_decimals")(
         r"[eE]|(?:\d\.?){39}",
         r"[eE]|(?:\d\.?){3900}",
-        (f"{TESTS}::test_a_decimal_of_too_many_digits_does_not_become_another_number",),
+        f"{TESTS}::test_a_decimal_of_too_many_digits_does_not_become_another_number",
     ),
-    Mutant(
-        "a-time-that-the-clock-shows-twice-is-guessed",
-        "name:Files",
-        TYPED,
-        "_to_instants",
-        'ambiguous="raise", nonexistent="raise"',
-        'ambiguous="earliest", nonexistent="earliest"',
-        (TESTS,),
+    TYPED("a-time-that-the-clock-shows-twice-is-guessed", "name:Files", "_to_instants")(
+        'ambiguous="raise", nonexistent="raise"', 'ambiguous="earliest", nonexistent="earliest"', TESTS
     ),
-    Mutant(
-        "a-time-beyond-a-zone-s-tables-is-an-hour-off",
-        "name:Files",
-        TYPED,
-        "_to_instants",
+    TYPED("a-time-beyond-a-zone-s-tables-is-an-hour-off", "name:Files", "_to_instants")(
         "is_late = pc.fill_null(pc.greater_equal(pc.year(times), FIRST_YEAR_BY_RULE), pa.scalar(False))",
         "is_late = pc.fill_null(pc.greater_equal(pc.year(times), 10_000), pa.scalar(False))",
-        (f"{TESTS}::test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",),
+        f"{TESTS}::test_the_rules_of_a_zone_hold_beyond_the_tables_of_its_past",
     ),
-    Mutant(
-        "a-byte-order-mark-is-data",
-        "name:Files",
-        CONTENT,
-        "text_of",
-        "text = text.removeprefix(mark)",
-        "text = text.removeprefix(mark * 2)",
-        (f"{TESTS}::test_a_byte_order_mark_is_no_data",),
+    CONTENT("a-byte-order-mark-is-data", "name:Files", "text_of")(
+        "text = text.removeprefix(mark)", "text = text.removeprefix(mark * 2)", f"{TESTS}::test_a_byte_order_mark_is_no_data"
     ),
-    Mutant(
-        "a-damaged-stream-is-the-end-of-a-file",
-        "name:Files",
-        CONTENT,
-        "_unpacked_bz2",
-        "if is_started:",
-        "if not is_started:",
-        (f"{TESTS}::test_compression_ends_where_the_file_ends",),
+    CONTENT("a-damaged-stream-is-the-end-of-a-file", "name:Files", "_unpacked_bz2")(
+        "if is_started:", "if not is_started:", f"{TESTS}::test_compression_ends_where_the_file_ends"
     ),
 )

@@ -1,9 +1,16 @@
 """Faults of the cursor and of what shows that commits are lost: lock, epoch, witness; and of lost answers and waits."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import in_file
 
-CURSORS, WITNESS = "state_store/ledger/cursors.py", "state_store/ledger/commit_witness.py"
-STORE, DATABASE = "state_store/store.py", "state_store/connections/database.py"
+CURSORS = in_file("state_store/ledger/cursors.py")
+WITNESS = in_file("state_store/ledger/commit_witness.py")
+STORE = in_file("state_store/store.py")
+DATABASE = in_file("state_store/connections/database.py")
+COMMIT_FACTS = in_file("state_store/commit/commit_facts.py")
+VERDICTS = in_file("state_store/commit/verdicts.py")
+POSTGRES_ERRORS = in_file("state_store/connections/postgres_errors.py")
+RECORDED_ACTIONS = in_file("state_store/operate/recorded_actions.py")
+
 ATTEMPTS = "tests/integration/test_attempts.py"
 ORDERED = "tests/integration/test_ordered_commit.py"
 RESTORES = "tests/integration/test_restores.py"
@@ -11,229 +18,119 @@ RETIREMENT = "tests/integration/test_retirement.py"
 OLDER_COPY = f"{RESTORES}::test_an_older_copy_in_the_place_of_the_database_is_noticed"
 
 MUTANTS = (
-    Mutant(
-        "a-cursor-read-without-its-lock",
-        "I3",
-        CURSORS,
-        "lock",
+    CURSORS("a-cursor-read-without-its-lock", "I3", "lock")(
         ".where(c.pipeline == pipeline).with_for_update(nowait=not wait))",
         ".where(c.pipeline == pipeline))",
-        ("tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
+        "tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
-    Mutant(
-        "a-commit-waits-though-it-should-not",
-        "I20",
-        CURSORS,
-        "lock",
+    CURSORS("a-commit-waits-though-it-should-not", "I20", "lock")(
         ".with_for_update(nowait=not wait))",
         ".with_for_update())",
-        ("tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",),
+        "tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
-    Mutant(
-        "a-locked-cursor-is-not-compared-with-its-history",
-        "I9",
-        CURSORS,
-        "check_database",
+    CURSORS("a-locked-cursor-is-not-compared-with-its-history", "I9", "check_database")(
         "if not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness):",
         "if (epoch := Epoch.of(facts.epoch)) is None:",
-        (f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",),
+        f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
     ),
-    Mutant(
-        "code-from-before-the-ledger-commits",
-        "I19",
-        CURSORS,
-        "check_database",
+    CURSORS("code-from-before-the-ledger-commits", "I19", "check_database")(
         "schema_revision.check_known(facts.name, facts.ledger)",
         "pass",
-        (f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",),
+        f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",
     ),
-    Mutant(
-        "ready-batches-of-a-retired-pipeline-commit",
-        "I23",
-        "state_store/commit/verdicts.py",
-        "ready",
-        "check_in_order(facts)",
-        "pass",
-        (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
+    VERDICTS("ready-batches-of-a-retired-pipeline-commit", "I23", "ready")(
+        "check_in_order(facts)", "pass", f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on"
     ),
-    Mutant(
-        "a-retired-pipeline-plans-and-processes",
-        "I23",
-        "state_store/commit/commit_facts.py",
-        "check_history",
+    COMMIT_FACTS("a-retired-pipeline-plans-and-processes", "I23", "check_history")(
         "cursors.check_not_retired(pipeline, facts.retired)",
         "pass",
-        (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
+        f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",
     ),
-    Mutant(
-        "an-epoch-that-is-not-compared",
-        "I9",
-        CURSORS,
-        "is_same_database",
-        "return epoch == before or",
-        "return epoch is not None or",
-        (f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",),
+    CURSORS("an-epoch-that-is-not-compared", "I9", "is_same_database")(
+        "return epoch == before or", "return epoch is not None or", f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database"
     ),
-    Mutant(
-        "any-promotion-is-trusted",
-        "I9",
-        CURSORS,
-        "is_same_database",
+    CURSORS("any-promotion-is-trusted", "I9", "is_same_database")(
         "(witness.trusts_promotions and epoch.was_promoted_from(before))",
         "epoch.was_promoted_from(before)",
-        (f"{RESTORES}::test_a_promoted_standby_is_noticed",),
+        f"{RESTORES}::test_a_promoted_standby_is_noticed",
     ),
-    Mutant(
-        "an-older-copy-is-not-noticed",
-        "I9",
-        CURSORS,
-        "describe_loss_since",
-        "if found is None and cursor.txid >= mark.txid:",
-        "if found is None:",
-        (OLDER_COPY,),
+    CURSORS("an-older-copy-is-not-noticed", "I9", "describe_loss_since")(
+        "if found is None and cursor.txid >= mark.txid:", "if found is None:", OLDER_COPY
     ),
-    Mutant(
-        "other-commits-of-the-same-txid-are-not-noticed",
-        "I9",
-        CURSORS,
-        "describe_loss_since",
+    CURSORS("other-commits-of-the-same-txid-are-not-noticed", "I9", "describe_loss_since")(
         "if (committed_at := _as_text(found.committed_at)) != mark.committed_at:",
         "if (committed_at := _as_text(found.committed_at)) != mark.committed_at and found.attempt != mark.attempt:",
-        (f"{RESTORES}::test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits",),
+        f"{RESTORES}::test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits",
     ),
-    Mutant(
-        "a-lost-redo-is-not-noticed",
-        "I9",
-        CURSORS,
-        "describe_loss_since",
+    CURSORS("a-lost-redo-is-not-noticed", "I9", "describe_loss_since")(
         "if found.attempt < mark.attempt:",
         "if found.attempt > mark.attempt:",
-        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
+        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
     ),
-    Mutant(
-        "a-witness-not-written",
-        "I9",
-        STORE,
-        "StateStore._commit_transaction",
-        "self.witness.advance(committed)",
-        "pass",
-        (OLDER_COPY,),
+    STORE("a-witness-not-written", "I9", "StateStore._commit_transaction")(
+        "self.witness.advance(committed)", "pass", OLDER_COPY
     ),
-    Mutant(
-        "a-plan-repairs-no-witness",
-        "I9",
-        STORE,
-        "StateStore.open_batches",
+    STORE("a-plan-repairs-no-witness", "I9", "StateStore.open_batches")(
         "self.witness.advance(committed)  # a process on another machine may have committed it",
         "pass",
-        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
+        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
     ),
-    Mutant(
-        "a-mark-goes-back",
-        "I9",
-        WITNESS,
-        "_is_later",
+    WITNESS("a-mark-goes-back", "I9", "_is_later")(
         "return known is not None and known.place >= mark.place",
         "return known is not None and known.place == mark.place",
-        (f"{RESTORES}::test_marks_only_go_forward_and_are_private",),
+        f"{RESTORES}::test_marks_only_go_forward_and_are_private",
     ),
-    Mutant(
-        "a-redo-makes-no-later-mark",
-        "I9",
-        WITNESS,
-        "Mark.place",
+    WITNESS("a-redo-makes-no-later-mark", "I9", "Mark.place")(
         "return self.txid, self.attempt",
         "return self.txid, 0",
-        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
+        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
     ),
-    Mutant(
-        "the-mark-of-something-else-is-taken",
-        "I19",
-        WITNESS,
-        "_read",
+    WITNESS("the-mark-of-something-else-is-taken", "I19", "_read")(
         "if not is_known or not is_ours:",
         "if not is_known:",
-        (f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",),
+        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
     ),
-    Mutant(
-        "an-accepted-loss-begins-no-history",
-        "I9",
-        "state_store/operate/recorded_actions.py",
-        "accept_epoch",
-        ".values(epoch=str(epoch), history=sa.func.gen_random_uuid())",
-        ".values(epoch=str(epoch))",
-        (OLDER_COPY,),
+    RECORDED_ACTIONS("an-accepted-loss-begins-no-history", "I9", "accept_epoch")(
+        ".values(epoch=str(epoch), history=sa.func.gen_random_uuid())", ".values(epoch=str(epoch))", OLDER_COPY
     ),
-    Mutant(
-        "a-lost-answer-is-taken-for-a-failure",
-        "I10",
-        STORE,
-        "StateStore.commit_batch",
+    STORE("a-lost-answer-is-taken-for-a-failure", "I10", "StateStore.commit_batch")(
         "if isinstance(cause, DBAPIError) and not cause.connection_invalidated:",
         "if isinstance(cause, DBAPIError):",
-        (f"{ORDERED}::test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor",),
+        f"{ORDERED}::test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor",
     ),
-    Mutant(
-        "the-outcome-of-a-commit-is-looked-up-without-the-lock",
-        "I10",
-        STORE,
-        "StateStore._resolve",
+    STORE("the-outcome-of-a-commit-is-looked-up-without-the-lock", "I10", "StateStore._resolve")(
         "commit_facts.lock_and_read(connection, pipeline, self.witness)",
         "pass",
-        (f"{ORDERED}::test_a_commit_in_a_half_open_connection_is_waited_for",),
+        f"{ORDERED}::test_a_commit_in_a_half_open_connection_is_waited_for",
     ),
-    Mutant(
-        "a-statement-after-the-lock-sees-what-was-before-it",
-        "I3",
-        DATABASE,
-        "_engine_for",
+    DATABASE("a-statement-after-the-lock-sees-what-was-before-it", "I3", "_engine_for")(
         'isolation_level="READ COMMITTED",',
         'isolation_level="REPEATABLE READ",',
-        (f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",),
+        f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",
     ),
-    Mutant(
-        "a-commit-does-not-wait-for-the-disk",
-        "I9",
-        DATABASE,
-        "set_limits",
+    DATABASE("a-commit-does-not-wait-for-the-disk", "I9", "set_limits")(
         'sa.case((current == "remote_apply", current), else_="on")',
         "current",
-        ("tests/integration/test_database.py::test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires",),
+        "tests/integration/test_database.py::test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires",
     ),
-    Mutant(
-        "a-stopped-process-keeps-its-transaction",
-        "I20",
-        DATABASE,
-        "set_limits",
+    DATABASE("a-stopped-process-keeps-its-transaction", "I20", "set_limits")(
         '"idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s"',
         '"idle_in_transaction_session_timeout": "0"',
-        (f"{ORDERED}::test_a_committer_that_is_paused_loses_its_transaction",),
+        f"{ORDERED}::test_a_committer_that_is_paused_loses_its_transaction",
     ),
-    Mutant(
-        "what-can-be-done-later-waits-for-its-lock",
-        "I20",
-        DATABASE,
-        "left_for_later",
+    DATABASE("what-can-be-done-later-waits-for-its-lock", "I20", "left_for_later")(
         "if not lock_holders.is_lock_timeout(error.orig):",
         "if lock_holders.is_lock_timeout(error.orig):",
-        ("tests/integration/test_lock_holders.py::test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of",),
+        "tests/integration/test_lock_holders.py::test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of",
     ),
-    Mutant(
-        "a-child-uses-its-parent-s-connections",
-        "I8",
-        DATABASE,
-        "_forget_connections",
+    DATABASE("a-child-uses-its-parent-s-connections", "I8", "_forget_connections")(
         "engine.dispose(close=False)",
         "pass",
-        ("tests/integration/test_database.py::test_a_forked_process_opens_its_own_connections",),
+        "tests/integration/test_database.py::test_a_forked_process_opens_its_own_connections",
     ),
-    Mutant(
-        "a-deadlock-is-a-permanent-error",
-        "fault:deadlock-statement-timeout:commit",
-        "state_store/connections/postgres_errors.py",
-        "translate",
+    POSTGRES_ERRORS("a-deadlock-is-a-permanent-error", "fault:deadlock-statement-timeout:commit", "translate")(
         "if state in _RETRYABLE_STATES:",
         'if state in _RETRYABLE_STATES.keys() - {"40P01"}:',
-        ("tests/integration/test_lock_holders.py::test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",),
+        "tests/integration/test_lock_holders.py::test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
     ),
 )

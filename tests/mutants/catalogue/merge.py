@@ -1,11 +1,14 @@
 """Faults of the merge: guards, what is read of staging, how values are combined, the author's code in the commit."""
 
-from tests.mutants.planted_fault import MODULE, Mutant
+from tests.mutants.planted_fault import MODULE, in_file
 
-MERGE = "state_store/commit/merge_into_states.py"
-EXPRESSIONS = "state_store/commit/merge_expressions.py"
-COMBINE = "state_store/commit/combine_batches.py"
-QUARANTINE = "state_store/commit/quarantined_records.py"
+MERGE = in_file("state_store/commit/merge_into_states.py")
+EXPRESSIONS = in_file("state_store/commit/merge_expressions.py")
+COMBINE = in_file("state_store/commit/combine_batches.py")
+QUARANTINE = in_file("state_store/commit/quarantined_records.py")
+AUTHOR_UPDATES = in_file("state_store/commit/author_updates.py")
+COMMIT_CHECKS = in_file("state_store/commit/commit_checks.py")
+
 ORDERED = "tests/integration/test_ordered_commit.py"
 READY = "tests/integration/test_commit_ready.py"
 CHECKS = "tests/integration/test_checks.py"
@@ -14,328 +17,168 @@ POLICIES = "tests/conformance/test_policies.py"
 UPDATES = "tests/jobs/test_updates.py"
 
 MUTANTS = (
-    Mutant(
-        "an-upsert-without-its-guard",
-        "I14",
-        MERGE,
-        "_upsert",
+    MERGE("an-upsert-without-its-guard", "I14", "_upsert")(
         'changes["txid"], guard = new.txid, target.c.txid < new.txid',
         'changes["txid"], guard = new.txid, None',
-        (f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",),
+        f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",
     ),
-    Mutant(
-        "a-row-of-the-same-txid-is-written-again",
-        "I14",
-        MERGE,
-        "_upsert",
+    MERGE("a-row-of-the-same-txid-is-written-again", "I14", "_upsert")(
         "guard = new.txid, target.c.txid < new.txid",
         "guard = new.txid, target.c.txid <= new.txid",
-        (f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",),
+        f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",
     ),
-    Mutant(
-        "batches-together-write-over-a-row-that-is-ahead",
-        "I14",
-        MERGE,
-        "_upsert",
+    MERGE("batches-together-write-over-a-row-that-is-ahead", "I14", "_upsert")(
         "sa.case((target.c.txid < first_txid, new.txid))",
         "sa.case((target.c.txid < first_txid, new.txid), else_=new.txid)",
-        (f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",),
+        f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",
     ),
-    Mutant(
-        "whole-rows-are-written-over-one-of-the-same-txid",
-        "I14",
-        MERGE,
-        "_upserts_of_whole_rows",
-        "is_older = target.c.txid < (",
-        "is_older = target.c.txid <= (",
-        ("tests/conformance/test_wide_states.py",),
+    MERGE("whole-rows-are-written-over-one-of-the-same-txid", "I14", "_upserts_of_whole_rows")(
+        "is_older = target.c.txid < (", "is_older = target.c.txid <= (", "tests/conformance/test_wide_states.py"
     ),
-    Mutant(
-        "rows-that-were-not-written-are-not-counted",
-        "I14",
-        MERGE,
-        "_merge",
-        "if written != expected:",
-        "if written > expected:",
-        (f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts",),
+    MERGE("rows-that-were-not-written-are-not-counted", "I14", "_merge")(
+        "if written != expected:", "if written > expected:", f"{ORDERED}::test_a_state_row_ahead_of_the_ledger_halts"
     ),
-    Mutant(
-        "keys-of-batches-together-are-not-counted",
-        "I14",
-        MERGE,
-        "_merge",
+    MERGE("keys-of-batches-together-are-not-counted", "I14", "_merge")(
         "if written != together.keys:",
         "if written > together.keys:",
-        (f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",),
+        f"{READY}::test_a_foreign_row_or_trigger_stops_all_batches",
     ),
-    Mutant(
-        "appended-rows-are-not-counted",
-        "I14",
-        MERGE,
-        "_append",
-        "if missing:",
-        "if missing < 0:",
-        ("tests/jobs/test_rows.py", STATES),
+    MERGE("appended-rows-are-not-counted", "I14", "_append")(
+        "if missing:", "if missing < 0:", "tests/jobs/test_rows.py", STATES
     ),
-    Mutant(
-        "an-opaque-row-forgets-what-it-was",
-        "I13",
-        MERGE,
-        "_previous",
+    MERGE("an-opaque-row-forgets-what-it-was", "I13", "_previous")(
         "previous_name(v.name): target.c[v.name] for v in state.values} | {PREVIOUS_TXID: target.c.txid}",
         "PREVIOUS_TXID: target.c.txid}",
-        (f"{STATES}::test_an_opaque_row_keeps_its_values_from_before_its_txid",),
+        f"{STATES}::test_an_opaque_row_keeps_its_values_from_before_its_txid",
     ),
-    Mutant(
-        "a-redo-deletes-keys-that-were-there-before",
-        "I13",
-        MERGE,
-        "restore",
+    MERGE("a-redo-deletes-keys-that-were-there-before", "I13", "restore")(
         "sa.delete(table).where(table.c.txid == txid, table.c[PREVIOUS_TXID].is_(None))",
         "sa.delete(table).where(table.c.txid == txid)",
-        (f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",),
+        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
-    Mutant(
-        "a-redo-leaves-values-of-the-txid",
-        "I13",
-        MERGE,
-        "restore",
+    MERGE("a-redo-leaves-values-of-the-txid", "I13", "restore")(
         '.values(before | {"txid": table.c[PREVIOUS_TXID]} | unknown)',
         '.values({"txid": table.c[PREVIOUS_TXID]} | unknown)',
-        (f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",),
+        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
-    Mutant(
-        "a-redo-leaves-appended-rows",
-        "I13",
-        MERGE,
-        "restore",
+    MERGE("a-redo-leaves-appended-rows", "I13", "restore")(
         "connection.execute(sa.delete(table).where(table.c.txid == txid))",
         "pass",
-        (f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",),
+        f"{STATES}::test_a_redo_has_the_effect_of_the_new_attempt_alone",
     ),
-    Mutant(
-        "a-redo-does-not-miss-a-partition",
-        "I13",
-        MERGE,
-        "restore",
-        "partitions.check_whole(connection, table.name)",
-        "pass",
-        ("tests/conformance/test_range_partitions.py",),
+    MERGE("a-redo-does-not-miss-a-partition", "I13", "restore")(
+        "partitions.check_whole(connection, table.name)", "pass", "tests/conformance/test_range_partitions.py"
     ),
-    Mutant(
-        "a-version-that-loses-is-recorded-as-a-change",
-        "I1",
-        "state_store/commit/merge_into_states.py",
-        "_recorded",
+    MERGE("a-version-that-loses-is-recorded-as-a-change", "I1", "_recorded")(
         "if keeps_whole_rows(state):",
         "if not state:",
-        ("tests/conformance/test_recorded_changes.py::test_every_kind_of_state_is_divided_as_it_is_in_one_table",),
+        "tests/conformance/test_recorded_changes.py::test_every_kind_of_state_is_divided_as_it_is_in_one_table",
     ),
-    Mutant(
-        "a-redo-leaves-recorded-changes",
-        "I13",
-        MERGE,
-        "restore",
+    MERGE("a-redo-leaves-recorded-changes", "I13", "restore")(
         "connection.execute(sa.delete(records).where(records.c.txid == txid))",
         "pass",
-        ("tests/conformance/test_recorded_changes.py::test_a_redo_writes_its_changes_in_the_place_of_those_before",),
+        "tests/conformance/test_recorded_changes.py::test_a_redo_writes_its_changes_in_the_place_of_those_before",
     ),
-    Mutant(
-        "rows-that-no-seal-names-are-merged",
-        "I7",
-        MERGE,
-        "_rows_of",
+    MERGE("rows-that-no-seal-names-are-merged", "I7", "_rows_of")(
         "sa.select(*columns).where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         "sa.select(*columns)",
-        (f"{ORDERED}::test_rows_that_no_seal_names_do_not_count",),
+        f"{ORDERED}::test_rows_that_no_seal_names_do_not_count",
     ),
-    Mutant(
-        "bad-records-that-no-seal-names-are-kept",
-        "I7",
-        MERGE,
-        "_move_sealed",
+    MERGE("bad-records-that-no-seal-names-are-kept", "I7", "_move_sealed")(
         ").where(stage.c.task_attempt.in_([p.task_attempt for p in sealed]))",
         ")",
-        (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),
+        f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
-    Mutant(
-        "a-merge-in-two-transactions",
-        "I2",
-        MERGE,
-        "merge_all",
+    MERGE("a-merge-in-two-transactions", "I2", "merge_all")(
         "    _update(connection, spec, batches, before=False)\n",
         '    connection.exec_driver_sql("COMMIT")\n    _update(connection, spec, batches, before=False)\n',
-        (f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",),
+        f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
-    Mutant(
-        "a-check-that-finds-something-does-not-block",
-        "I2",
-        "state_store/commit/commit_checks.py",
-        "evaluate",
+    COMMIT_CHECKS("a-check-that-finds-something-does-not-block", "I2", "evaluate")(
         'if answer and check.otherwise == "block":',
         'if answer and check.otherwise == "never":',
-        (f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",),
+        f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
-    Mutant(
-        "what-a-check-sets-aside-counts-too",
-        "I14",
-        "state_store/commit/commit_checks.py",
-        "without_wrong",
+    COMMIT_CHECKS("what-a-check-sets-aside-counts-too", "I14", "without_wrong")(
         "staged = staged._replace(rows=staged.rows - rows, partials=others)",
         "staged = staged._replace(rows=staged.rows, partials=staged.partials)",
-        (f"{CHECKS}::test_what_a_check_finds_is_set_aside",),
+        f"{CHECKS}::test_what_a_check_finds_is_set_aside",
     ),
-    Mutant(
-        "checks-compare-a-batch-with-replays",
-        "error:CHECK_FAILED",
-        "state_store/commit/commit_checks.py",
-        "CheckedBatch.before",
+    COMMIT_CHECKS("checks-compare-a-batch-with-replays", "error:CHECK_FAILED", "CheckedBatch.before")(
         "earlier & sa.not_(is_replay(self.pipeline, k.txid))",
         "earlier",
-        (f"{CHECKS}::test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source",),
+        f"{CHECKS}::test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source",
     ),
-    Mutant(
-        "partials-that-were-set-aside-are-replayed",
-        "I22",
-        QUARANTINE,
-        "take_up",
+    QUARANTINE("partials-that-were-set-aside-are-replayed", "I22", "take_up")(
         "sa.update(tables.quarantine).where(*of_txid, waits())",
         "sa.update(tables.quarantine).where(*of_txid, _is_here())",
-        ("tests/conformance/test_windows.py::test_what_came_too_late_is_neither_replayed_nor_mended",),
+        "tests/conformance/test_windows.py::test_what_came_too_late_is_neither_replayed_nor_mended",
     ),
-    Mutant(
-        "a-batch-whose-records-were-replayed-is-redone",
-        "I13",
-        QUARANTINE,
-        "clear",
+    QUARANTINE("a-batch-whose-records-were-replayed-is-redone", "I13", "clear")(
         "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:",
         "if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None and replayed < txid}:",
-        (f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",),
+        f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
-    Mutant(
-        "a-sum-of-batches-may-overflow-on-its-way",
-        "I16",
-        EXPRESSIONS,
-        "combined",
+    EXPRESSIONS("a-sum-of-batches-may-overflow-on-its-way", "I16", "combined")(
         "return sa.case((sizes <= half_of(value, column.type, derived), sa.cast(_sum(column), column.type)))",
         "return sa.cast(_sum(column), column.type)",
-        (
-            f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
-            f"{READY}::test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one",
-        ),
+        f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
+        f"{READY}::test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one",
     ),
-    Mutant(
-        "a-merged-sum-may-come-near-its-limit",
-        "I16",
-        EXPRESSIONS,
-        "near_the_limit",
+    EXPRESSIONS("a-merged-sum-may-come-near-its-limit", "I16", "near_the_limit")(
         'if value.merge == "sum" else changed',
         'if value.merge == "no sum" else changed',
-        (
-            f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
-            f"{READY}::test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together",
-        ),
+        f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
+        f"{READY}::test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together",
     ),
-    Mutant(
-        "null-wins-among-the-rows-of-batches",
-        "I16",
-        EXPRESSIONS,
-        "in_order",
+    EXPRESSIONS("null-wins-among-the-rows-of-batches", "I16", "in_order")(
         "[c.desc().nulls_last() if",
         "[c.desc() if",
-        (
-            f"{READY}::test_any_batches_in_any_grouping",
-            f"{READY}::test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key",
-        ),
+        f"{READY}::test_any_batches_in_any_grouping",
+        f"{READY}::test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key",
     ),
-    Mutant(
-        "null-wins-over-the-kept-row",
-        "I16",
-        EXPRESSIONS,
-        "_place",
+    EXPRESSIONS("null-wins-over-the-kept-row", "I16", "_place")(
         "else (lambda c: c.is_not(None))",
         "else (lambda c: c.is_(None))",
-        (
-            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-            f"{STATES}::test_the_states_equal_the_model_after_every_step",
-        ),
+        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
-    Mutant(
-        "of-two-equal-in-the-first-column-the-later-batch-wins",
-        "I16",
-        EXPRESSIONS,
-        "_comparisons",
+    EXPRESSIONS("of-two-equal-in-the-first-column-the-later-batch-wins", "I16", "_comparisons")(
         "return new > mine, new < mine, sa.func.record_gt(theirs, ours)",
         "return new >= mine, new < mine, sa.func.record_gt(theirs, ours)",
-        (
-            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-            f"{STATES}::test_the_states_equal_the_model_after_every_step",
-        ),
+        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
-    Mutant(
-        "bits-are-lost-to-a-null",
-        "I16",
-        EXPRESSIONS,
-        "merged",
+    EXPRESSIONS("bits-are-lost-to-a-null", "I16", "merged")(
         "result = sa.func.coalesce(ours.bool_op(_BITS[merge])(theirs), ours, theirs)",
         "result = ours.bool_op(_BITS[merge])(theirs)",
-        (
-            f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-            f"{STATES}::test_the_states_equal_the_model_after_every_step",
-        ),
+        f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
+        f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
-    Mutant(
-        "an-author-s-combiner-gets-nulls",
-        "name:Combiner",
-        EXPRESSIONS,
-        "_own",
+    EXPRESSIONS("an-author-s-combiner-gets-nulls", "name:Combiner", "_own")(
         "sa.case((theirs.is_(None), ours), (ours.is_(None), theirs), else_=both)",
         "sa.case((ours.is_(None), theirs), else_=both)",
-        ("tests/jobs/test_combiners.py::test_a_pipeline_with_combiners_gives_the_value_of_one_pass",),
+        "tests/jobs/test_combiners.py::test_a_pipeline_with_combiners_gives_the_value_of_one_pass",
     ),
-    Mutant(
-        "a-key-that-is-null-is-in-no-part",
-        "I1",
-        COMBINE,
-        "_is_between",
+    COMBINE("a-key-that-is-null-is-in-no-part", "I1", "_is_between")(
         "(column < _constant(column, bound)).is_(sa.true())",
         "(column < _constant(column, bound))",
-        (f"{READY}::test_every_key_is_in_one_part",),
+        f"{READY}::test_every_key_is_in_one_part",
     ),
-    Mutant(
-        "the-ends-of-parts-overlap",
-        "I1",
-        COMBINE,
-        "_is_between",
-        "sa.and_(sa.not_(below[0]), below[1])",
-        "sa.and_(below[1])",
-        (f"{READY}::test_every_key_is_in_one_part",),
+    COMBINE("the-ends-of-parts-overlap", "I1", "_is_between")(
+        "sa.and_(sa.not_(below[0]), below[1])", "sa.and_(below[1])", f"{READY}::test_every_key_is_in_one_part"
     ),
-    Mutant(
-        "an-update-goes-on-as-another-writer",
-        "fault:update-ends-transaction:commit",
-        "state_store/commit/author_updates.py",
-        MODULE,
+    AUTHOR_UPDATES("an-update-goes-on-as-another-writer", "fault:update-ends-transaction:commit", MODULE)(
         "current_setting('tidegate.writer', true),",
         "",
-        (f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",),
+        f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",
     ),
-    Mutant(
-        "an-update-may-end-the-transaction",
-        "fault:update-ends-transaction:commit",
-        "state_store/commit/author_updates.py",
-        "run",
-        "if not is_as_it_was:",
-        "if False:",
-        (f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing",),
+    AUTHOR_UPDATES("an-update-may-end-the-transaction", "fault:update-ends-transaction:commit", "run")(
+        "if not is_as_it_was:", "if False:", f"{UPDATES}::test_an_update_that_fails_or_ends_the_transaction_leaves_nothing"
     ),
-    Mutant(
-        "what-comes-before-an-update-does-not-run",
-        "name:Update",
-        MERGE,
-        "merge_all",
+    MERGE("what-comes-before-an-update-does-not-run", "name:Update", "merge_all")(
         "    _update(connection, spec, batches, before=True)\n    for state in spec.readable:",
         "    for state in spec.readable:",
-        (f"{UPDATES}::test_what_comes_before_sees_the_states_without_the_batch",),
+        f"{UPDATES}::test_what_comes_before_sees_the_states_without_the_batch",
     ),
 )

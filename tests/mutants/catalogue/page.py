@@ -1,146 +1,88 @@
 """Faults of the page and its API: who may see, act and ask, and what browsers are told."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import in_file
 
-ACCESS_PY, ANSWERS = "tidegate/page/access.py", "tidegate/page/http_answers.py"
-METRICS_PY = "tidegate/page/routes/metrics_route.py"
+ACCESS_PY = in_file("tidegate/page/access.py")
+ANSWERS = in_file("tidegate/page/http_answers.py")
+METRICS_PY = in_file("tidegate/page/routes/metrics_route.py")
+ACTION_ROUTES = in_file("tidegate/page/routes/action_routes.py")
+BATCH_ROUTES = in_file("tidegate/page/routes/batch_routes.py")
+PIPELINE_ROUTES = in_file("tidegate/page/routes/pipeline_routes.py")
+QUERY_ROUTES = in_file("tidegate/page/routes/query_routes.py")
+
 ACCESS, METRICS = "tests/page/test_access.py", "tests/page/test_metrics.py"
 USER, SITE = "security:user-of-airflow-on-operator-page", "security:another-site-in-browser-of-logged-in"
 
 MUTANTS = (
-    Mutant(
-        "any-user-reads-any-pipeline",
-        USER,
-        ACCESS_PY,
-        "readable",
+    ACCESS_PY("any-user-reads-any-pipeline", USER, "readable")(
         "if not is_allowed(user, READ, pipeline):",
         "if user is None:",
-        (f"{ACCESS}::test_every_route_of_a_pipeline_asks_for_permission",),
+        f"{ACCESS}::test_every_route_of_a_pipeline_asks_for_permission",
     ),
-    Mutant(
-        "readers-may-act",
-        USER,
-        ACCESS_PY,
-        "changeable",
+    ACCESS_PY("readers-may-act", USER, "changeable")(
         "if not is_allowed(user, ACT, pipeline):",
         "if not is_allowed(user, READ, pipeline):",
-        (f"{ACCESS}::test_readers_read_and_do_not_act",),
+        f"{ACCESS}::test_readers_read_and_do_not_act",
     ),
-    Mutant(
-        "an-action-needs-no-header",
-        SITE,
-        ACCESS_PY,
-        "changeable",
+    ACCESS_PY("an-action-needs-no-header", SITE, "changeable")(
         'if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":',
         'if site != "same-origin":',
-        (f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",),
+        f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",
     ),
-    Mutant(
-        "an-action-may-come-from-another-site",
-        SITE,
-        ACCESS_PY,
-        "changeable",
+    ACCESS_PY("an-action-may-come-from-another-site", SITE, "changeable")(
         'if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":',
         'if request.headers.get(ACTION_HEADER) != "1" or site == "none":',
-        (f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",),
+        f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",
     ),
-    Mutant(
-        "a-reader-is-offered-actions",
-        USER,
-        "tidegate/page/routes/action_routes.py",
-        "prospect",
+    ACTION_ROUTES("a-reader-is-offered-actions", USER, "prospect")(
         "if not access.is_allowed(user, access.ACT, pipeline):",
         "if not access.is_allowed(user, access.READ, pipeline):",
-        (f"{ACCESS}::test_readers_read_and_do_not_act",),
+        f"{ACCESS}::test_readers_read_and_do_not_act",
     ),
-    Mutant(
-        "an-error-names-pipelines-that-a-user-may-not-see",
-        USER,
-        "tidegate/page/routes/action_routes.py",
-        "_registered_spec",
+    ACTION_ROUTES("an-error-names-pipelines-that-a-user-may-not-see", USER, "_registered_spec")(
         'f"No code here declares {pipeline}. Bring its file back, then try again."',
         'f"No code here declares {pipeline}: {error}"',
-        (f"{ACCESS}::test_an_error_names_no_pipeline_that_the_user_may_not_see",),
+        f"{ACCESS}::test_an_error_names_no_pipeline_that_the_user_may_not_see",
     ),
-    Mutant(
-        "a-query-is-for-those-who-may-read-some-of-it",
-        "security:user-who-asks-query",
-        "tidegate/page/routes/query_routes.py",
-        "_askable",
+    QUERY_ROUTES("a-query-is-for-those-who-may-read-some-of-it", "security:user-who-asks-query", "_askable")(
         "if readable.issuperset(query.pipelines)}",
         "if not readable.isdisjoint(query.pipelines)}",
-        (f"{ACCESS}::test_queries_are_for_those_who_may_read_all_that_they_read",),
+        f"{ACCESS}::test_queries_are_for_those_who_may_read_all_that_they_read",
     ),
-    Mutant(
-        "metrics-show-a-user-all-pipelines",
-        "security:reader-of-metrics-endpoint",
-        METRICS_PY,
-        "scrape",
+    METRICS_PY("metrics-show-a-user-all-pipelines", "security:reader-of-metrics-endpoint", "scrape")(
         "if found is not None and user is not None:",
         "if found is not None and user is None:",
-        (f"{METRICS}::test_the_token_opens_all_pipelines_and_a_user_sees_his_own",),
+        f"{METRICS}::test_the_token_opens_all_pipelines_and_a_user_sees_his_own",
     ),
-    Mutant(
-        "a-token-that-others-can-read-opens-the-metrics",
-        "security:reader-of-metrics-endpoint",
-        METRICS_PY,
-        "read_token",
+    METRICS_PY("a-token-that-others-can-read-opens-the-metrics", "security:reader-of-metrics-endpoint", "read_token")(
         "if mode & (stat.S_IRWXO | stat.S_IWGRP):",
         "if mode & stat.S_IWGRP:",
-        (f"{METRICS}::test_a_token_that_others_could_read_opens_nothing",),
+        f"{METRICS}::test_a_token_that_others_could_read_opens_nothing",
     ),
-    Mutant(
-        "a-short-token-opens-the-metrics",
-        "security:reader-of-metrics-endpoint",
-        METRICS_PY,
-        "read_token",
-        "if len(token) < SHORTEST_TOKEN:",
-        "if len(token) < 1:",
-        (f"{METRICS}::test_a_token_that_others_could_read_opens_nothing",),
+    METRICS_PY("a-short-token-opens-the-metrics", "security:reader-of-metrics-endpoint", "read_token")(
+        "if len(token) < SHORTEST_TOKEN:", "if len(token) < 1:", f"{METRICS}::test_a_token_that_others_could_read_opens_nothing"
     ),
-    Mutant(
-        "the-page-may-stand-in-any-frame",
-        SITE,
-        ANSWERS,
-        "(module)",
-        "frame-ancestors 'self'",
-        "frame-ancestors *",
-        (f"{ACCESS}::test_browsers_are_told_what_the_page_may_do",),
+    ANSWERS("the-page-may-stand-in-any-frame", SITE, "(module)")(
+        "frame-ancestors 'self'", "frame-ancestors *", f"{ACCESS}::test_browsers_are_told_what_the_page_may_do"
     ),
-    Mutant(
-        "answers-of-one-user-are-kept-for-another",
-        USER,
-        ANSWERS,
-        "Answer.__init__",
+    ANSWERS("answers-of-one-user-are-kept-for-another", USER, "Answer.__init__")(
         'self.headers["Cache-Control"] = "private, no-cache"',
         'self.headers["Cache-Control"] = "public, max-age=60"',
-        (f"{ACCESS}::test_answers_of_one_user_are_not_kept_for_another",),
+        f"{ACCESS}::test_answers_of_one_user_are_not_kept_for_another",
     ),
-    Mutant(
-        "airflow-lets-a-user-read-the-pipelines-that-he-may-not",
-        USER,
-        ACCESS_PY,
-        "allowed",
+    ACCESS_PY("airflow-lets-a-user-read-the-pipelines-that-he-may-not", USER, "allowed")(
         "names.intersection(ask(dag_ids=names, user=user, method=method, team_name=team))",
         "names",
-        (f"{ACCESS}::test_users_see_the_pipelines_whose_dags_they_may_read",),
+        f"{ACCESS}::test_users_see_the_pipelines_whose_dags_they_may_read",
     ),
-    Mutant(
-        "the-overview-judges-pipelines-that-it-has-not-looked-at",
-        "decision:0056",
-        "tidegate/page/routes/pipeline_routes.py",
-        "pipelines",
+    PIPELINE_ROUTES("the-overview-judges-pipelines-that-it-has-not-looked-at", "decision:0056", "pipelines")(
         "whys = root_causes(moment, mine)",
         "whys = root_causes(moment, mine[:limit])",
-        ("tests/page/test_large.py::test_answers_are_small",),
+        "tests/page/test_large.py::test_answers_are_small",
     ),
-    Mutant(
-        "a-browser-rounds-the-numbers-of-an-input",
-        "decision:0056",
-        "tidegate/page/routes/batch_routes.py",
-        "_exactly",
+    BATCH_ROUTES("a-browser-rounds-the-numbers-of-an-input", "decision:0056", "_exactly")(
         "abs(value) >= MOST_EXACT",
         "abs(value) >= 2 * MOST_EXACT",
-        ("tests/page/test_ledger.py::test_no_whole_number_of_an_input_is_rounded_by_a_browser",),
+        "tests/page/test_ledger.py::test_no_whole_number_of_an_input_is_rounded_by_a_browser",
     ),
 )

@@ -1,231 +1,125 @@
 """Faults of registration, retirement and rebuilds: names once, one owner, the same declaration, rebuilt as committed."""
 
-from tests.mutants.planted_fault import MODULE, Mutant
+from tests.mutants.planted_fault import MODULE, in_file
 
-REGISTRATION = "state_store/pipeline_changes/registration.py"
-RETIREMENT_PY = "state_store/pipeline_changes/retirement.py"
-REBUILDS_PY = "state_store/pipeline_changes/rebuilds.py"
-CHANGES_PY = "state_store/pipeline_changes/declaration_changes.py"
-TABLE_IDENTITY = "state_store/states/table_identity.py"
+REGISTRATION = in_file("state_store/pipeline_changes/registration.py")
+RETIREMENT_PY = in_file("state_store/pipeline_changes/retirement.py")
+REBUILDS_PY = in_file("state_store/pipeline_changes/rebuilds.py")
+CHANGES_PY = in_file("state_store/pipeline_changes/declaration_changes.py")
+TABLE_IDENTITY = in_file("state_store/states/table_identity.py")
+ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
+
 RETIREMENT = "tests/integration/test_retirement.py"
 SCHEMA = "tests/integration/test_schema.py"
 IDENTITY = "tests/integration/test_table_identity.py"
 REBUILDS = "tests/jobs/test_rebuilds.py"
 
 MUTANTS = (
-    Mutant(
-        "settings-of-the-server-are-not-looked-at",
-        "I20",
-        "state_store/connections/role_settings.py",
-        MODULE,
+    ROLE_SETTINGS("settings-of-the-server-are-not-looked-at", "I20", MODULE)(
         "SELECT owner.role, name, reset_val || coalesce(unit, '')",
         "SELECT owner.role, name, '0'",
-        ("tests/integration/test_surroundings.py::test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle",),
+        "tests/integration/test_surroundings.py::test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle",
     ),
-    Mutant(
-        "a-retired-name-is-given-again",
-        "I23",
-        REGISTRATION,
-        "register",
+    REGISTRATION("a-retired-name-is-given-again", "I23", "register")(
         "cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))",
         "pass",
-        (f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",),
+        f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",
     ),
-    Mutant(
-        "a-pipeline-counts-on-top-of-rows-of-others",
-        "I23",
-        REGISTRATION,
-        "register",
+    REGISTRATION("a-pipeline-counts-on-top-of-rows-of-others", "I23", "register")(
         "_check_empty(connection, spec.name, spec.readable)",
         "pass",
-        (f"{RETIREMENT}::test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration",),
+        f"{RETIREMENT}::test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration",
     ),
-    Mutant(
-        "a-state-has-two-writers",
-        "I15",
-        REGISTRATION,
-        "_check_owned",
-        "if owner != spec.name:",
-        "if owner == '':",
-        (f"{SCHEMA}::test_a_state_has_one_writer",),
+    REGISTRATION("a-state-has-two-writers", "I15", "_check_owned")(
+        "if owner != spec.name:", "if owner == '':", f"{SCHEMA}::test_a_state_has_one_writer"
     ),
-    Mutant(
-        "an-update-has-two-pipelines",
-        "I15",
-        REGISTRATION,
-        "_owners",
-        "for found in (of_states, of_tables) for",
-        "for found in (of_tables,) for",
-        (f"{SCHEMA}::test_a_state_has_one_writer",),
+    REGISTRATION("an-update-has-two-pipelines", "I15", "_owners")(
+        "for found in (of_states, of_tables) for", "for found in (of_tables,) for", f"{SCHEMA}::test_a_state_has_one_writer"
     ),
-    Mutant(
-        "another-source-needs-no-version",
-        "I16",
-        REGISTRATION,
-        "_check_change",
+    REGISTRATION("another-source-needs-no-version", "I16", "_check_change")(
         'spec.version <= known.declaration["version"]',
         'spec.version < known.declaration["version"]',
-        (f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on",),
+        f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on",
     ),
-    Mutant(
-        "a-broken-chain-becomes-transactional",
-        "I12",
-        REGISTRATION,
-        "_check_planned",
+    REGISTRATION("a-broken-chain-becomes-transactional", "I12", "_check_planned")(
         "if later.continues != earlier.digest:",
         "if later.continues is None:",
-        (
-            "tests/conformance/test_matrix.py::test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",
-        ),
+        "tests/conformance/test_matrix.py::test_a_source_does_not_become_transactional_while_a_batch_has_to_be_planned_again",
     ),
-    Mutant(
-        "states-may-change-once-batches-have-committed",
-        "I16",
-        CHANGES_PY,
-        "check",
-        "if refusals:",
-        "if refusals and not committed:",
-        (f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on",),
+    CHANGES_PY("states-may-change-once-batches-have-committed", "I16", "check")(
+        "if refusals:", "if refusals and not committed:", f"{SCHEMA}::test_a_declaration_is_fixed_from_the_first_commit_on"
     ),
-    Mutant(
-        "a-column-comes-without-a-version",
-        "I16",
-        CHANGES_PY,
-        "check",
+    CHANGES_PY("a-column-comes-without-a-version", "I16", "check")(
         'if changes and spec.version <= known["version"]:',
         'if changes and spec.version < known["version"]:',
-        ("tests/conformance/test_columns.py",),
+        "tests/conformance/test_columns.py",
     ),
-    Mutant(
-        "a-followed-pipeline-is-retired",
-        "I23",
-        RETIREMENT_PY,
-        "retire",
-        "_check_not_read(pipeline, others)",
-        "pass",
-        (f"{RETIREMENT}::test_a_followed_pipeline_is_not_retired",),
+    RETIREMENT_PY("a-followed-pipeline-is-retired", "I23", "retire")(
+        "_check_not_read(pipeline, others)", "pass", f"{RETIREMENT}::test_a_followed_pipeline_is_not_retired"
     ),
-    Mutant(
-        "a-pipeline-at-work-is-retired",
-        "I23",
-        RETIREMENT_PY,
-        "retire",
-        "_check_not_in_work(connection, pipeline, committed)",
-        "pass",
-        (f"{RETIREMENT}::test_a_pipeline_at_work_is_not_retired",),
+    RETIREMENT_PY("a-pipeline-at-work-is-retired", "I23", "retire")(
+        "_check_not_in_work(connection, pipeline, committed)", "pass", f"{RETIREMENT}::test_a_pipeline_at_work_is_not_retired"
     ),
-    Mutant(
-        "a-pipeline-is-retired-without-its-cursor-s-lock",
-        "I23",
-        RETIREMENT_PY,
-        "_lock",
+    RETIREMENT_PY("a-pipeline-is-retired-without-its-cursor-s-lock", "I23", "_lock")(
         ".where(c.pipeline == pipeline).with_for_update())",
         ".where(c.pipeline == pipeline))",
-        (f"{RETIREMENT}::test_a_commit_and_a_retirement_wait_for_each_other",),
+        f"{RETIREMENT}::test_a_commit_and_a_retirement_wait_for_each_other",
     ),
-    Mutant(
-        "attempts-outlive-their-pipeline",
-        "I23",
-        RETIREMENT_PY,
-        "_write",
+    RETIREMENT_PY("attempts-outlive-their-pipeline", "I23", "_write")(
         ".where(a.pipeline == pipeline, attempts.is_open(tables.attempt))",
         ".where(a.pipeline == pipeline, ~attempts.is_open(tables.attempt))",
-        (f"{RETIREMENT}::test_a_process_that_began_before_is_fenced",),
+        f"{RETIREMENT}::test_a_process_that_began_before_is_fenced",
     ),
-    Mutant(
-        "a-pipeline-without-its-states-is-reinstated",
-        "I23",
-        RETIREMENT_PY,
-        "reinstate",
+    RETIREMENT_PY("a-pipeline-without-its-states-is-reinstated", "I23", "reinstate")(
         "if names := list(dropped):",
         "if names := list(dropped)[100:]:",
-        (
-            f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts",
-            f"{RETIREMENT}::test_what_needs_the_tables_of_a_state_keeps_them",
-        ),
+        f"{RETIREMENT}::test_states_are_dropped_with_all_their_parts",
+        f"{RETIREMENT}::test_what_needs_the_tables_of_a_state_keeps_them",
     ),
-    Mutant(
-        "others-may-write-beside-commits",
-        "I15",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("others-may-write-beside-commits", "I15", "(module)")(
         "AND tgenabled = 'A'",
         "AND tgenabled IN ('A', 'D')",
-        (f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",),
+        f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",
     ),
-    Mutant(
-        "a-table-without-its-trigger-is-written",
-        "I15",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("a-table-without-its-trigger-is-written", "I15", "(module)")(
         "WHERE oid IS NOT NULL AND NOT EXISTS (",
         "WHERE EXISTS (SELECT FROM pg_trigger WHERE tgrelid = part.oid AND tgname = 'single_writer') AND NOT EXISTS (",
-        (f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",),
+        f"{IDENTITY}::test_no_batch_commits_while_other_writers_are_not_refused",
     ),
-    Mutant(
-        "others-may-write-a-partition",
-        "I15",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("others-may-write-a-partition", "I15", "(module)")(
         "JOIN pg_class ON oid = inhrelid AND relispartition",
         "JOIN pg_class ON oid = inhrelid AND NOT relispartition",
-        ("tests/conformance/test_range_partitions.py::test_a_partition_has_one_writer_and_no_readers_of_its_own",),
+        "tests/conformance/test_range_partitions.py::test_a_partition_has_one_writer_and_no_readers_of_its_own",
     ),
-    Mutant(
-        "a-table-that-was-put-back-is-taken",
-        "I9",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("a-table-that-was-put-back-is-taken", "I9", "(module)")(
         "AND (is_missing OR is_another OR",
         "AND (is_missing OR",
-        (f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",),
+        f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",
     ),
-    Mutant(
-        "a-column-that-was-made-again-is-taken",
-        "I9",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("a-column-that-was-made-again-is-taken", "I9", "(module)")(
         "attnum <> CAST(s.columns ->> attname AS int)",
         "attnum < CAST(s.columns ->> attname AS int)",
-        (f"{IDENTITY}::test_another_column_of_the_name_is_not_added_to",),
+        f"{IDENTITY}::test_another_column_of_the_name_is_not_added_to",
     ),
-    Mutant(
-        "a-migration-accepts-a-table-that-was-put-back",
-        "I9",
-        TABLE_IDENTITY,
-        "(module)",
+    TABLE_IDENTITY("a-migration-accepts-a-table-that-was-put-back", "I9", "(module)")(
         "AND (table_oid IS NULL OR :again)",
         "AND (table_oid IS NULL OR :again OR true)",
-        (f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",),
+        f"{IDENTITY}::test_nothing_goes_on_with_a_table_that_was_put_back",
     ),
-    Mutant(
-        "a-rebuild-takes-its-place-before-it-has-all-batches",
-        "I24",
-        REBUILDS_PY,
-        "_why_not_ready",
+    REBUILDS_PY("a-rebuild-takes-its-place-before-it-has-all-batches", "I24", "_why_not_ready")(
         "if txids[spec.name] != txids[rebuild.name]:",
         "if txids[spec.name] < txids[rebuild.name]:",
-        (
-            "tests/integration/test_decisions.py"
-            "::test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place",
-        ),
+        "tests/integration/test_decisions.py"
+        "::test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place",
     ),
-    Mutant(
-        "a-rebuild-processes-what-was-skipped",
-        "I24",
-        REBUILDS_PY,
-        "follow_decisions",
+    REBUILDS_PY("a-rebuild-processes-what-was-skipped", "I24", "follow_decisions")(
         "skipped = _skip(connection, spec, first, last)",
         "skipped: set[int] = set()",
-        (f"{REBUILDS}::test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",),
+        f"{REBUILDS}::test_a_batch_that_was_skipped_is_skipped_and_one_that_is_open_is_processed_again",
     ),
-    Mutant(
-        "a-rebuild-has-what-was-before-a-redo",
-        "I24",
-        REBUILDS_PY,
-        "follow_decisions",
+    REBUILDS_PY("a-rebuild-has-what-was-before-a-redo", "I24", "follow_decisions")(
         "if QUARANTINED not in now and batches.encode_metadata(now) != metadata[-1]:",
         "if not now:",
-        (f"{REBUILDS}::test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again",),
+        f"{REBUILDS}::test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_again",
     ),
 )

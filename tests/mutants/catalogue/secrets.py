@@ -1,149 +1,94 @@
 """Faults of secrets and of what other accounts could put in the way: private files, proofs of servers, escaped texts."""
 
-from tests.mutants.planted_fault import Mutant
+from tests.mutants.planted_fault import in_file
 
-PROJECT_PY, SETTINGS_PY = "state_store/base/project.py", "state_store/base/settings.py"
-WITNESS = "state_store/ledger/commit_witness.py"
+PROJECT_PY = in_file("state_store/base/project.py")
+SETTINGS_PY = in_file("state_store/base/settings.py")
+WITNESS = in_file("state_store/ledger/commit_witness.py")
+REGISTRY = in_file("jobs/registry.py")
+READ = in_file("jobs/sources/kafka/read.py")
+ERRORS = in_file("state_store/base/errors.py")
+OUTPUT = in_file("tidegate/output.py")
+PRIVATE_FILES = in_file("tidegate/stack/machine/private_files.py")
+
 SETTINGS, PROJECT = "tests/unit/test_settings.py", "tests/unit/test_project.py"
 PRIVATE_MARKS = "tests/integration/test_restores.py::test_marks_only_go_forward_and_are_private"
 
 MUTANTS = (
-    Mutant(
-        "code-in-a-linked-folder-is-not-looked-at",
-        "security:another-account-that-can-write-into-project",
-        PROJECT_PY,
-        "folder_of",
+    PROJECT_PY("code-in-a-linked-folder-is-not-looked-at", "security:another-account-that-can-write-into-project", "folder_of")(
         "if place.is_symlink() and place.is_dir()]",
         "if place.is_symlink() and place.is_file()]",
-        ("tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",),
+        "tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",
     ),
-    Mutant(
-        "a-program-that-a-module-starts-writes-into-the-output",
-        "error:SETTINGS_INVALID",
-        "jobs/registry.py",
-        "_output_is_ours",
+    REGISTRY("a-program-that-a-module-starts-writes-into-the-output", "error:SETTINGS_INVALID", "_output_is_ours")(
         "os.dup2(2, 1)",
         "os.dup2(1, 1)",
-        ("tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",),
+        "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),
-    Mutant(
-        "an-error-without-a-text-takes-all-pipelines-along",
-        "error:SETTINGS_INVALID",
-        "state_store/base/errors.py",
-        "class_and_text",
+    ERRORS("an-error-without-a-text-takes-all-pipelines-along", "error:SETTINGS_INVALID", "class_and_text")(
         "except Exception as failed:",
         "except TypeError as failed:",
-        ("tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",),
+        "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),
-    Mutant(
-        "a-module-that-others-may-write-is-run",
-        "security:another-account-that-can-write-into-project",
-        "state_store/base/project.py",
-        "folder_of",
+    PROJECT_PY("a-module-that-others-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
         'places = [folder, *folder.rglob("*")]',
         "places = [folder]",
-        ("tests/unit/test_project.py::test_code_that_others_may_have_written_is_not_run",),
+        "tests/unit/test_project.py::test_code_that_others_may_have_written_is_not_run",
     ),
-    Mutant(
+    SETTINGS_PY(
         "a-server-need-not-prove-that-it-knows-the-password",
         "security:another-account-that-takes-port-while-its",
-        SETTINGS_PY,
         "Settings.conninfo",
+    )(
         '"require_auth": self.pg_require_auth,\n',
         "",
-        (
-            f"{SETTINGS}::test_the_connection_uses_the_names_that_libpq_knows",
-            "tests/stack/test_neighbours.py::test_an_impostor_of_postgres_does_not_get_the_password",
-        ),
+        f"{SETTINGS}::test_the_connection_uses_the_names_that_libpq_knows",
+        "tests/stack/test_neighbours.py::test_an_impostor_of_postgres_does_not_get_the_password",
     ),
-    Mutant(
-        "settings-that-all-may-write-are-taken",
-        "security:another-account-that-leaves-tidegate-toml-or",
-        PROJECT_PY,
-        "is_trusted",
+    PROJECT_PY("settings-that-all-may-write-are-taken", "security:another-account-that-leaves-tidegate-toml-or", "is_trusted")(
         "            return False\n    return True",
         "            return True\n    return True",
-        (f"{SETTINGS}::test_a_settings_file_that_all_may_write_is_ignored_with_a_warning",),
+        f"{SETTINGS}::test_a_settings_file_that_all_may_write_is_ignored_with_a_warning",
     ),
-    Mutant(
-        "code-that-all-may-write-is-run",
-        "security:another-account-that-can-write-into-project",
-        PROJECT_PY,
-        "folder_of",
-        "and folder.is_dir():",
-        "and folder.is_file():",
-        (f"{PROJECT}::test_code_that_others_may_have_written_is_not_run",),
+    PROJECT_PY("code-that-all-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
+        "and folder.is_dir():", "and folder.is_file():", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
     ),
-    Mutant(
-        "what-every-account-may-write-is-trusted",
-        "security:another-account-that-can-write-into-project",
-        PROJECT_PY,
-        "_distrust",
+    PROJECT_PY("what-every-account-may-write-is-trusted", "security:another-account-that-can-write-into-project", "_distrust")(
         "if found.st_mode & stat.S_IWOTH:",
         "if found.st_mode & stat.S_ISUID:",
-        (f"{PROJECT}::test_code_that_others_may_have_written_is_not_run",),
+        f"{PROJECT}::test_code_that_others_may_have_written_is_not_run",
     ),
-    Mutant(
-        "others-may-read-the-witness",
-        "security:another-account-in-file-system",
-        WITNESS,
-        "_write",
+    WITNESS("others-may-read-the-witness", "security:another-account-in-file-system", "_write")(
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)",
         "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)",
-        (PRIVATE_MARKS,),
+        PRIVATE_MARKS,
     ),
-    Mutant(
-        "others-may-enter-the-witness",
-        "security:another-account-in-file-system",
-        WITNESS,
-        "_make_private",
-        "folder.mkdir(mode=0o700, exist_ok=True)",
-        "folder.mkdir(mode=0o755, exist_ok=True)",
-        (PRIVATE_MARKS,),
+    WITNESS("others-may-enter-the-witness", "security:another-account-in-file-system", "_make_private")(
+        "folder.mkdir(mode=0o700, exist_ok=True)", "folder.mkdir(mode=0o755, exist_ok=True)", PRIVATE_MARKS
     ),
-    Mutant(
-        "a-terminal-obeys-what-data-say",
-        "security:author-of-data",
-        "tidegate/output.py",
-        "visible",
-        "return UNSEEN.sub(escaped, text)",
-        "return text",
-        ("tests/unit/test_output.py",),
+    OUTPUT("a-terminal-obeys-what-data-say", "security:author-of-data", "visible")(
+        "return UNSEEN.sub(escaped, text)", "return text", "tests/unit/test_output.py"
     ),
-    Mutant(
-        "log-lines-are-obeyed-by-a-terminal",
-        "security:author-of-data",
-        "tidegate/output.py",
-        "VisibleFormatter.format",
+    OUTPUT("log-lines-are-obeyed-by-a-terminal", "security:author-of-data", "VisibleFormatter.format")(
         'return visible(super().format(record), keep="\\n")',
         "return super().format(record)",
-        ("tests/unit/test_output.py::test_a_log_and_a_crash_show_every_character",),
+        "tests/unit/test_output.py::test_a_log_and_a_crash_show_every_character",
     ),
-    Mutant(
-        "spark-s-plan-shows-the-password-of-kafka",
-        "security:another-account-of-same-machine-at-ports",
-        "jobs/sources/kafka/read.py",
-        "KafkaReader._log_in",
+    READ(
+        "spark-s-plan-shows-the-password-of-kafka", "security:another-account-of-same-machine-at-ports", "KafkaReader._log_in"
+    )(
         "properties |= {name: _reference_to(file, name) for name in secret}",
         "properties |= secret",
-        ("tests/sources/test_kafka.py::test_the_password_is_in_no_plan_metadata_or_identity",),
+        "tests/sources/test_kafka.py::test_the_password_is_in_no_plan_metadata_or_identity",
     ),
-    Mutant(
-        "the-stack-s-folders-are-open",
-        "security:another-account-in-file-system",
-        "tidegate/stack/machine/private_files.py",
-        "private_folder",
+    PRIVATE_FILES("the-stack-s-folders-are-open", "security:another-account-in-file-system", "private_folder")(
         "mode = 0o711 if passable else 0o700",
         "mode = 0o755",
-        ("tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",),
+        "tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",
     ),
-    Mutant(
-        "the-stack-s-files-are-open",
-        "security:another-account-in-file-system",
-        "tidegate/stack/machine/private_files.py",
-        "private",
+    PRIVATE_FILES("the-stack-s-files-are-open", "security:another-account-in-file-system", "private")(
         "os.O_NOFOLLOW, 0o600)",
         "os.O_NOFOLLOW, 0o644)",
-        ("tests/unit/test_component.py::test_a_stacks_file_is_private_under_any_umask_and_is_no_link",),
+        "tests/unit/test_component.py::test_a_stacks_file_is_private_under_any_umask_and_is_no_link",
     ),
 )

@@ -1,434 +1,247 @@
 """Faults of the sources' positions: which rows a batch reads, and what is compared before they count."""
 
-from tests.mutants.planted_fault import MODULE, Mutant
+from tests.mutants.planted_fault import MODULE, in_file
 
-FILES, FOLDER, READ = "jobs/sources/files/plan.py", "jobs/sources/files/folder_plan.py", "jobs/sources/files/read.py"
-LISTING = "jobs/sources/files/folder_listing.py"
-OBJECTS = "jobs/sources/files/stores/object_plan.py"
-KAFKA, KAFKA_READ = "jobs/sources/kafka/plan.py", "jobs/sources/kafka/read.py"
-POSTGRES, QUERY = "jobs/sources/postgres/plan.py", "jobs/sources/postgres/table_query.py"
-SETTLED, LATE = "jobs/sources/postgres/settled_rows.py", "jobs/sources/postgres/late_rows.py"
-DELTA, ICEBERG = "jobs/sources/delta/plan.py", "jobs/sources/iceberg/plan.py"
+FILES = in_file("jobs/sources/files/plan.py")
+FOLDER = in_file("jobs/sources/files/folder_plan.py")
+READ = in_file("jobs/sources/files/read.py")
+LISTING = in_file("jobs/sources/files/folder_listing.py")
+OBJECTS = in_file("jobs/sources/files/stores/object_plan.py")
+KAFKA = in_file("jobs/sources/kafka/plan.py")
+KAFKA_READ = in_file("jobs/sources/kafka/read.py")
+POSTGRES = in_file("jobs/sources/postgres/plan.py")
+QUERY = in_file("jobs/sources/postgres/table_query.py")
+SETTLED = in_file("jobs/sources/postgres/settled_rows.py")
+LATE = in_file("jobs/sources/postgres/late_rows.py")
+DELTA = in_file("jobs/sources/delta/plan.py")
+ICEBERG = in_file("jobs/sources/iceberg/plan.py")
+CONTENT = in_file("jobs/sources/files/content.py")
+PARTITIONED = in_file("jobs/sources/partitioned.py")
+POSTGRES_READ = in_file("jobs/sources/postgres/read.py")
+TABLE_ORIGIN = in_file("jobs/sources/postgres/table_origin.py")
+COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
+
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
 OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
-
 REPLACED, NEW_COLUMNS = "tests/sources/test_replaced_files.py", "tests/sources/test_new_columns.py"
 
 MUTANTS = (
-    Mutant(
-        "an-undeclared-column-is-not-told",
-        "I11",
-        "jobs/sources/files/read.py",
-        "FileReader._note_columns",
+    READ("an-undeclared-column-is-not-told", "I11", "FileReader._note_columns")(
         "self._undeclared.update(new)",
         "self._undeclared.update([])",
-        (f"{NEW_COLUMNS}::test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored",),
+        f"{NEW_COLUMNS}::test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored",
     ),
-    Mutant(
-        "an-undeclared-column-does-not-block",
-        "I11",
-        "jobs/sources/files/read.py",
-        "FileReader._note_columns",
+    READ("an-undeclared-column-does-not-block", "I11", "FileReader._note_columns")(
         'self._source.on_new_column == "block"',
         'self._source.on_new_column == "never"',
-        (f"{NEW_COLUMNS}::test_a_batch_with_a_new_column_is_halted_if_the_source_says_so",),
+        f"{NEW_COLUMNS}::test_a_batch_with_a_new_column_is_halted_if_the_source_says_so",
     ),
-    Mutant(
-        "a-file-of-the-same-size-and-time-is-the-same",
-        "I11",
-        "jobs/sources/files/content.py",
-        "stamp_of",
+    CONTENT("a-file-of-the-same-size-and-time-is-the-same", "I11", "stamp_of")(
         'f"{status.st_ino}.{status.st_ctime_ns}"',
         '"same"',
-        (f"{REPLACED}::test_a_file_of_the_same_size_and_time_is_read_and_named",),
+        f"{REPLACED}::test_a_file_of_the_same_size_and_time_is_read_and_named",
     ),
-    Mutant(
-        "what-was-skipped-is-taken-for-what-counted",
-        "I1",
-        "state_store/ledger/counted_files.py",
-        "last_counted",
-        "if not file.is_skipped",
-        "if file",
-        (f"{REPLACED}::test_a_file_that_was_skipped_and_then_completed_is_read",),
+    COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
+        "if not file.is_skipped", "if file", f"{REPLACED}::test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
-    Mutant(
-        "records-in-the-place-of-lost-ones-are-passed-over",
-        "I11",
-        KAFKA,
-        "TopicOffsets._find_cuts",
+    KAFKA("records-in-the-place-of-lost-ones-are-passed-over", "I11", "TopicOffsets._find_cuts")(
         "in (None, epoch)",
         "is not epoch",
-        ("tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",),
+        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
     ),
-    Mutant(
-        "a-start-at-the-end-keeps-no-leader-epoch",
-        "I11",
-        "jobs/sources/kafka/plan.py",
-        "KafkaCoordinator._starts",
+    KAFKA("a-start-at-the-end-keeps-no-leader-epoch", "I11", "KafkaCoordinator._starts")(
         "**self._offsets.epoch_of(name)",
         "",
-        ("tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",),
+        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
     ),
-    Mutant(
-        "an-older-copy-of-a-broker-is-waited-for",
-        "I11",
-        "jobs/sources/kafka/plan.py",
-        "TopicOffsets._find_cuts",
+    KAFKA("an-older-copy-of-a-broker-is-waited-for", "I11", "TopicOffsets._find_cuts")(
         "if now is not None and now < epoch:",
         "if now is not None and now < 0:",
-        ("tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",),
+        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
     ),
-    Mutant(
-        "texts-in-another-order-are-passed-over",
-        "I11",
-        "jobs/sources/postgres/table_origin.py",
-        "_check_same_order",
+    TABLE_ORIGIN("texts-in-another-order-are-passed-over", "I11", "_check_same_order")(
         "if was_ordered != is_ordered:",
         "if is_ordered is None:",
-        ("tests/sources/test_postgres_positions.py::test_another_order_of_texts_is_refused",),
+        "tests/sources/test_postgres_positions.py::test_another_order_of_texts_is_refused",
     ),
-    Mutant(
-        "another-collation-of-the-name-is-taken",
-        "I11",
-        "jobs/sources/postgres/table_origin.py",
-        MODULE,
+    TABLE_ORIGIN("another-collation-of-the-name-is-taken", "I11", MODULE)(
         "pg_collation_for(tidegate_key), collation_of.oid, CASE",
         "pg_collation_for(tidegate_key), CASE",
-        ("tests/sources/test_postgres_positions.py::test_another_collation_of_the_name_is_refused",),
+        "tests/sources/test_postgres_positions.py::test_another_collation_of_the_name_is_refused",
     ),
-    Mutant(
-        "what-a-view-shows-only-now-is-passed-over",
-        "I12",
-        "jobs/sources/postgres/table_origin.py",
-        "check_same_origin",
+    TABLE_ORIGIN("what-a-view-shows-only-now-is-passed-over", "I12", "check_same_origin")(
         "if now.views.get(view) != shown:",
         "if view not in now.views:",
-        ("tests/sources/test_postgres_positions.py::test_a_view_that_shows_more_rows_is_refused",),
+        "tests/sources/test_postgres_positions.py::test_a_view_that_shows_more_rows_is_refused",
     ),
-    Mutant(
-        "a-domain-rounds-a-time-unseen",
-        "I12",
-        "jobs/sources/postgres/table_origin.py",
-        MODULE,
+    TABLE_ORIGIN("a-domain-rounds-a-time-unseen", "I12", MODULE)(
         "USING (oid) WHERE typtype = 'd'",
         "USING (oid) WHERE typtype = 'b' AND typbasetype > 0",
-        ("tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",),
+        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
     ),
-    Mutant(
-        "a-query-rounds-a-time-unseen",
-        "I12",
-        "jobs/sources/postgres/table_origin.py",
-        "_step_seconds",
+    TABLE_ORIGIN("a-query-rounds-a-time-unseen", "I12", "_step_seconds")(
         "else 10.0**-modifier, *rounded])",
         "else 10.0**-modifier])",
-        ("tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",),
+        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
     ),
-    Mutant(
-        "a-rounded-time-is-before-the-bound",
-        "I12",
-        SETTLED,
-        MODULE,
+    SETTLED("a-rounded-time-is-before-the-bound", "I12", MODULE)(
         "SELECT (least(min(xact_start), %s::timestamptz) - %s * interval '1 second')::text,",
         "SELECT least(min(xact_start), %s::timestamptz - %s * interval '1 second')::text,",
-        ("tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",),
+        "tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
-    Mutant(
-        "a-changed-file-of-the-same-size-is-read",
-        "I11",
-        READ,
-        "FileReader._check_planned",
+    READ("a-changed-file-of-the-same-size-is-read", "I11", "FileReader._check_planned")(
         'if digest != file["sha256"]:',
         'if size != file["size"]:',
-        (f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",),
+        f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",
     ),
-    Mutant(
-        "a-file-that-changed-while-it-was-read-is-sealed",
-        "I11",
-        READ,
-        "FileReader.verify_batch",
+    READ("a-file-that-changed-while-it-was-read-is-sealed", "I11", "FileReader.verify_batch")(
         "if self._check_planned(file, path) != self._inodes[path]:",
         "if path not in self._inodes:",
-        (f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",),
+        f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
     ),
-    Mutant(
-        "a-file-that-was-another-one-for-a-moment-is-sealed",
-        "I11",
-        READ,
-        "FileReader._check_planned",
+    READ("a-file-that-was-another-one-for-a-moment-is-sealed", "I11", "FileReader._check_planned")(
         "return status.st_dev, status.st_ino, status.st_ctime_ns",
         "return status.st_dev, 0, 0",
-        (f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",),
+        f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
     ),
-    Mutant(
-        "a-batch-has-one-file-too-many",
-        "name:Files",
-        FILES,
-        "FilesCoordinator._filled",
+    FILES("a-batch-has-one-file-too-many", "name:Files", "FilesCoordinator._filled")(
         "len(batch) < source.max_files",
         "len(batch) <= source.max_files",
-        (f"{OF_FILES}::test_batches_are_cut_by_files_and_bytes",),
+        f"{OF_FILES}::test_batches_are_cut_by_files_and_bytes",
     ),
-    Mutant(
-        "a-file-that-changed-after-it-counted-is-passed-over",
-        "I12",
-        FOLDER,
-        "FolderCoordinator._find_same",
+    FOLDER("a-file-that-changed-after-it-counted-is-passed-over", "I12", "FolderCoordinator._find_same")(
         "next((file for file in candidates if file.sha256 == digest), None)",
         "candidates[0]",
-        (f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",),
+        f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",
     ),
-    Mutant(
-        "a-done-folder-ahead-of-the-ledger-is-not-noticed",
-        "I9",
-        FOLDER,
-        "FolderCoordinator._check_done_folder",
+    FOLDER("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
         "if txid > committed and self._done.has_files(txid)]",
         "if txid > committed + 1000 and self._done.has_files(txid)]",
-        (f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",),
+        f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",
     ),
-    Mutant(
-        "a-file-that-is-still-written-is-taken",
-        "I11",
-        LISTING,
-        "identify",
+    LISTING("a-file-that-is-still-written-is-taken", "I11", "identify")(
         "if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):",
         "if stamp_of(before) != stamp_of(after):",
-        (f"{OF_FILES}::test_a_young_file_waits", f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other"),
+        f"{OF_FILES}::test_a_young_file_waits",
+        f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other",
     ),
-    Mutant(
-        "a-link-leads-out-of-the-source",
-        "security:author-of-data",
-        "jobs/sources/files/content.py",
-        "_check_opened",
+    CONTENT("a-link-leads-out-of-the-source", "security:author-of-data", "_check_opened")(
         "if within is not None and not is_below(",
         "if within is not None and not path.is_symlink() and not is_below(",
-        ("tests/unit/test_file_listing.py::test_a_link_that_leads_out_of_the_folder_is_refused",),
+        "tests/unit/test_file_listing.py::test_a_link_that_leads_out_of_the_folder_is_refused",
     ),
-    Mutant(
-        "an-object-of-the-same-size-is-read",
-        "I11",
-        READ,
-        "FileReader._check_object",
+    READ("an-object-of-the-same-size-is-read", "I11", "FileReader._check_object")(
         'if (info.size, identity) != (file["size"], file["sha256"]):',
         'if info.size != file["size"]:',
-        (f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",),
+        f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
     ),
-    Mutant(
-        "a-later-name-is-taken-before-one-that-is-held-back",
-        "I12",
-        OBJECTS,
-        "ObjectsCoordinator._find_new",
+    OBJECTS("a-later-name-is-taken-before-one-that-is-held-back", "I12", "ObjectsCoordinator._find_new")(
         "elif self._source.names_grow and (is_held_back or page[name].size):",
         "elif self._source.names_grow and is_held_back:",
-        (f"{OF_OBJECTS}::test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",),
+        f"{OF_OBJECTS}::test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",
     ),
-    Mutant(
-        "an-object-that-was-overwritten-is-passed-over",
-        "I12",
-        FILES,
-        "FilesCoordinator._is_new",
+    FILES("an-object-that-was-overwritten-is-passed-over", "I12", "FilesCoordinator._is_new")(
         "if not last.is_committed:",
         "if not last.is_committed or last.inode is None:",
-        (f"{OF_OBJECTS}::test_objects_keep_the_promises_of_files", OF_OBJECTS),
+        f"{OF_OBJECTS}::test_objects_keep_the_promises_of_files",
+        OF_OBJECTS,
     ),
-    Mutant(
-        "another-topic-of-the-name-is-read-on",
-        "I11",
-        KAFKA,
-        "KafkaCoordinator._check_same_topic",
+    KAFKA("another-topic-of-the-name-is-read-on", "I11", "KafkaCoordinator._check_same_topic")(
         "if not self._topic.is_topic_of(saved):",
         "if not saved:",
-        (f"{OF_KAFKA}::test_a_topic_that_was_created_again_is_never_taken_for_the_old_one",),
+        f"{OF_KAFKA}::test_a_topic_that_was_created_again_is_never_taken_for_the_old_one",
     ),
-    Mutant(
-        "brokers-that-have-lost-records-are-read-on",
-        "I12",
-        KAFKA,
-        "TopicOffsets.next_slice",
-        "if end < position:",
-        "if end < 0:",
-        (f"{OF_KAFKA}::test_a_position_after_the_end_is_refused",),
+    KAFKA("brokers-that-have-lost-records-are-read-on", "I12", "TopicOffsets.next_slice")(
+        "if end < position:", "if end < 0:", f"{OF_KAFKA}::test_a_position_after_the_end_is_refused"
     ),
-    Mutant(
-        "a-start-time-takes-the-record-before-it",
-        "name:Kafka",
-        KAFKA,
-        "TopicOffsets.starts",
+    KAFKA("a-start-time-takes-the-record-before-it", "name:Kafka", "TopicOffsets.starts")(
         "moment = max(-((EPOCH - start) // timedelta(milliseconds=1)), 0)",
         "moment = max((start - EPOCH) // timedelta(milliseconds=1), 0)",
-        (f"{OF_KAFKA}::test_a_time_is_the_first_record_at_or_after_it",),
+        f"{OF_KAFKA}::test_a_time_is_the_first_record_at_or_after_it",
     ),
-    Mutant(
-        "a-partition-gets-no-share",
-        "I20",
-        KAFKA,
-        "fair_shares",
-        "max(1, lags[name] * room // total)",
-        "max(0, lags[name] * room // total)",
-        (f"{OF_KAFKA}::test_shares_are_fair",),
+    KAFKA("a-partition-gets-no-share", "I20", "fair_shares")(
+        "max(1, lags[name] * room // total)", "max(0, lags[name] * room // total)", f"{OF_KAFKA}::test_shares_are_fair"
     ),
-    Mutant(
-        "records-that-were-not-delivered-are-not-missed",
-        "I11",
-        KAFKA_READ,
-        "KafkaReader.verify_batch",
+    KAFKA_READ("records-that-were-not-delivered-are-not-missed", "I11", "KafkaReader.verify_batch")(
         "if count < end - start and not self._source.gaps:",
         "if count < 0 and not self._source.gaps:",
-        (f"{OF_KAFKA}::test_offsets_without_records_are_refused_unless_declared",),
+        f"{OF_KAFKA}::test_offsets_without_records_are_refused_unless_declared",
     ),
-    Mutant(
-        "records-of-an-aborted-transaction-count",
-        "name:Kafka",
-        KAFKA_READ,
-        "KafkaReader._options",
+    KAFKA_READ("records-of-an-aborted-transaction-count", "name:Kafka", "KafkaReader._options")(
         '"kafka.isolation.level": "read_committed"',
         '"kafka.isolation.level": "read_uncommitted"',
-        (f"{OF_KAFKA}::test_only_committed_records_of_transactions_are_read",),
+        f"{OF_KAFKA}::test_only_committed_records_of_transactions_are_read",
     ),
-    Mutant(
-        "rows-that-are-still-written-are-passed-by",
-        "I12",
-        SETTLED,
-        "(module)",
+    SETTLED("rows-that-are-still-written-are-passed-by", "I12", "(module)")(
         '_WRITERS_LOCKS = ["RowExclusiveLock", ',
         "_WRITERS_LOCKS = [",
-        (f"{TABLE}::test_a_lower_key_in_flight_holds_back_higher_ones",),
+        f"{TABLE}::test_a_lower_key_in_flight_holds_back_higher_ones",
     ),
-    Mutant(
-        "writers-of-the-second-table-of-a-query-are-not-waited-for",
-        "I12",
-        POSTGRES,
-        "PostgresCoordinator._survey_table",
+    POSTGRES("writers-of-the-second-table-of-a-query-are-not-waited-for", "I12", "PostgresCoordinator._survey_table")(
         "settled = settled_by_sequence(connection, query, origin.read, highest, source.wait_seconds)",
         "settled = settled_by_sequence(connection, query, origin.read[:1], highest, source.wait_seconds)",
-        (f"{TABLE}::test_writers_of_tables_in_a_query_are_waited_for",),
+        f"{TABLE}::test_writers_of_tables_in_a_query_are_waited_for",
     ),
-    Mutant(
-        "a-plan-waits-for-those-who-write-later",
-        "I20",
-        SETTLED,
-        "_writers_end",
+    SETTLED("a-plan-waits-for-those-who-write-later", "I20", "_writers_end")(
         "for name, pid in still_open.items() if name in waiting}",
         "for name, pid in still_open.items()}",
-        (f"{TABLE}::test_a_plan_waits_only_for_the_writers_it_found",),
+        f"{TABLE}::test_a_plan_waits_only_for_the_writers_it_found",
     ),
-    Mutant(
-        "rows-are-read-before-the-margin-of-the-clock",
-        "I12",
-        SETTLED,
-        MODULE,
+    SETTLED("rows-are-read-before-the-margin-of-the-clock", "I12", MODULE)(
         "%s::timestamptz) - %s * interval",
         "%s::timestamptz) - 0 * %s * interval",
-        (f"{TABLE}::test_rows_stay_behind_the_clock_by_the_margin",),
+        f"{TABLE}::test_rows_stay_behind_the_clock_by_the_margin",
     ),
-    Mutant(
-        "rows-that-share-a-key-are-cut-apart",
-        "I12",
-        POSTGRES,
-        "PostgresCoordinator._statement",
+    POSTGRES("rows-that-share-a-key-are-cut-apart", "I12", "PostgresCoordinator._statement")(
         "FETCH FIRST {rows} ROWS WITH TIES",
         "FETCH FIRST {rows} ROWS ONLY",
-        (f"{TABLE}::test_rows_that_share_a_key_stay_together",),
+        f"{TABLE}::test_rows_that_share_a_key_stay_together",
     ),
-    Mutant(
-        "the-last-row-of-a-range-is-read-again",
-        "I11",
-        QUERY,
-        "TableQuery.beyond",
+    QUERY("the-last-row-of-a-range-is-read-again", "I11", "TableQuery.beyond")(
         'return self._compared(">", position)',
         'return self._compared(">=", position)',
-        (f"{TABLE}::test_batches_and_their_parts_are_disjoint_and_complete",),
+        f"{TABLE}::test_batches_and_their_parts_are_disjoint_and_complete",
     ),
-    Mutant(
-        "a-view-that-shows-fewer-rows-is-sealed",
-        "I11",
-        "jobs/sources/postgres/read.py",
-        "PostgresReader.verify_batch",
-        'if rows != metadata["rows"]:',
-        'if rows > metadata["rows"]:',
-        (f"{GUARDS}::test_a_batch_that_cannot_be_replayed_halts",),
+    POSTGRES_READ("a-view-that-shows-fewer-rows-is-sealed", "I11", "PostgresReader.verify_batch")(
+        'if rows != metadata["rows"]:', 'if rows > metadata["rows"]:', f"{GUARDS}::test_a_batch_that_cannot_be_replayed_halts"
     ),
-    Mutant(
-        "a-row-that-fills-an-old-gap-is-never-read",
-        "I12",
-        LATE,
-        "check_gaps",
-        "    if rows:\n",
-        "    if rows > 1000:\n",
-        (f"{GUARDS}::test_a_row_that_fills_an_old_gap_is_noticed",),
+    LATE("a-row-that-fills-an-old-gap-is-never-read", "I12", "check_gaps")(
+        "    if rows:\n", "    if rows > 1000:\n", f"{GUARDS}::test_a_row_that_fills_an_old_gap_is_noticed"
     ),
-    Mutant(
-        "a-row-in-the-place-of-a-deleted-one-is-never-read",
-        "I12",
-        LATE,
-        "check_newest_range",
+    LATE("a-row-in-the-place-of-a-deleted-one-is-never-read", "I12", "check_newest_range")(
         'if rows == previous["rows"] and previous.get("keys", digest) != digest:',
         'if rows == previous["rows"] and not digest:',
-        (f"{GUARDS}::test_gaps_are_remembered_up_to_a_limit",),
+        f"{GUARDS}::test_gaps_are_remembered_up_to_a_limit",
     ),
-    Mutant(
-        "a-file-of-a-delta-snapshot-is-read-twice",
-        "I11",
-        DELTA,
-        "DeltaCoordinator._page",
+    DELTA("a-file-of-a-delta-snapshot-is-read-twice", "I11", "DeltaCoordinator._page")(
         "after is None or file.name > after)",
         "after is None or file.name >= after)",
-        (f"{OF_DELTA}::test_a_snapshot_is_read_on_while_the_table_goes_on",),
+        f"{OF_DELTA}::test_a_snapshot_is_read_on_while_the_table_goes_on",
     ),
-    Mutant(
-        "a-file-of-a-delta-version-is-read-twice",
-        "I11",
-        DELTA,
-        "DeltaCoordinator._files_of",
-        "if number > taken:",
-        "if number >= taken:",
-        (f"{OF_DELTA}::test_a_version_is_cut_into_batches_and_read_on",),
+    DELTA("a-file-of-a-delta-version-is-read-twice", "I11", "DeltaCoordinator._files_of")(
+        "if number > taken:", "if number >= taken:", f"{OF_DELTA}::test_a_version_is_cut_into_batches_and_read_on"
     ),
-    Mutant(
-        "a-delta-table-made-again-is-read-on",
-        "I11",
-        DELTA,
-        "DeltaCoordinator._version_of",
+    DELTA("a-delta-table-made-again-is-read-on", "I11", "DeltaCoordinator._version_of")(
         "position.commit not in (None, commit.digest)",
         'position.commit == ""',
-        (f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read",),
+        f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read",
     ),
-    Mutant(
-        "a-snapshot-of-iceberg-is-read-twice",
-        "I11",
-        ICEBERG,
-        "IcebergCoordinator._after",
+    ICEBERG("a-snapshot-of-iceberg-is-read-twice", "I11", "IcebergCoordinator._after")(
         "return history[numbers.index(last) + 1 :]",
         "return history[numbers.index(last) :]",
-        (f"{OF_ICEBERG}::test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table",),
+        f"{OF_ICEBERG}::test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table",
     ),
-    Mutant(
-        "the-place-in-an-iceberg-snapshot-is-one-file-back",
-        "I12",
-        ICEBERG,
-        "IcebergCoordinator._with_positions",
+    ICEBERG("the-place-in-an-iceberg-snapshot-is-one-file-back", "I12", "IcebergCoordinator._with_positions")(
         "enumerate(files, start=taken + 1)",
         "enumerate(files, start=taken)",
-        (f"{OF_ICEBERG}::test_a_place_in_a_snapshot_is_a_number_of_files",),
+        f"{OF_ICEBERG}::test_a_place_in_a_snapshot_is_a_number_of_files",
     ),
-    Mutant(
-        "another-iceberg-table-of-the-name-is-read-on",
-        "I11",
-        ICEBERG,
-        "IcebergCoordinator._after",
-        "if table.uuid != position.table:",
-        "if not table.uuid:",
-        (f"{OF_ICEBERG}::test_another_table_of_the_name_stops_planning",),
+    ICEBERG("another-iceberg-table-of-the-name-is-read-on", "I11", "IcebergCoordinator._after")(
+        "if table.uuid != position.table:", "if not table.uuid:", f"{OF_ICEBERG}::test_another_table_of_the_name_stops_planning"
     ),
-    Mutant(
-        "a-partition-that-vanished-is-left-out",
-        "I11",
-        "jobs/sources/partitioned.py",
-        "PartitionedCoordinator._report_missing",
-        'if self._kind == "transactional":',
-        'if self._kind == "non-transactional":',
-        ("tests/unit/test_partitioned.py",),
+    PARTITIONED("a-partition-that-vanished-is-left-out", "I11", "PartitionedCoordinator._report_missing")(
+        'if self._kind == "transactional":', 'if self._kind == "non-transactional":', "tests/unit/test_partitioned.py"
     ),
 )
