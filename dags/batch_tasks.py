@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, Param
@@ -101,8 +102,7 @@ def plan(
     """Return the txids that this run covers; with none, the whole run is skipped. If there are more, queue the next run."""
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - brings pyspark
 
-    if unknown := sorted(set(dag_run.conf or {}) - set(dag.params)):
-        raise UsageError(f"Run parameter {', '.join(unknown)} is unknown. There are: {', '.join(sorted(dag.params))}.")
+    _check_parameters(dag_run.conf or {}, dag.params)
     given = {name: params[name] for name in PARAMS}
     limit = min(given["max_batches"] or batches_per_run, batches_per_run)
     try:
@@ -129,6 +129,18 @@ def plan(
         if (rest := parameters_of_next(given, txids, limit)) is not None:
             _queue(pipeline_name, next_run(run_id), rest)
     return txids
+
+
+def _check_parameters(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Ignore parameters that a run was given and that are none, such as another scheduler's ticket.
+
+    Raises: UsageError if one may be meant for one of ours, as the run would cover other batches than its author thinks.
+    """
+    for name in sorted(set(given) - set(known)):
+        is_like_ours = any(word in name.lower() for word in ("tx", "batch")) or get_close_matches(name.lower(), PARAMS, 1)
+        if is_like_ours:
+            raise UsageError(f"Run parameter {name} is unknown. There are: {', '.join(sorted(known))}.")
+        logger.info("Run parameter %s is ignored: it is none of Tidegate's, and none of the Dag's.", name)
 
 
 def _check_run_before(store: StateStore, pipeline: str, run_id: str) -> None:

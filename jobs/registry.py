@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tidegate.jobs.pipelines
 from tidegate.jobs.named_queries import Query
@@ -26,7 +26,7 @@ from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, U
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuild_named
 
 ENTRY_POINTS = "tidegate.pipelines"
-_redirecting = threading.RLock()  # standard output is the whole process's
+_loading = threading.RLock()  # what is changed meanwhile is the whole process's
 
 
 def folder() -> str:
@@ -142,47 +142,28 @@ def _only_declaring(place: str) -> Iterator[None]:
 
     Raises: SettingsInvalid if it tries to; whatever else the module raises.
     """
-    try:
-        with _output_is_ours():
-            yield
-    except SystemExit as error:
-        raise SettingsInvalid(
-            f"{place} ends the process that imports it: sys.exit({error.code!r}). Take that out: the module is to declare the "
-            "pipeline, and nothing more."
-        ) from error
+    kept, importing = os._exit, os.getpid()
 
+    def leave(status: int) -> NoReturn:
+        if os.getpid() != importing:  # a child of the module's
+            kept(status)
+        raise SystemExit(status)
 
-@contextmanager
-def _output_is_ours() -> Iterator[None]:
-    """Let what this process, and those that it starts, write to standard output go to standard error, if both are open."""
-    if not (_is_open(1) and _is_open(2)):
-        yield
-        return
-    with _redirecting:
-        _flush()
-        kept = os.dup(1)
-        os.dup2(2, 1)
+    with _loading:
+        os._exit = leave
         try:
             with redirect_stdout(sys.stderr):
                 yield
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            how = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else class_and_text(error)
+            raise SettingsInvalid(
+                f"{place} ends the process that imports it: {how}. Take that out: the module is to declare the pipeline, and "
+                "nothing more."
+            ) from error
         finally:
-            _flush()
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.__stdout__):
-        if stream is not None and not stream.closed:
-            stream.flush()
+            os._exit = kept
 
 
 class Queries(NamedTuple):

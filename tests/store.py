@@ -11,6 +11,7 @@ from tidegate.state_store.base import errors, project
 from tidegate.state_store.base.project import HOME_VARIABLE, STACK_FOLDER
 from tidegate.state_store.commit import (
     combine_batches,
+    commit_checks,
     commit_facts,
     commit_record,
     event_windows,
@@ -23,6 +24,7 @@ from tidegate.state_store.commit import (
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.commit.commit_record import Commit
+from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.answer_deadlines import DeadlineConnection, NoAnswer
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
 from tidegate.state_store.connections.database import set_limits
@@ -152,6 +154,7 @@ __all__ = [
     "begin_attempt",
     "changes",
     "combine_batches",
+    "commit_checks",
     "commit_facts",
     "commit_record",
     "commit_witness",
@@ -169,6 +172,7 @@ __all__ = [
     "get",
     "history_state_view",
     "key_lookup",
+    "lock_holders",
     "measures",
     "merge_expressions",
     "merge_into_states",

@@ -6,8 +6,9 @@ Exit codes are the error families: 0 done or already done, 1 needs a person, 2 t
 import gc
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from io import StringIO, TextIOWrapper
+from io import StringIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,6 +19,7 @@ from tidegate.state_store.base.errors import PermanentError, TidegateError, Usag
 PERMANENT, USAGE, TRY_AGAIN = 1, 2, 75
 INTERRUPTED = 130  # after Ctrl-C
 READER_GONE = 1  # as click has it
+COMPLETE = "_TIDEGATE_COMPLETE"  # by which a shell asks click for words
 GC_THRESHOLD = 200_000  # objects allocated before a garbage collection; `status` allocates 80,000
 
 # In the order in which users come to need them, each with its module in `tidegate.commands`.
@@ -84,14 +86,15 @@ def main() -> None:
     # Objects created during start-up stay alive: collecting garbage among them would take a third of a short verb's time.
     gc.set_threshold(GC_THRESHOLD)
     sys.excepthook = output.show_crash
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal with fewer characters than the data has
+    output.keep_standard_output()
+    if "--help" in sys.argv or COMPLETE in os.environ:
+        sys.stdout = output.data()  # click prints these itself
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
+        output.data().flush()
         sys.exit(code)
     except BrokenPipeError:  # such as by `| head`; what is left in the buffer is not wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.data().fileno())
         sys.exit(READER_GONE)
     except click.ClickException as wrong:
         wrong.show(message := StringIO())
@@ -108,6 +111,8 @@ def main() -> None:
         output.say("tidegate: interrupted; what was committed stays, the rest is picked up by the next run.")
         sys.exit(INTERRUPTED)
     finally:
+        with suppress(BrokenPipeError):
+            output.data().flush()
         gc.freeze()  # or the interpreter would collect garbage once more at exit
 
 

@@ -16,13 +16,18 @@ def pipelines(context: click.Context, parameter: click.Parameter, incomplete: st
 
 
 def states(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the states of the pipeline that was named before; none if it cannot be imported."""
+    """Return the states that can be read of the pipeline that was named before; none if it cannot be imported."""
     del parameter
     from tidegate.jobs.registry import find_pipeline  # noqa: PLC0415
 
     # click leaves arguments aside where an option lacks its value, which is just being completed.
     pipeline = context.params.get("pipeline") or next(iter(context.args), "")
-    return _starting(incomplete, _of_authors(lambda: find_pipeline(pipeline).states))
+    needs_changes = context.info_name == "changes"
+
+    def names() -> list[str]:
+        return [s.name for s in find_pipeline(pipeline).spec.readable if s.stream or not needs_changes]
+
+    return _starting(incomplete, _of_authors(names))
 
 
 def queries(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from traceback import StackSummary
@@ -26,6 +27,7 @@ UNSEEN = re.compile(
     "\U000e0000-\U000e007f]"
 )
 SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_kept: TextIO | None = None
 
 
 def visible(text: str, keep: str = "") -> str:
@@ -73,11 +75,35 @@ def _is_ours(file: str) -> bool:
     return file == "<string>" or Path(file).is_relative_to(CODE)
 
 
+def keep_standard_output() -> None:
+    """Keep standard output for data: all else that this process and its children print, until they end, is for people.
+
+    Modules of authors print, also in threads and when the process ends. Nor do they close these streams for others.
+    """
+    global _kept  # noqa: PLW0603 - one per process
+    usual, for_people = sys.__stdout__, sys.__stderr__
+    if usual is None:  # a shell's `>&-`
+        _kept = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+    elif for_people is not None and usual is sys.stdout:
+        usual.flush()
+        # A terminal may have fewer characters than the data has.
+        _kept = os.fdopen(os.dup(1), "w", encoding=usual.encoding, errors="backslashreplace")
+        os.dup2(2, 1)
+        for stream in (usual, for_people):
+            stream.close = stream.flush  # type: ignore[method-assign]
+
+
+def data() -> TextIO:
+    """Return the stream for data: standard output."""
+    return _kept or sys.stdout
+
+
 def out() -> "Console":
     """Return the console for data."""
     from rich.console import Console  # noqa: PLC0415 - JSON and point lookups do without
 
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, markup=False, emoji=False)
+    width = None if data().isatty() else PIPED_WIDTH
+    return Console(file=data(), width=width, highlight=False, markup=False, emoji=False)
 
 
 def talk() -> "Console":
@@ -134,8 +160,8 @@ def report(message: str, facts: Any, as_json: bool) -> None:
 
 def write(*lines: str) -> None:
     """Write lines for people on stdout, unwrapped, so that what is in them can be copied."""
-    sys.stdout.write("".join(visible(line, keep="\n") + "\n" for line in lines))
-    sys.stdout.flush()
+    data().write("".join(visible(line, keep="\n") + "\n" for line in lines))
+    data().flush()
 
 
 def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -154,22 +180,22 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
         if title and rows:
             console.print(visible(title), style="bold", soft_wrap=True)  # a table would fold it to its own width
         console.print(table if rows else f"{visible(title or 'Result')}: nothing yet.")
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
-    sys.stdout.flush()  # keeps the order with messages on stderr
+    data().write("".join(f"{line.rstrip()}\n" for line in rendered.get().splitlines()))
+    data().flush()  # keeps the order with messages on stderr
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document."""
-    sys.stdout.write(json_text(value, indent=2) + "\n")
+    data().write(json_text(value, indent=2) + "\n")
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a JSON array, one row a line, without holding the rows."""
     separator = "[\n"
     for row in rows:
-        sys.stdout.write(separator + json_text(dict(row)))
+        data().write(separator + json_text(dict(row)))
         separator = ",\n"
-    sys.stdout.write("[]\n" if separator == "[\n" else "\n]\n")
+    data().write("[]\n" if separator == "[\n" else "\n]\n")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -178,7 +204,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
     def escaped(found: re.Match[str]) -> str:
         return found[0] if found[0] == "\n" else json.dumps(found[0])[1:-1]  # line ends are between values, never in them
 
-    has_all_characters = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    has_all_characters = (getattr(data(), "encoding", None) or "utf-8").lower().startswith("utf")
     return UNSEEN.sub(escaped, json.dumps(value, default=plain, ensure_ascii=not has_all_characters, indent=indent))
 
 

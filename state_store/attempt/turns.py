@@ -43,8 +43,9 @@ class TurnFacts(NamedTuple):
     """What the ledger has of a txid, of its pipeline, and of the newest attempt at its batch.
 
     An unknown batch has no `attempt`. `halted_txid` is the first uncommitted one that is halted, `unended_txid` the first after
-    the next to commit whose newest attempt has not ended, and that is neither halted nor given up. `continues` is the digest of
-    the input that the newest attempt, or else the plan, continues; `previous_digest` that of what the batch before has now.
+    the next to commit whose newest attempt has not ended, and that is neither halted nor given up; `unended_attempt` is the
+    number of that attempt. `continues` is the digest of the input that the newest attempt, or else the plan, continues;
+    `previous_digest` that of what the batch before has now.
     """
 
     pipeline: str
@@ -59,6 +60,7 @@ class TurnFacts(NamedTuple):
     halted_txid: int | None
     halted_reason: str | None
     unended_txid: int | None
+    unended_attempt: int | None
     attempt: int | None
     skip_reason: str | None
     awaits_ack: bool | None
@@ -138,7 +140,8 @@ def _may_commit(facts: TurnFacts) -> bool:
     if facts.newest.sealed_seconds is None:
         return facts.newest.failed_at is not None
     unended = facts.unended_txid
-    others_are_coming = unended is not None and has_room(unended, facts.committed, facts.window)
+    is_coming = unended is not None and has_room(unended, facts.committed, facts.window)
+    others_are_coming = is_coming and not is_held(facts.unended_attempt, facts.paused_at)
     patience = min(MERGE_PATIENCE_FACTOR * (facts.last_merge_seconds or 0), LONGEST_MERGE_WAIT_SECONDS)
     # A negative time means that the clock was set back: the time waited is unknown, so the batch waits no longer.
     return facts.commits_alone or not others_are_coming or not 0 <= facts.newest.sealed_seconds < patience
@@ -208,10 +211,11 @@ def _of_pipeline(requested: sa.FromClause) -> sa.Select[Any]:
     in_order = after_cursor.order_by(later.c.txid).limit(1).correlate(tables.cursor, last_requested)
     halted = in_order.where(later.c.txid <= last_requested.c.txid, later.c.halted_at.is_not(None)).lateral("halted")
     is_free = later.c.halted_at.is_(None), later.c.skip_reason.is_(None), attempts.newest_ended_at(later).is_(None)
-    unended = in_order.where(later.c.txid > c.txid + 1, *is_free).lateral("unended")
+    of_unended = in_order.with_only_columns(later.c.txid, later.c.attempt)
+    unended = of_unended.where(later.c.txid > c.txid + 1, *is_free).lateral("unended")
     return (
         sa.select(c.pipeline, c.txid, p.in_flight, p.paused_at, p.retired_at, p.commits_alone, p.fingerprint)
-        .add_columns(sa.cast(sa.extract("epoch", k.merged_at - k.committed_at), sa.Float), *halted.c, unended.c.txid)
+        .add_columns(sa.cast(sa.extract("epoch", k.merged_at - k.committed_at), sa.Float), *halted.c, *unended.c)
         .select_from(last_requested)
         .join(tables.cursor, c.pipeline == last_requested.c.pipeline)
         .join(tables.pipeline, p.pipeline == c.pipeline)

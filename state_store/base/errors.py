@@ -99,7 +99,9 @@ def class_and_text(error: BaseException) -> str:
     """Return an error's class and text; an author's class may fail to make one."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception as failed:  # noqa: BLE001 - whatever that code raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failed:  # noqa: BLE001 - whatever that code raises
         return f"{type(error).__name__} (its text cannot be made: {type(failed).__name__})"
 
 

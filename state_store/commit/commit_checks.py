@@ -23,6 +23,7 @@ from tidegate.state_store.states import state_tables
 from tidegate.state_store.states.state_tables import StagedBatch
 
 SHOWN_ROWS, SHOWN_CHARACTERS = 3, 300
+MOST_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,15 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
     for name, check in batch.spec.checks:
         if check.otherwise == "quarantine":
             continue
-        answer = _answer(connection, _statement(batch, name, check))
-        if answer and check.otherwise == "block":
+        found = _found(connection, _statement(batch, name, check))
+        if found and check.otherwise == "block":
             raise CheckFailed(
-                f"{batch.pipeline} {batch.txid}: the check {name!r} finds {_shown(answer)}. Nothing was committed. Correct the "
+                f"{batch.pipeline} {batch.txid}: the check {name!r} finds {found}. Nothing was committed. Correct the "
                 f"check, or the transform; or give the batch up: {skip_command(batch.pipeline, batch.txid)}",
                 pipeline=batch.pipeline,
                 txid=batch.txid,
             )
-        _record(connection, batch, name, _shown(answer) if answer else None)
+        _record(connection, batch, name, found)
 
 
 def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec, staged: StagedBatch) -> StagedBatch:
@@ -108,13 +109,13 @@ def without_wrong(connection: Connection, batch: CheckedBatch, state: StateSpec,
             continue
         statement = _statement(replace(batch, staged={state.name: staged.partials}), name, check)
         wrong = _wrong_partials(batch, state, name, statement, staged.partials)
-        answer, rows = _answer(connection, statement), 0
-        if answer:
+        found, rows = _found(connection, statement), 0
+        if found:
             rows = set_aside(connection, batch.spec, state, batch.txid, wrong, partial(_reason, name))
             # Not by the check's query again: once the batch is merged, it may find other partials.
             others = without_set_aside(batch.spec, state, batch.txid, staged.partials)
             staged = staged._replace(rows=staged.rows - rows, partials=others)
-        _record(connection, batch, name, f"{rows} set aside: {_shown(answer)}" if answer else None)
+        _record(connection, batch, name, f"{rows} set aside: {found}" if found else None)
     return staged
 
 
@@ -146,10 +147,18 @@ def _record(connection: Connection, batch: CheckedBatch, name: str, found: str |
     connection.execute(insert(tables.check_result).values(row))
 
 
-def _answer(connection: Connection, statement: sa.Select[Any]) -> list[str]:
-    """Return the first rows that a check finds, as texts."""
+def _found(connection: Connection, statement: sa.Select[Any]) -> str | None:
+    """Return the first rows that a check finds, and how many there are, as far as they are counted; None without any."""
     rows = connection.execute(statement.limit(SHOWN_ROWS + 1)).mappings()
-    return [", ".join(f"{column}={value}" for column, value in row.items()) for row in rows]
+    texts = [", ".join(f"{column}={value}" for column, value in row.items())[:SHOWN_CHARACTERS] for row in rows]
+    if not texts:
+        return None
+    shown = f"({'), ('.join(texts[:SHOWN_ROWS])})"
+    if len(texts) <= SHOWN_ROWS:
+        return shown
+    count = sa.select(sa.func.count()).select_from(statement.limit(MOST_COUNTED).subquery())
+    number = connection.scalar(count) or 0
+    return f"{shown} and more, {'at least ' if number == MOST_COUNTED else ''}{number:,} rows in all"
 
 
 def _statement(batch: CheckedBatch, name: str, check: Any) -> sa.Select[Any]:
@@ -163,8 +172,3 @@ def _statement(batch: CheckedBatch, name: str, check: Any) -> sa.Select[Any]:
     if not isinstance(statement, sa.Select):
         raise DeclarationInvalid(f"{place} returns {type(statement).__name__}; it has to return a SELECT of SQLAlchemy.")
     return statement
-
-
-def _shown(answer: list[str]) -> str:
-    more = " and more" if len(answer) > SHOWN_ROWS else ""
-    return f"({'), ('.join(text[:SHOWN_CHARACTERS] for text in answer[:SHOWN_ROWS])}){more}"

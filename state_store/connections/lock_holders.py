@@ -1,4 +1,4 @@
-"""Names the sessions that hold a lock for which a statement has waited in vain.
+"""Names the sessions, or prepared transactions, that hold a lock for which a statement has waited in vain.
 
 Postgres says who holds a lock only while somebody waits for it, so this looks afterwards. A lock of a row is told by the
 transaction that the row names, any other by the tables of the statement; who has let it go meanwhile is not named. A role sees
@@ -28,11 +28,13 @@ WHERE c.relname = %s AND c.relkind IN ('r', 'p')
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 """
-_WRITER_OF_ROW = "SELECT l.pid FROM {} r JOIN pg_locks l ON l.transactionid = r.xmax AND l.granted WHERE r.ctid = %s::tid"
+_WRITER_OF_ROW = """
+SELECT l.pid, l.virtualtransaction FROM {} r JOIN pg_locks l ON l.transactionid = r.xmax AND l.granted WHERE r.ctid = %s::tid
+"""
 # Of partitions, the statement names the table that they belong to.
 _OF_TABLES = """
-SELECT DISTINCT l.pid FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-WHERE l.pid <> pg_backend_pid() AND l.mode = ANY(%s) AND c.relnamespace <> 'pg_catalog'::regnamespace
+SELECT DISTINCT l.pid, l.virtualtransaction FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+WHERE l.pid IS DISTINCT FROM pg_backend_pid() AND l.mode = ANY(%s) AND c.relnamespace <> 'pg_catalog'::regnamespace
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND strpos(%s, split_part(c.relname, '$', 1)) > 0
 """
@@ -42,6 +44,16 @@ SELECT a.pid, a.usename, a.application_name, a.state, to_char(a.xact_start AT TI
 FROM pg_stat_activity a
 WHERE a.pid = ANY(%(pids)s) OR a.pid IN (SELECT unnest(pg_blocking_pids(p)) FROM unnest(%(pids)s) p)
 ORDER BY a.xact_start NULLS FIRST, a.pid LIMIT 3
+"""
+# The locks of a transaction that PREPARE TRANSACTION has left belong to no process. Sessions that wait for it may be in front.
+_PREPARED = """
+SELECT quote_literal(x.gid), x.owner, x.database, to_char(x.prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+FROM pg_prepared_xacts x JOIN pg_locks own ON own.transactionid = x.transaction AND own.pid IS NULL
+WHERE own.virtualtransaction = ANY(%(transactions)s) OR EXISTS (
+  SELECT FROM pg_locks waiting JOIN pg_locks held ON held.pid IS NULL
+    AND (held.transactionid = waiting.transactionid OR (held.database, held.relation) = (waiting.database, waiting.relation))
+  WHERE waiting.pid = ANY(%(pids)s) AND NOT waiting.granted AND held.virtualtransaction = own.virtualtransaction)
+ORDER BY x.prepared LIMIT 3
 """
 
 
@@ -66,11 +78,13 @@ def of(error: Any, connection: Any) -> str:
     statement = bytes(getattr(error.cursor, "query", None) or b"").decode(errors="replace")[:_LONGEST_TEXT]
     try:
         with connection.cursor() as cursor:
-            found = _sessions(cursor, statement, error.diag.context or "")
+            found, prepared = _holders(cursor, statement, error.diag.context or "")
     except psycopg2.Error as failed:
         return unknown(failed)
+    if prepared:
+        return " ".join(map(_described_prepared, prepared))
     if not found:
-        return "Whoever held the lock has let it go, or is not seen here: look at pg_locks and pg_prepared_xacts."
+        return "Whoever held the lock has let it go, or is not seen here: look at pg_locks."
     each = "; ".join(map(_described, found))
     if len(found) == 1:
         return f"The lock is held by {each}. Wait until that ends, or end it: {_END.format(found[0][0])}"
@@ -82,26 +96,36 @@ def unknown(failed: BaseException) -> str:
     return f"Who holds the lock could not be read ({str(failed).strip()}): look at pg_locks."
 
 
-def _sessions(cursor: Any, statement: str, context: str) -> list[Any]:
-    """Return process id, user, application, state and start of the transaction of each session in the way."""
-    pids = _of_row(cursor, row) if (row := _ROW.search(context.partition("\n")[0])) else []
-    if not pids:
+def _holders(cursor: Any, statement: str, context: str) -> tuple[list[Any], list[Any]]:
+    """Return what is known of each session in the way, and of each prepared transaction."""
+    locks = _of_row(cursor, row) if (row := _ROW.search(context.partition("\n")[0])) else []
+    if not locks:
         modes = _ROW_MODES if row else _ALL_MODES if _STRONG.match(statement) else _STRONG_MODES
         cursor.execute(_OF_TABLES, [modes, row[2] if row else statement])
-        pids = [pid for (pid,) in cursor]
+        locks = cursor.fetchall()
+    pids = [pid for pid, _ in locks if pid is not None]
     cursor.execute(_SESSIONS, {"pids": pids})
-    found: list[Any] = cursor.fetchall()
-    return found
+    sessions = cursor.fetchall()
+    cursor.execute(_PREPARED, {"pids": pids, "transactions": [transaction for pid, transaction in locks if pid is None]})
+    return sessions, cursor.fetchall()
 
 
-def _of_row(cursor: Any, row: re.Match[str]) -> list[int]:
-    """Return the process whose transaction a row names as the last that has changed or locked it, if that is still open."""
+def _of_row(cursor: Any, row: re.Match[str]) -> list[Any]:
+    """Return the locks of the transaction that a row names as the last that has changed or locked it, if that is still open."""
     cursor.execute(_TABLES_OF_ROW, [row[2]])
-    pids: list[int] = []
+    locks: list[Any] = []
     for table in cursor.fetchall():
         cursor.execute(sql.SQL(_WRITER_OF_ROW).format(sql.Identifier(*table)), [f"({row[1]})"])
-        pids += [pid for (pid,) in cursor]
-    return pids
+        locks += cursor.fetchall()
+    return locks
+
+
+def _described_prepared(transaction: Any) -> str:
+    gid, owner, database, since = transaction
+    return (
+        f"The lock is held by prepared transaction {gid} (owner {owner}, since {since} UTC), which no session has and "
+        f"which never ends by itself. Decide how, in database {database}: COMMIT PREPARED {gid} or ROLLBACK PREPARED {gid}"
+    )
 
 
 def _described(session: Any) -> str:

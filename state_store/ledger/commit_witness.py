@@ -7,7 +7,8 @@ committed, the database has to contain the marked commit.
 
 A mark may be older than the last commit, because a process may die between COMMIT and writing it: that is harmless. There is a
 file for each pipeline and history of commits; a history begins when a pipeline is registered, and when a person accepts a loss.
-So a new database, or another project's, is not compared with the marks of an old one.
+So a new database, or another project's, is not compared with the marks of an old one. None is ever removed: an old one may be
+of a database that is used again.
 """
 
 import fcntl
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 MAX_BYTES = 10_000
 LOCK_PATIENCE_SECONDS = 2.0
-# Of one pipeline. Each database that is created and dropped, as by tests, leaves a history.
-HISTORIES_KEPT = 20
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,11 @@ class Witness:
                 return
             _make_private(self.folder)
             with self._lock() as is_held:
-                if _is_later(known := _read(file), mark):
+                if _is_later(_read(file), mark):
                     return
                 if not is_held:
                     logger.warning("%s is not updated: %s is locked by a process that is suspended.", file, self.folder)
                     return
-                if known is None:
-                    self._forget_oldest(mark.pipeline)
                 _write(file, mark)
         except OSError as error:
             self._report(error)
@@ -107,12 +104,6 @@ class Witness:
             yield is_held
         finally:
             os.close(descriptor)
-
-    def _forget_oldest(self, pipeline: str) -> None:
-        """Remove the marks of the pipeline's least recently changed histories."""
-        others = sorted(self.folder.glob(f"{pipeline}.*.json"), key=lambda file: file.stat().st_mtime_ns)
-        for file in others[: -HISTORIES_KEPT + 1]:
-            file.unlink(missing_ok=True)
 
     def _report(self, error: OSError) -> None:
         _warn(

@@ -41,8 +41,10 @@ class LedgerReader(Database):
         Raises: StoreUnavailable, AccessRefused; SchemaOutOfDate if the ledger is older or newer than this code.
         """
         names = [name for name in states if NAME.fullmatch(name)]  # no state has another name
+        # A lock is given up first: only then does the error say who holds it.
+        limits = {"statement_timeout": f"{timeout_seconds}s", "lock_timeout": f"{timeout_seconds * 800}ms"}
         with self._snapshot(doing, states=names, lock_timeout_seconds=timeout_seconds) as connection:
             wait_at_most(connection, timeout_seconds)
-            set_local(connection, {"statement_timeout": f"{timeout_seconds}s"})
+            set_local(connection, limits)
             schema_revision.check_ledger(connection)
             yield connection

@@ -11,6 +11,7 @@ from tests import in_process
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES
 from tests.store import HOME_VARIABLE
+from tests.unit.test_registry import DECLARATION
 from tidegate.cli import VERBS
 
 # Calls the function that completes, as bash itself does after a tabulator, and prints what it offers.
@@ -52,6 +53,20 @@ def offered(words: str, **environment: str) -> list[str]:
 def test_words_are_completed() -> None:
     """Only what the shell needs is looked up."""
     assert {words: offered(words) for words in OFFERED} == OFFERED
+
+
+def test_only_states_that_can_be_read_are_offered(tmp_path: Path) -> None:
+    """An author's update has no table that `get` could read; `changes` shows states that record theirs."""
+    (tmp_path / "pipelines").mkdir()
+    update = (
+        DECLARATION.format(name="shop")
+        .replace("import ", "import Rows, Update, ")
+        .replace("{", '{"own": Update({"value": "text"}, lambda batch: None), "log": Rows({"value": "text"}), ', 1)
+    )
+    (tmp_path / "pipelines/shop.py").write_text(update)
+    home = {HOME_VARIABLE: str(tmp_path)}
+    assert offered("tidegate get shop ''", **home) == ["log", "shop_state"]
+    assert offered("tidegate changes shop ''", **home) == ["log"]
 
 
 def test_bash_takes_the_script(tmp_path: Path) -> None:

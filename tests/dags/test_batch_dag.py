@@ -218,8 +218,17 @@ def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> 
 
 def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
     """Airflow accepts any name, and a run without its max_batches would take everything."""
-    with pytest.raises(errors.UsageError, match=r"max_batch is unknown\. There are: from_txid, max_batches, to_txid"):
-        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={"max_batch": 3}))
+    for name in ("max_batch", "txid", "txids", "from_tx", "From-Txid", "batchsize", "from"):
+        with pytest.raises(errors.UsageError, match=rf"{name} is unknown\. There are: from_txid, max_batches, to_txid"):
+            batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={name: 3}))
+
+
+def test_what_another_scheduler_adds_to_a_run_is_ignored(flights: DAG, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged: the parameters are read before the ledger is asked, which the test does not reach."""
+    conf = {"requested_by": "a colleague", "ticket": 4711, "reason": "", "dag_run_conf": None}
+    with caplog.at_level("INFO"), pytest.raises(KeyError):
+        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf=conf))
+    assert all(f"Run parameter {name} is ignored" in caplog.text for name in conf)
 
 
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:

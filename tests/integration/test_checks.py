@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
 from tests.integration.conftest import contents
-from tests.store import Tracked
+from tests.store import Tracked, commit_checks
 from tidegate.jobs import Check, Count, Pipeline, Rows, State
 from tidegate.jobs.checks import Finds, between, like_before, no_nulls, unique
 from tidegate.state_store import Settings
@@ -209,7 +209,7 @@ def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
         flow.commit(4)
 
 
-def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words]) -> None:
+def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the pipeline's code that is wrong, and the batch waits; a message about many findings has a bound.
 
     One row per check that passes.
@@ -227,9 +227,13 @@ def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words]) 
         with pytest.raises(DeclarationInvalid, match=message):
             words(wrong=Check(finds, otherwise="warn")).commit(1)
     many = words(none=Check(lambda batch: sa.select(batch.state("log").c.word)))
-    with pytest.raises(CheckFailed, match=r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more\.") as failed:
+    found = r"the check 'none' finds \(word=x+\), \(word=x+\), \(word=x+\) and more, {} rows in all\."
+    with pytest.raises(CheckFailed, match=found.format("50")) as failed:
         many.commit(1)
     assert len(str(failed.value)) < 1500
+    monkeypatch.setattr(commit_checks, "MOST_COUNTED", 20)
+    with pytest.raises(CheckFailed, match=found.format("at least 20")):
+        many.commit(1)
     assert many.rows("log") == []
 
     flow = words(few=Check(between("counted", "lines", most=2)), known=Check(no_nulls("log", "word"), otherwise="warn"))

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from tests import steps
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.store import LedgerReader
 from tidegate.explain import remedies, why
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import LockHeld, StoreUnavailable
@@ -184,6 +186,12 @@ def test_what_meets_a_lock_names_the_session(tally: Tally, impatient: Settings, 
         for read in (lambda: store.batch_history("tally", 1), lambda: store.waits({"tally": None}), store.lag):
             with pytest.raises(LockHeld, match=rf"The lock is held by session {pid} .*psql"):
                 read()
+        with (
+            LedgerReader(impatient) as reader,
+            pytest.raises(LockHeld, match=rf"The lock is held by session {pid} .*psql"),
+            reader.snapshot("reading", timeout_seconds=1) as connection,
+        ):
+            connection.execute(sa.text("SELECT FROM tidegate.batch"))
     assert tally.commit(1).txid == 1
 
 

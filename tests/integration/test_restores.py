@@ -399,11 +399,9 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pyte
 
     folder.file_of("tally", "h").unlink()
     folder.advance(replace(mark(1), pipeline="tally_2"))
-    for number in range(commit_witness.HISTORIES_KEPT + 5):
+    for number in range(50):
         folder.advance(mark(1, history=f"h{number}"))
-        os.utime(folder.file_of("tally", f"h{number}"), ns=(number, number))
-    left = {file.name for file in folder.folder.glob("*.json")}
-    assert left == {f"tally.h{number}.json" for number in range(5, commit_witness.HISTORIES_KEPT + 5)} | {"tally_2.h.json"}
+    assert len(list(folder.folder.glob("*.json"))) == 51, "fresh databases of a test push no other's mark out"
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:

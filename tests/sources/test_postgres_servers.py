@@ -1,6 +1,7 @@
 """PostgresTable on a server of its own: prepared transactions, standbys and their promotion, a log-in by a password file."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,12 @@ from typing import Any
 
 import psycopg2
 import pytest
+from psycopg2.errors import LockNotAvailable
 
+from tests.integration.conftest import until
 from tests.sources.conftest import Inbox
 from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected
+from tests.store import lock_holders
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.postgres import seen_by_plans
@@ -109,6 +113,41 @@ def test_a_prepared_transaction_is_waited_for(
     assert "transaction 'late' of tidegate_owner" in caplog.text
     shop.execute("COMMIT PREPARED 'late'")
     assert shop.ids(shop.planned(source), key) == [1, 2]
+
+
+@pytest.mark.promise("error:LOCK_HELD")
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ("LOCK TABLE orders", "SELECT FROM orders"),
+        ("UPDATE orders SET name = 'x'", "SELECT FROM orders FOR UPDATE"),
+        ("UPDATE orders SET name = 'x'", "LOCK TABLE orders"),
+    ],
+)
+def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, held: str, wanted: str) -> None:
+    """No session has it: so it is named itself, with what ends it; also if a session waits for it in front of others."""
+    shop, writer, waiting = prepared_shop, prepared_shop.session(), prepared_shop.session()
+    shop.sell()
+    writer.execute(f"BEGIN; {held}")
+    writer.execute("PREPARE TRANSACTION 'it''s late'")
+
+    def refused(statement: str) -> str:
+        waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
+        with pytest.raises(LockNotAvailable) as error:
+            waiting.execute(statement)
+        waiting.execute("ROLLBACK")
+        return lock_holders.of(error.value, waiting.connection)
+
+    said = refused(wanted)
+    assert re.search(r"prepared transaction 'it''s late' \(owner tidegate_owner, since .* UTC\)", said)
+    assert "in database postgres: COMMIT PREPARED 'it''s late' or ROLLBACK PREPARED 'it''s late'" in said
+    migration = shop.session()
+    with ThreadPoolExecutor(1) as thread:
+        migrating = thread.submit(migration.execute, "LOCK TABLE orders")
+        until(lambda: shop.execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+        assert "prepared transaction" in refused("SELECT FROM orders")
+        shop.execute("ROLLBACK PREPARED 'it''s late'")
+        migrating.result(DEADLINE_SECONDS)
 
 
 @pytest.mark.soak

@@ -11,10 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from runpy import run_path
+from threading import Thread
 
 import psutil
 import psycopg2
@@ -31,6 +36,7 @@ from tidegate.stack.components.airflow import PROCESSES, PROJECT, airflow_settin
 from tidegate.stack.components.kafka import HEAP_MEGABYTES, LOGGING, PACKAGES, VERSION
 from tidegate.stack.components.postgres import ADMINISTRATOR, DATABASES, ROLES, EmbeddedPostgres
 from tidegate.stack.layout import USUAL_PORTS, Layout
+from tidegate.stack.supervisor import HUNG_AFTER_SECONDS
 from tidegate.state_store import Settings
 
 COMPOSE = PROJECT / "compose"
@@ -392,6 +398,53 @@ def connects(settings: Settings, role: str, database: str) -> bool:
         assert "permission denied" in str(error), error
         return False
     return True
+
+
+@pytest.mark.parametrize("part", ["scheduler", "metadatabase"])
+def test_a_part_that_lives_without_a_heartbeat_is_started_again(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the embedded stack does it: after so long a silence its health check kills it, and its container starts again.
+
+    Silence ends with a heartbeat, a page that does not answer, and the kill; the database's is not the api-server's.
+    """
+    healthy = run_path(str(COMPOSE / "healthy.py"))
+    check, known = healthy["main"], healthy["main"].__globals__
+    assert known["HUNG_AFTER_SECONDS"] == HUNG_AFTER_SECONDS
+    marker, children, statuses = tmp_path / "silent", tmp_path / "children", {"metadatabase": {"status": "healthy"}}
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(statuses).encode())
+
+    def look(status: str, *, silent_for: int | None = None) -> bool:
+        """Ask once; return whether the part still lives."""
+        statuses[part] = {"status": status}
+        if silent_for is not None:
+            os.utime(marker, (time.time() - silent_for,) * 2)
+        with suppress(SystemExit):
+            check(part)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        return process.poll() is None
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server, subprocess.Popen(["sleep", "60"]) as process:
+        children.write_text(f"{process.pid} 1 ")
+        for name, value in {"SILENT_SINCE": marker, "OF_INIT": children}.items():
+            monkeypatch.setitem(known, name, value)
+        monkeypatch.setenv("TIDEGATE_AIRFLOW_URL", f"http://127.0.0.1:{server.server_port}")
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert look("unhealthy")
+        if part == "scheduler":
+            assert look("unhealthy", silent_for=HUNG_AFTER_SECONDS - 60)
+            assert look("healthy", silent_for=HUNG_AFTER_SECONDS + 60)
+            assert look("unhealthy")
+            assert not look("unhealthy", silent_for=HUNG_AFTER_SECONDS + 60)
+        assert not marker.exists()
+        process.kill()
+        server.shutdown()
 
 
 def test_roles_are_those_of_the_embedded_stack(team_server: Settings, cluster: EmbeddedPostgres) -> None:

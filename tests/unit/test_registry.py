@@ -1,11 +1,15 @@
 """Pipelines are found by name, and a wrong name gets a useful answer."""
 
+import json
 import os
+import subprocess
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import COMMAND
+from tests.store import HOME_VARIABLE
 from tidegate.jobs import Pipeline, pipelines, registry
 from tidegate.jobs.registry import ENTRY_POINTS, all_pipelines, find_pipeline, has_pipeline, named_rebuild, pipeline_names
 from tidegate.state_store.base.errors import UnknownPipeline
@@ -48,30 +52,51 @@ def test_a_module_that_fails_prints_or_ends_the_process_harms_only_itself(
     assert capsys.readouterr() == ("", "hello\n")
 
 
-def test_whatever_a_module_writes_or_raises_the_others_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A program that it starts writes past Python's own output; an error may have no text, and a module no line that runs."""
-    modules = {
-        "parses_not": "\ndef f(:",
-        "runs": "import os, sys\nos.system('echo program')\nsys.__stdout__.write('direct')\n" + DECLARATION.format(name="runs"),
-        "says_nothing": "class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E",
-        "nul": "\0",
-    }
-    for name, code in modules.items():
-        (tmp_path / f"{name}.py").write_text(code)
-    monkeypatch.setattr(pipelines, "__path__", [str(tmp_path)])
+LOUD = """
+import atexit, os, subprocess, sys, threading, time
+os.system("echo program")
+sys.__stdout__.write("direct")
+atexit.register(print, "at exit")
+atexit.register(os.system, "echo a program at exit")
+threading.Thread(target=lambda: [print("thread") or time.sleep(0.02) for _ in range(50)]).start()
+subprocess.Popen("sleep 1; echo afterwards", shell=True)
+sys.stdout.close()
+sys.__stdout__.close()
+"""
+# A module, and what is said of it: the beginning, and, below the folder, the end.
+MODULES = {
+    "ends": ("\nimport os\nos._exit(3)", "SettingsInvalid: tidegate.jobs.pipelines.ends ends the process", "ends.py, line 3)"),
+    "leaves": ("import asyncio\nraise asyncio.CancelledError", "SettingsInvalid: ", "leaves.py, line 2)"),
+    "nul": ("\0", "", ")"),
+    "parses_not": ("\ndef f(:", "SyntaxError: ", "parses_not.py, line 2)"),
+    "says_nothing": (
+        "class E(Exception):\n    def __str__(self):\n        raise SystemExit\nraise E",
+        "E (its text cannot be made: SystemExit)",
+        "says_nothing.py, line 4)",
+    ),
+    "stops": ("raise GeneratorExit", "SettingsInvalid: ", "stops.py, line 1)"),
+}
 
-    found = all_pipelines()
 
-    assert [pipeline.name for pipeline in found.pipelines] == ["runs"]
-    nul, parses_not, says_nothing = found.broken
-    assert nul.endswith(f"(module nul in {tmp_path})")
-    assert parses_not.endswith(f"({tmp_path}/parses_not.py, line 2)")
-    assert says_nothing.endswith(f": E (its text cannot be made: ZeroDivisionError) ({tmp_path}/says_nothing.py, line 4)")
-    written = capfd.readouterr()
-    assert written.out == ""
-    assert "program" in written.err
+def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path) -> None:
+    """By any way, in a thread, by a program, or when the process ends: standard output stays that of the verb."""
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    (folder / "loud.py").write_text(LOUD + DECLARATION.format(name="loud"))
+    for name, (code, *_) in MODULES.items():
+        (folder / f"{name}.py").write_text(code)
+    environment = {"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(tmp_path)}
+    for closed in ("", ">&-"):
+        command = f"{COMMAND} pipelines --json {closed}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+        for name, (_, begins, ends) in MODULES.items():
+            said = f"Pipeline {name} cannot be imported: {begins}"
+            assert said in done.stderr
+            assert f"{folder}{'/' if ends != ')' else ''}{ends}" in done.stderr.partition(said)[2].partition(" Pipeline ")[0]
+        if not closed:
+            assert [pipeline["pipeline"] for pipeline in json.loads(done.stdout)] == ["loud"]
+            assert {"program", "at exit", "a program at exit", "thread", "afterwards"} <= set(done.stderr.splitlines())
 
 
 def test_a_process_without_standard_output_finds_the_pipelines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,19 +308,26 @@ def test_turns_open_in_order_and_wait_only_for_batches_that_come() -> None:
     }
     newest_ones = attempts_of(OPAQUE) | sealed_long_ago
     for name, committed, paused, retired, alone, merge, halted, unended, given_up, awaits in product(
-        newest_ones, (1, 2, 3), *[YES_AND_NO] * 3, (None, 10.0), (None, 3, 4), (None, 4, 9), *[YES_AND_NO] * 2
+        newest_ones,
+        (1, 2, 3),
+        *[YES_AND_NO] * 3,
+        (None, 10.0),
+        (None, 3, 4),
+        ((None, None), (4, 1), (4, 0), (9, 1)),
+        *[YES_AND_NO] * 2,
     ):
         newest = newest_ones[name]
         of_pipeline = (committed, 2, NOW if paused else None, NOW if retired else None, alone, OPAQUE.fingerprint, merge)
         now = turns.TurnFacts(
-            *("p", 3, *of_pipeline, halted, "why", unended, int(newest is not None), "why" if given_up else None),
+            *("p", 3, *of_pipeline, halted, "why", *unended, int(newest is not None), "why" if given_up else None),
             awaits_ack=awaits,
             newest=newest,
         )
         turn = turns.turn(now)
         is_next, is_committed = committed == 2, committed == 3
         has_ended = newest is not None and (newest.sealed_at or newest.failed_at) is not None
-        others_come = unended is not None and unended - committed <= 2 and not alone
+        coming, begun = unended
+        others_come = coming is not None and coming - committed <= 2 and not alone and not (paused and not begun)
         waited = newest.sealed_seconds if newest and newest.sealed_seconds is not None else -1.0
         waits = others_come and 0 <= waited < min(3 * (merge or 0), 180)
 

@@ -62,12 +62,19 @@ def sentence(name: str, settings: Settings, *, is_new: bool = False) -> str | No
     return message and f"{name}: {message}"
 
 
-def of_all(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
-    """Return the `sentence` of each pipeline that has one, by name.
+def of_all(lags: "list[Lag]", settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+    """Return, by pipeline, the `sentence` of each that has one; and what a run would find if all batches have committed.
 
-    Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
+    That is, that the source has more, or an error. Sources that do not answer within ANSWER_SECONDS are left out; a sentence
+    under the empty name says so.
     """
-    return _collected(lambda messages: _ask_all(lags, settings, messages), "what they leave alone")
+    sentences: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    try:
+        _in_time(lambda: _ask_all(lags, settings, sentences, unread))
+    except TimeoutError:
+        sentences = {**sentences, "": f"Not all sources have answered within {ANSWER_SECONDS} s."}
+    return sentences, {**unread}
 
 
 def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
@@ -94,36 +101,31 @@ def has_more(pipeline: Pipeline, store: "StateStore") -> bool:
     return False
 
 
-def unread(lags: "list[Lag]", settings: Settings) -> dict[str, str]:
-    """Return, of each pipeline whose batches have all committed, that its source has more, or why a run would fail.
-
-    Sources that do not answer within ANSWER_SECONDS are left out; a sentence under the empty name says so.
-    """
-    lags = [lag for lag in lags if not lag.pending and not lag.paused_at and not lag.plan_error]
-    return _collected(lambda messages: _plan_all(lags, settings, messages), "whether they have more") if lags else {}
-
-
-def _collected(ask: Callable[[dict[str, str]], None], what: str) -> dict[str, str]:
-    """Return the messages of those that have answered in time, and a sentence about the others."""
-    messages: dict[str, str] = {}
-    with suppress(TimeoutError):
-        _in_time(lambda: ask(messages))
-        return messages
-    return {**messages, "": f"Not all sources have answered within {ANSWER_SECONDS} s {what}."}
-
-
-def _plan_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:
+def _ask_all(lags: "list[Lag]", settings: Settings, sentences: dict[str, str], unread: dict[str, str]) -> None:
+    from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
+    from tidegate.jobs.sources.files.folder_listing import listed_once  # noqa: PLC0415
     from tidegate.state_store import StateStore  # noqa: PLC0415
 
     with StateStore.connect(settings) as store:
-        for name in (lag.pipeline for lag in lags):
-            try:
-                if has_more(find_pipeline(name), store):
-                    messages[name] = f"{name}: its source has data that no batch has taken. {remedies.run_of(name, settings)}"
-            except (UnknownPipeline, SourceUnavailable, SourceUnreadable):
-                continue  # its code is not in this checkout; or `of_all` says so
-            except Exception as error:  # noqa: BLE001 - an author's source may raise anything; the others are still asked
-                messages[name] = f"{name}: a run would fail now: {describe(error)}"
+        for lag in lags:
+            name = lag.pipeline
+            with listed_once():
+                try:
+                    if message := sentence(name, settings, is_new=not lag.opened):
+                        sentences[name] = message
+                except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
+                    sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
+                    continue
+                if lag.pending or lag.paused_at or lag.plan_error:
+                    continue
+                try:
+                    if next_batch(store, find_pipeline(name)) is not None:
+                        has_more = f"{name}: its source has data that no batch has taken."
+                        unread[name] = f"{has_more} {remedies.run_of(name, settings)}"
+                except (UnknownPipeline, SourceUnavailable, SourceUnreadable):
+                    continue  # its code is not in this checkout; or its sentence says so
+                except Exception as error:  # noqa: BLE001 - an author's source may raise anything; the others are still asked
+                    unread[name] = f"{name}: a run would fail now: {describe(error)}"
 
 
 def _in_time(ask: Callable[[], _T]) -> _T:
@@ -141,13 +143,3 @@ def _in_time(ask: Callable[[], _T]) -> _T:
 
     threading.Thread(target=answer, daemon=True).start()
     return asked.result(ANSWER_SECONDS)
-
-
-def _ask_all(lags: "list[Lag]", settings: Settings, messages: dict[str, str]) -> None:
-    for lag in lags:
-        try:
-            message = sentence(lag.pipeline, settings, is_new=not lag.opened)
-        except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still reported
-            message = f"{lag.pipeline}: its source cannot be looked at: {class_and_text(error)}"
-        if message:
-            messages[lag.pipeline] = message

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
@@ -24,11 +24,29 @@ _FUNCTIONS = frozenset(
 # SQL calls some of these without brackets, unless a column has the name; _CLOCK reads the clock only without an argument.
 _BARE = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 _CLOCK = "unix_timestamp"
+# Functions whose values depend on the order of rows wherever no order, or an order with equal rows, is given.
+_COLLECTING = frozenset({"collect_list", "collect_set", "array_agg"})
+_CHOOSING = _COLLECTING | {
+    *("first", "first_value", "last", "last_value", "any_value", "nth_value", "mode", "max_by", "min_by"),
+    *("listagg", "string_agg", "row_number", "ntile", "lag", "lead", "percentile_approx", "approx_percentile"),
+}
+# Functions of an array to which the order of its elements is indifferent.
+_UNORDERED = frozenset(
+    {"sort_array", "array_sort", "size", "array_size", "cardinality", "array_contains", "array_max", "array_min"}
+)
 _RELATIONS = {"limit": "limit()", "offset": "offset()", "tail": "tail()", "sample": "sample()", "sample_by": "sampleBy()"}
 _NAMES_IN_PYTHON = {"distributed_sequence_id": "zipWithIndex"}  # what authors write
 _UNION = 2  # pyspark.sql.connect.proto.SetOperation.SET_OP_TYPE_UNION
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|`(?:[^`]|``)*`")
 _CALL = re.compile(r"\b([a-z_]\w*)\b\s*(\(\s*\)|\()?", re.IGNORECASE)
+_CLAUSES = {"limit": re.compile(r"\blimit\s", re.IGNORECASE), "sample": re.compile(r"\btablesample\b", re.IGNORECASE)}
+
+
+class _Impure(NamedTuple):
+    """An operation whose result differs each time, or, if it is not certain, only where rows have no unique order."""
+
+    name: str
+    is_certain: bool = True
 
 
 def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collection[str]) -> None:
@@ -39,16 +57,17 @@ def check_pure(rows: Sequence[DataFrame], returned: DataFrame, columns: Collecti
     Raises: DeclarationInvalid.
     """
     operations = set(_impure_in_message(*plan_of(returned, rows), columns))
-    if refused := sorted(name for name in operations if name):
+    if refused := sorted(found.name for found in operations if found.is_certain):
         raise DeclarationInvalid(
             f"The transform uses {', '.join(refused)}: what that gives depends on when it runs, or on how Spark shares rows "
             "among tasks, so a batch that is tried again would be another batch. Take it out; or have the source's rows "
             "carry what is needed, such as a time of their own."
         )
-    if "" in operations:
+    if operations:
         logger.warning(
-            "The transform keeps some of several rows: by dropDuplicates() over some columns, or limit() of sorted rows. "
-            "If these differ in other columns, or are equal in the order, which of them stays is not the same each time."
+            "The transform uses %s: that keeps some of several rows, or the order in which they come. Where no order tells "
+            "these rows apart, what comes out is not the same each time.",
+            ", ".join(sorted(found.name for found in operations)),
         )
 
 
@@ -99,37 +118,53 @@ def _reached(message: Any, sources: Collection[int]) -> set[int]:
     return {number for part in _inner_messages(message) for number in _reached(part, sources)}
 
 
-def _impure_in_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[str]:
-    """Yield the impure operations of a Spark Connect plan, down to the plans of the source; "" for a possibly impure one."""
+def _impure_in_message(message: Any, sources: Collection[int], columns: Collection[str]) -> Iterator[_Impure]:
+    """Yield the impure operations of a Spark Connect plan, down to the plans of the source."""
+    called = ""
     if message.DESCRIPTOR.name == "Relation":
         if message.HasField("common") and message.common.plan_id in sources:
             return
-        yield from _impure_in_relation(message)
+        yield from _impure_in_relation(message, columns)
     elif message.DESCRIPTOR.name == "Expression":
-        yield from _impure_in_expression(message, columns)
+        called = _called(message)
+        yield from _impure_in_expression(message, called, columns)
     for part in _inner_messages(message):
-        yield from _impure_in_message(part, sources, columns)
+        for found in _impure_in_message(part, sources, columns):
+            if called not in _UNORDERED or found.name.removesuffix("()") not in _COLLECTING:
+                yield found
 
 
-def _impure_in_relation(relation: Any) -> Iterator[str]:
+def _impure_in_relation(relation: Any, columns: Collection[str]) -> Iterator[_Impure]:
     kind = relation.WhichOneof("rel_type")
-    if (kind == "limit" and relation.limit.input.HasField("sort")) or (
-        kind == "deduplicate" and not relation.deduplicate.all_columns_as_keys
-    ):
-        yield ""
+    if kind == "limit" and relation.limit.input.HasField("sort"):
+        yield _Impure("limit() of sorted rows", is_certain=False)
+    elif kind == "deduplicate" and not relation.deduplicate.all_columns_as_keys:
+        yield _Impure("dropDuplicates() over some columns", is_certain=False)
+    elif kind == "sql":
+        yield from _impure_in_sql(relation.sql.query, columns)
     elif kind in _RELATIONS:
-        yield _RELATIONS[kind]
+        yield _Impure(_RELATIONS[kind])
 
 
-def _impure_in_expression(expression: Any, columns: Collection[str]) -> Iterator[str]:
+def _called(expression: Any) -> str:
+    """Return the name of the function that an expression calls; "" for another expression."""
+    kind = expression.WhichOneof("expr_type")
+    if kind not in ("unresolved_function", "call_function"):
+        return ""
+    name: str = getattr(expression, kind).function_name
+    return name.lower().rpartition(".")[2].strip("`")  # call_function() takes it as SQL writes it
+
+
+def _impure_in_expression(expression: Any, name: str, columns: Collection[str]) -> Iterator[_Impure]:
     kind = expression.WhichOneof("expr_type")
     if kind == "expression_string":
         yield from _impure_in_sql(expression.expression_string.expression, columns)
-    elif kind in ("unresolved_function", "call_function"):
-        called = getattr(expression, kind)
-        name = called.function_name.lower().rpartition(".")[2].strip("`")  # call_function() takes it as SQL writes it
-        if name in _FUNCTIONS or (name == _CLOCK and not called.arguments):
-            yield f"{_NAMES_IN_PYTHON.get(name, name)}()"
+    elif name:
+        arguments = getattr(expression, kind).arguments
+        if name in _FUNCTIONS or (name == _CLOCK and not arguments):
+            yield _Impure(f"{_NAMES_IN_PYTHON.get(name, name)}()")
+        elif name in _CHOOSING and not (name == "mode" and len(arguments) > 1 and arguments[1].literal.boolean):
+            yield _Impure(f"{name}()", is_certain=False)
 
 
 def _inner_messages(message: Any) -> Iterator[Any]:
@@ -145,11 +180,17 @@ def _inner_messages(message: Any) -> Iterator[Any]:
             yield from value
 
 
-def _impure_in_sql(text: str, columns: Collection[str]) -> Iterator[str]:
+def _impure_in_sql(text: str, columns: Collection[str]) -> Iterator[_Impure]:
     column_names = {column.lower() for column in columns}
-    for called, brackets in _CALL.findall(_QUOTED.sub("", text)):
+    unquoted = _QUOTED.sub("", text)
+    yield from (_Impure(f"{name}()", name == "sample") for name, clause in _CLAUSES.items() if clause.search(unquoted))
+    calls = _CALL.findall(unquoted)
+    has_order = any(called.lower() in _UNORDERED for called, _ in calls)
+    for called, brackets in calls:
         name = called.lower()
         if (name in _FUNCTIONS and (brackets or (name in _BARE and name not in column_names))) or (
             name == _CLOCK and brackets.endswith(")")
         ):
-            yield f"{name}()"
+            yield _Impure(f"{name}()")
+        elif name in _CHOOSING and brackets and not (has_order and name in _COLLECTING):
+            yield _Impure(f"{name}()", is_certain=False)

@@ -75,6 +75,9 @@ MUTANTS = (
     TURNS("a-batch-waits-for-others-outside-the-window", "I20", "_may_commit")(
         "unended is not None and has_room(unended, facts.committed, facts.window)", "unended is not None", OF_TURNS
     ),
+    TURNS("a-batch-waits-for-others-that-a-pause-holds", "I20", "_may_commit")(
+        "is_coming and not is_held(facts.unended_attempt, facts.paused_at)", "is_coming", OF_TURNS
+    ),
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
         "self.newest.is_sealed_by(self.fingerprint)",
         "self.newest.sealed_at is not None",

@@ -95,8 +95,8 @@ MUTANTS = (
         f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
     COMMIT_CHECKS("a-check-that-finds-something-does-not-block", "I2", "evaluate")(
-        'if answer and check.otherwise == "block":',
-        'if answer and check.otherwise == "never":',
+        'if found and check.otherwise == "block":',
+        'if found and check.otherwise == "never":',
         f"{CHECKS}::test_what_a_check_finds_blocks_the_batch_or_is_kept",
     ),
     COMMIT_CHECKS("what-a-check-sets-aside-counts-too", "I14", "without_wrong")(

@@ -5,7 +5,6 @@ from tests.mutants.planted_fault import in_file
 PROJECT_PY = in_file("state_store/base/project.py")
 SETTINGS_PY = in_file("state_store/base/settings.py")
 WITNESS = in_file("state_store/ledger/commit_witness.py")
-REGISTRY = in_file("jobs/registry.py")
 READ = in_file("jobs/sources/kafka/read.py")
 ERRORS = in_file("state_store/base/errors.py")
 OUTPUT = in_file("tidegate/output.py")
@@ -20,13 +19,13 @@ MUTANTS = (
         "if place.is_symlink() and place.is_file()]",
         "tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",
     ),
-    REGISTRY("a-program-that-a-module-starts-writes-into-the-output", "error:SETTINGS_INVALID", "_output_is_ours")(
+    OUTPUT("a-program-that-a-module-starts-writes-into-the-output", "error:SETTINGS_INVALID", "keep_standard_output")(
         "os.dup2(2, 1)",
         "os.dup2(1, 1)",
         "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),
     ERRORS("an-error-without-a-text-takes-all-pipelines-along", "error:SETTINGS_INVALID", "class_and_text")(
-        "except Exception as failed:",
+        "except BaseException as failed:",
         "except TypeError as failed:",
         "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),

@@ -121,7 +121,7 @@ def status(as_json: bool) -> None:
 
     found = status_report.look(settings)
     _say_advice(found.advice)
-    sources, unread = source_report.of_all(found.lags, settings), source_report.unread(found.lags, settings)
+    sources, unread = source_report.of_all(found.lags, settings)
     if as_json:
         output.print_json({**found.facts(), "left_alone": sources, "unread": unread})
     else:
