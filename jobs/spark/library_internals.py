@@ -4,8 +4,11 @@ An upgrade of one of these libraries starts here: ``tests/jobs/test_library_inte
 version, and checks that each part still exists. Imports are inside functions: declarations must not load pyspark.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidegate.state_store.base.errors import DeclarationInvalid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +44,39 @@ def leave_on_server(session: "SparkSession") -> None:
     """Close a Connect session here, but keep it on the server, with its Python workers."""
     vars(session)["release_session_on_close"] = False
     session.stop()
+
+
+@contextmanager
+def settings_kept(session: "SparkSession", pinned: Collection[str]) -> Iterator[None]:
+    """Keep an author's code from changing these settings of a Connect session, or stopping it: other batches share it.
+
+    Raises: DeclarationInvalid, where the code tries to.
+    """
+    client, change, ask = session.client, session.client.config, session.sql
+
+    def refuse(what: str) -> NoReturn:
+        raise DeclarationInvalid(
+            f"The transform {what}, though other batches share the Spark session. Take that out; where it is about values, say "
+            "at each value what is meant: try_cast(), convert_timezone() and the like."
+        )
+
+    def config(operation: Any) -> Any:
+        keys = [pair.key for pair in operation.set.pairs] if operation.HasField("set") else list(operation.unset.keys)
+        if changed := [key for key in keys if key in pinned]:
+            refuse(f"changes {changed[0]}")
+        return change(operation)
+
+    def sql(query: str, *args: Any, **kwargs: Any) -> Any:
+        if changed := [key for key in pinned if key in query]:
+            refuse(f"changes {changed[0]}")
+        return ask(query, *args, **kwargs)
+
+    vars(client)["config"] = config
+    vars(session).update(sql=sql, stop=lambda: refuse("stops its session"))
+    try:
+        yield
+    finally:
+        del vars(client)["config"], vars(session)["sql"], vars(session)["stop"]
 
 
 def add_artifacts(session: "SparkSession", modules: "Mapping[str, bytes]", files: "Mapping[str, bytes]") -> None:

@@ -56,6 +56,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OF_GROUP = re.compile(r"^ *\| ?")  # begins the lines of an ExceptionGroup
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _SHOWN_CHARACTERS = 300
+_DETAILS = re.compile(
+    r'^<\w*RpcError.*?\n\s*details = "(.+?)"\n', re.DOTALL
+)  # an error of gRPC says in its third line what is wrong
 # Tidegate always sets this option: without it an overflow wraps around, or becomes NULL.
 _NO_ADVICE = re.compile(r"\s*If necessary,? set [^.]*spark\.sql\.ansi\.enabled\W+to \W*false\W.*?bypass this error[^.]*\.")
 
@@ -140,5 +143,6 @@ def _raised(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def first_line(error: Exception) -> str:
     """Return an error's first line, without plans and traces, and without Spark's advice to turn its ANSI mode off."""
-    line = " ".join(str(error).strip().splitlines()[:1])
-    return _NO_ADVICE.sub("", line)
+    text = str(error).strip()
+    details = _DETAILS.search(text)
+    return _NO_ADVICE.sub("", details[1] if details else " ".join(text.splitlines()[:1]))

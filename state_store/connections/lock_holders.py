@@ -42,17 +42,17 @@ WHERE l.pid IS DISTINCT FROM pg_backend_pid() AND l.mode = ANY(%s) AND c.relname
 _SESSIONS = """
 SELECT a.pid, a.usename, a.application_name, a.state, to_char(a.xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
 FROM pg_stat_activity a
-WHERE a.pid = ANY(%(pids)s) OR a.pid IN (SELECT unnest(pg_blocking_pids(p)) FROM unnest(%(pids)s) p)
+WHERE a.pid = ANY(%(pids)s::int[]) OR a.pid IN (SELECT unnest(pg_blocking_pids(p)) FROM unnest(%(pids)s::int[]) p)
 ORDER BY a.xact_start NULLS FIRST, a.pid LIMIT 3
 """
 # The locks of a transaction that PREPARE TRANSACTION has left belong to no process. Sessions that wait for it may be in front.
 _PREPARED = """
 SELECT quote_literal(x.gid), x.owner, x.database, to_char(x.prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
 FROM pg_prepared_xacts x JOIN pg_locks own ON own.transactionid = x.transaction AND own.pid IS NULL
-WHERE own.virtualtransaction = ANY(%(transactions)s) OR EXISTS (
+WHERE own.virtualtransaction = ANY(%(transactions)s::text[]) OR EXISTS (
   SELECT FROM pg_locks waiting JOIN pg_locks held ON held.pid IS NULL
     AND (held.transactionid = waiting.transactionid OR (held.database, held.relation) = (waiting.database, waiting.relation))
-  WHERE waiting.pid = ANY(%(pids)s) AND NOT waiting.granted AND held.virtualtransaction = own.virtualtransaction)
+  WHERE waiting.pid = ANY(%(pids)s::int[]) AND NOT waiting.granted AND held.virtualtransaction = own.virtualtransaction)
 ORDER BY x.prepared LIMIT 3
 """
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
+from pyspark.sql.connect.window import Window
 
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
@@ -429,7 +429,6 @@ IMPURE: dict[str, Any] = {
     "rand() in SQL of a session": lambda rows: rows.sparkSession.sql("SELECT rand() AS luck FROM {rows}", rows=rows),
     "sample() in SQL": lambda rows: rows.sparkSession.sql("SELECT * FROM {r} TABLESAMPLE (5 ROWS)", r=rows),
 }
-ORDERED = Window.partitionBy("name").orderBy("amount")
 # Only where an order tells rows apart is the result the same each time.
 CHOOSING: dict[str, Any] = {
     "dropDuplicates() over some columns": lambda rows: rows.dropDuplicates(["name"]),
@@ -438,7 +437,7 @@ CHOOSING: dict[str, Any] = {
     "first()": lambda rows: rows.groupBy("name").agg(F.first("amount")),
     "any_value() in SQL": lambda rows: rows.groupBy("name").agg(F.expr("any_value(amount)")),
     "collect_list()": lambda rows: rows.groupBy("name").agg(F.concat_ws(",", F.collect_list("amount"))),
-    "row_number()": lambda rows: rows.withColumn("place", F.row_number().over(ORDERED)),
+    "row_number()": lambda rows: rows.withColumn("place", F.row_number().over(Window.partitionBy("name").orderBy("amount"))),
     "mode()": lambda rows: rows.groupBy("name").agg(F.mode("amount")),
 }
 

@@ -121,7 +121,7 @@ def test_a_prepared_transaction_is_waited_for(
     [
         ("LOCK TABLE orders", "SELECT FROM orders"),
         ("UPDATE orders SET name = 'x'", "SELECT FROM orders FOR UPDATE"),
-        ("UPDATE orders SET name = 'x'", "LOCK TABLE orders"),
+        ("UPDATE orders SET name = 'x'", "ALTER TABLE orders SET (fillfactor = 90)"),
     ],
 )
 def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, held: str, wanted: str) -> None:
@@ -135,7 +135,7 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
         waiting.execute("BEGIN; SET LOCAL lock_timeout = '100ms'")
         with pytest.raises(LockNotAvailable) as error:
             waiting.execute(statement)
-        waiting.execute("ROLLBACK")
+        waiting.connection.cursor().execute("ROLLBACK")
         return lock_holders.of(error.value, waiting.connection)
 
     said = refused(wanted)
@@ -143,7 +143,7 @@ def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_sh
     assert "in database postgres: COMMIT PREPARED 'it''s late' or ROLLBACK PREPARED 'it''s late'" in said
     migration = shop.session()
     with ThreadPoolExecutor(1) as thread:
-        migrating = thread.submit(migration.execute, "LOCK TABLE orders")
+        migrating = thread.submit(migration.execute, "BEGIN; LOCK TABLE orders; COMMIT")
         until(lambda: shop.execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
         assert "prepared transaction" in refused("SELECT FROM orders")
         shop.execute("ROLLBACK PREPARED 'it''s late'")

@@ -6,8 +6,10 @@ import grpc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from tidegate.jobs.compute.sessions.session import PINNED
 from tidegate.jobs.compute.transform.transform_purity import check_pure, meeting, unread
 from tidegate.jobs.pipeline import Transform
+from tidegate.jobs.spark.library_internals import settings_kept
 from tidegate.state_store.base import errors
 
 
@@ -30,7 +32,8 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
     Raises: DeclarationInvalid if the code is at fault; errors of Spark, files, memory and imports as they are.
     """
     try:
-        returned = transform(frames.get("", frames))
+        with settings_kept(next(iter(frames.values())).sparkSession, PINNED):
+            returned = transform(frames.get("", frames))
     except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
         raise
     except (Exception, SystemExit) as error:
@@ -41,7 +44,13 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
         )
     if not isinstance(returned, DataFrame):
         raise errors.DeclarationInvalid(f"The transform returns {type(returned).__name__}; it has to return a DataFrame.")
-    check_pure(list(frames.values()), returned, columns)
+    try:
+        check_pure(list(frames.values()), returned, columns)
+    except RecursionError as error:
+        raise errors.DeclarationInvalid(
+            "The transform's plan is nested too deeply. Where it calls withColumn() or adds to an expression in a loop, make all "
+            "columns by one select()."
+        ) from error
     return returned
 
 
