@@ -56,9 +56,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OF_GROUP = re.compile(r"^ *\| ?")  # begins the lines of an ExceptionGroup
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
 _SHOWN_CHARACTERS = 300
-_DETAILS = re.compile(
-    r'^<\w*RpcError.*?\n\s*details = "(.+?)"\n', re.DOTALL
-)  # an error of gRPC says in its third line what is wrong
+_DETAILS = re.compile(r'^<\w*RpcError.*?\n\s*details = "(.+?)"\n', re.DOTALL)  # of an error of gRPC
 # Tidegate always sets this option: without it an overflow wraps around, or becomes NULL.
 _NO_ADVICE = re.compile(r"\s*If necessary,? set [^.]*spark\.sql\.ansi\.enabled\W+to \W*false\W.*?bypass this error[^.]*\.")
 

@@ -71,6 +71,23 @@ def in_sql(expression: str) -> Callable[[DataFrame], DataFrame]:
     return lambda rows: rows.selectExpr("name", f"{expression} AS amount")
 
 
+def setting(change: Callable[[Any], Any]) -> Callable[[DataFrame], DataFrame]:
+    """Return a transform that does something to the session which batches share."""
+
+    def transform(rows: DataFrame) -> DataFrame:
+        change(rows.sparkSession)
+        return rows
+
+    return transform
+
+
+def deep(rows: DataFrame) -> DataFrame:
+    """Add a column so often that the plan is deeper than Python's stack."""
+    for _ in range(1500):
+        rows = rows.withColumn("amount", rows["amount"])
+    return rows
+
+
 def raising(error: BaseException) -> Callable[[DataFrame], DataFrame]:
     def transform(_rows: DataFrame) -> DataFrame:
         raise error
@@ -91,6 +108,16 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a misspelt column": (in_sql("amuont"), CODE),
     "an error that Spark does not name": (in_sql("int(java_method('java.lang.Integer', 'parseInt', name))"), RETRIED),
     "ValueError": (raising(ValueError("no")), f"{CODE}.*The transform failed: ValueError: no"),
+    "a setting that values rest on": (
+        setting(lambda spark: spark.conf.set("spark.sql.ansi.enabled", "false")),
+        f"{CODE}.*The transform changes spark.sql.ansi.enabled, though other batches share",
+    ),
+    "such a setting in SQL": (
+        setting(lambda spark: spark.sql("SET spark.sql.session.timeZone = 'Asia/Tokyo'")),
+        f"{CODE}.*The transform changes spark.sql.session.timeZone",
+    ),
+    "the end of the session": (setting(lambda spark: spark.stop()), f"{CODE}.*The transform stops its session"),
+    "a deep plan": (deep, f"{CODE}.*nested too deeply. Where it calls withColumn"),
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }
 MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {

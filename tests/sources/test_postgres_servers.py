@@ -121,7 +121,7 @@ def test_a_prepared_transaction_is_waited_for(
     [
         ("LOCK TABLE orders", "SELECT FROM orders"),
         ("UPDATE orders SET name = 'x'", "SELECT FROM orders FOR UPDATE"),
-        ("UPDATE orders SET name = 'x'", "ALTER TABLE orders SET (fillfactor = 90)"),
+        ("UPDATE orders SET name = 'x'", "ALTER TABLE orders ADD more integer"),
     ],
 )
 def test_a_forgotten_prepared_transaction_that_holds_a_lock_is_named(prepared_shop: Shop, held: str, wanted: str) -> None:

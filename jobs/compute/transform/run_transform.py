@@ -48,8 +48,8 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
         check_pure(list(frames.values()), returned, columns)
     except RecursionError as error:
         raise errors.DeclarationInvalid(
-            "The transform's plan is nested too deeply. Where it calls withColumn() or adds to an expression in a loop, make all "
-            "columns by one select()."
+            "The transform's plan is nested too deeply. Where it calls withColumn() or adds to an expression in a loop, make "
+            "all columns by one select()."
         ) from error
     return returned
 

@@ -8,6 +8,7 @@ TEXT = in_file("jobs/sources/files/formats/records/text_records.py")
 TYPED = in_file("jobs/sources/files/formats/records/typed_values.py")
 CONTENT = in_file("jobs/sources/files/content.py")
 PARQUET_COLUMNS = in_file("jobs/sources/files/formats/parquet_files/parquet_columns.py")
+INTERNALS = in_file("jobs/spark/library_internals.py")
 SPARK_ERRORS = in_file("jobs/spark/spark_errors.py")
 
 TESTS = "tests/sources/test_files.py"
@@ -24,6 +25,11 @@ MUTANTS = (
         'SparkFailed if identity.get("attempt", 1) == 1 else PermanentError',
         "SparkFailed",
         "tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",
+    ),
+    INTERNALS("a-transform-changes-how-other-batches-cast", "I11", "settings_kept")(
+        "for key in keys if key in pinned",
+        "for key in keys if key == pinned",
+        "tests/jobs/test_failures.py::test_only_errors_about_values_are_content",
     ),
     SPARK_ERRORS("a-broadcast-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "(module)")(
         "|[Nn]ot? enough memory (to|for) [a-z ]+",
