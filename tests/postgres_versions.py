@@ -124,7 +124,7 @@ class AnyPostgres(EmbeddedPostgres):
 
     def execute(self, statement: Any, parameters: Any = None, *, user: str = "postgres", database: str = "postgres") -> list:
         """Run one statement outside any transaction, as the administrator."""
-        connection = self._connect(user, database)
+        connection = self.connect(database, user)
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -133,7 +133,8 @@ class AnyPostgres(EmbeddedPostgres):
         finally:
             connection.close()
 
-    def _connect(self, user: str, database: str) -> Any:
+    def connect(self, database: str = "postgres", user: str = "postgres") -> Any:
+        """Connect to this server's address."""
         import psycopg2  # noqa: PLC0415 - as in the class above, which connects to 127.0.0.1 only
 
         where = {"host": self.host, "port": self.port, "user": user, "dbname": database}

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.batches import Batches
 from tests.cli.conftest import CommandLine
-from tests.store import Attempt, Tracked, encode_metadata
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
 
@@ -16,15 +16,13 @@ SPEC = flights.PIPELINE.spec
 @pytest.fixture
 def ledger(tidegate: CommandLine, store: StateStore) -> CommandLine:
     """Flights with txids 1-2 committed, 3 failed, 4 halted, 5-6 planned."""
-    assert store.open_batches(SPEC, "run", [], None, [encode_metadata({"files": [], "n": n}) for n in range(6)])
-    for txid in (1, 2, 3, 4):
-        attempt = store.start_attempt(SPEC, txid, "test")
-        assert isinstance(attempt, Attempt)
-        if txid <= 2:
-            store.seal(attempt, [], Tracked(0))
-            store.commit_batch(SPEC, txid, "test")
-        else:
-            store.fail_attempt(attempt, "SPARK_FAILED: it broke: \x1b[31mred")
+    batches = Batches(store, flights.PIPELINE)
+    batches.plan("run", 6)
+    for txid in (1, 2):
+        batches.seal(txid)
+        batches.commit(txid)
+    for txid in (3, 4):
+        store.fail_attempt(batches.begin(txid), "SPARK_FAILED: it broke: \x1b[31mred")
     store.halt_batch("flights", 4, "SOURCE_CHANGED: a.csv is gone")
     return tidegate
 

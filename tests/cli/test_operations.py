@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.batches import Batches
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tests.store import Attempt, Tracked, encode_metadata
+from tests.store import encode_metadata
 from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipelines import flights
 from tidegate.jobs.sources.binding import coordinator_of
@@ -14,18 +15,6 @@ ORDERS = ("shop,cents", "Lisbon,1250", "Lisbon,990", "Porto,0", "Porto,seven", "
 USAGE, TRY_AGAIN = 2, 75
 ME = operator("skip").partition(",")[0]
 SPEC = flights.PIPELINE.spec
-
-
-def _plan(store: StateStore, number: int) -> None:
-    """Open batches of flights with no files."""
-    after = store.last_opened("flights")
-    assert store.open_batches(SPEC, "run", [], after, [encode_metadata({"files": [], "n": n}) for n in range(number)])
-
-
-def _begin(store: StateStore, txid: int) -> Attempt:
-    attempt = store.start_attempt(SPEC, txid, "test")
-    assert isinstance(attempt, Attempt)
-    return attempt
 
 
 def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
@@ -79,11 +68,12 @@ def test_an_empty_reason_is_refused(tidegate: CommandLine) -> None:
 def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, store: StateStore) -> None:
     """Without Airflow the lift stays, with its mark in the ledger, so the run alone is missing."""
     assert "Nothing to retry" in tidegate("retry", "flights").stderr
-    _plan(store, 3)
+    batches = Batches(store, flights.PIPELINE)
+    batches.plan("run", 3)
     assert "Txids 1-3 wait for a run: tidegate run flights" in tidegate("retry", "flights").stderr
     assert "--wait" in tidegate("retry", "flights", **_airflow_away(tidegate)).stderr
     assert tidegate.json("retry", "flights") == {"pipeline": "flights", "lifted": []}
-    store.fail_attempt(_begin(store, 2), "BAD_KEY: NULL.", is_poison=True)
+    store.fail_attempt(batches.begin(2), "BAD_KEY: NULL.", is_poison=True)
     store.halt_batch("flights", 1, "SOURCE_CHANGED: a.csv")
     store.give_up("flights", 2, "the pipeline's policy", "6 tries failed")
 
@@ -115,19 +105,20 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
 
 def test_only_failed_batches_are_skipped_and_in_their_turn(tidegate: CommandLine, store: StateStore) -> None:
     """Any failed txid can be given up; it is skipped when its turn comes."""
-    _plan(store, 3)
+    batches = Batches(store, flights.PIPELINE)
+    batches.plan("run", 3)
     skip = ("skip", "flights", "2", "--reason", "no use")
     for yes in ([], ["--yes"]):
         done = tidegate(*skip, *yes)
         assert (done.returncode, "flights 2 has not failed" in done.stderr) == (USAGE, True)
-    store.fail_attempt(_begin(store, 2), "OVERFLOW: cents.", is_poison=True)
+    store.fail_attempt(batches.begin(2), "OVERFLOW: cents.", is_poison=True)
     unconfirmed = tidegate(*skip)
     assert unconfirmed.returncode == USAGE
     assert "flights 2 is failed (OVERFLOW: cents). Skipping it leaves all its rows out" in unconfirmed.stderr
 
     assert tidegate.json(*skip, "--yes") == {"txid": 2, "skipped": False, "given_up": True, "already": False}
     assert tidegate.json("inspect", "flights")[1]["waits_for"] == "its turn to be skipped: no use"
-    store.seal(_begin(store, 1), [], Tracked(0))
+    batches.seal(1)
     store.commit_batch(SPEC, 1, "test")
     assert tidegate.json(*skip, "--yes") == {"txid": 2, "skipped": True, "given_up": True, "already": False}
     assert tidegate.json(*skip) == {"txid": 2, "skipped": True, "given_up": True, "already": True}

@@ -6,7 +6,6 @@ import pytest
 
 from tests.cli.conftest import CommandLine
 from tests.integration.conftest import Tally
-from tests.store import Tracked
 from tidegate.jobs.pipelines import word_count
 from tidegate.state_store import StateStore
 
@@ -18,8 +17,7 @@ def words(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
     with StateStore.connect(tidegate.settings) as store:
         tally = Tally(store, word_count.PIPELINE.spec)
         for txid in tally.plan(2):
-            attempt = tally.start(txid)
-            store.seal(attempt, [tally.stage(attempt, "word_count", [("the", 2), (f"new {txid}", 1)])], Tracked(0))
+            tally.process_states(txid, {"word_count": [("the", 2), (f"new {txid}", 1)]})
             tally.commit(txid)
     return tidegate
 

@@ -25,7 +25,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import tidegate.jobs.pipelines
-from tests.dags.conftest import CLICKS, REPOSITORY, Batches
+from tests.batches import Batches
+from tests.dags.conftest import CLICKS, REPOSITORY
 from tests.examples import EXAMPLES
 from tests.store import WINDOW, Attempt, Tracked, errors
 from tidegate.dags import batch_dag, batch_tasks

@@ -10,7 +10,8 @@ import pytest
 from airflow.sdk.module_loading import import_string
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
-from tests.dags.conftest import CLICKS, Batches
+from tests.batches import Batches
+from tests.dags.conftest import CLICKS
 from tests.store import WINDOW, Attempt, Tracked
 from tidegate.dags import batch_trigger, dispatch
 from tidegate.dags.batch_trigger import PROCESS, TurnPoller, TurnTrigger

@@ -15,7 +15,8 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.dags.conftest import CLICKS, Batches
+from tests.batches import Batches
+from tests.dags.conftest import CLICKS
 from tests.store import WINDOW, Turn
 from tidegate.dags import batch_trigger
 from tidegate.dags.batch_trigger import COMMIT, Place, TurnPoller, TurnTrigger

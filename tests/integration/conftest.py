@@ -4,7 +4,7 @@ import io
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -88,9 +88,15 @@ class Tally:
 
     def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume") -> Attempt:
         """Start an attempt, stage its partials and seal it."""
+        return self.process_states(txid, {"per_shop": shops, "per_day": days}, mode=mode)
+
+    def process_states(
+        self, txid: int, rows: Mapping[str, Iterable[Row]], *, source_rows: int = 0, mode: Mode = "resume"
+    ) -> Attempt:
+        """Start an attempt, stage these partials of each state and seal it."""
         attempt = self.start(txid, mode=mode)
-        staged = [self.stage(attempt, "per_shop", shops), self.stage(attempt, "per_day", days)]
-        self.store.seal(attempt, staged, Tracked(0))
+        staged = [self.stage(attempt, state, partials) for state, partials in rows.items()]
+        self.store.seal(attempt, staged, Tracked(source_rows))
         return attempt
 
     def commit(self, txid: int) -> Commit:
@@ -102,6 +108,9 @@ class Tally:
         spec = self.spec.state(name)
         assert spec is not None
         return [tuple(row.values()) for row in self.store.state_rows(spec)]
+
+
+TallyOf = Callable[[Pipeline], Tally]
 
 
 def run_verb(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -146,6 +155,17 @@ def tally(store: StateStore, register: Callable[..., None]) -> Tally:
     """Register pipeline tally, which has no batch yet."""
     register(TALLY)
     return Tally(store)
+
+
+@pytest.fixture
+def tally_of(store: StateStore, register: Callable[..., None]) -> TallyOf:
+    """A function that registers a pipeline, and returns what moves its batches."""
+
+    def registered(pipeline: Pipeline) -> Tally:
+        register(pipeline)
+        return Tally(store, pipeline.spec)
+
+    return registered
 
 
 @pytest.fixture

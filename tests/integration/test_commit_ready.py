@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, contents, merge_steps
+from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, contents, merge_steps
 from tests.store import Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
@@ -96,28 +96,24 @@ def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Ta
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(5))
-def test_any_batches_in_any_grouping(settings: Settings, register: Callable[..., None], seed: int) -> None:
+def test_any_batches_in_any_grouping(store: StateStore, tally_of: TallyOf, seed: int) -> None:
     """NULL keys, NULL values, booleans, texts, decimals, a state without a key and one without a txid."""
-    register(KINDS)
     draw = random.Random(seed)
-    with StateStore.connect(settings) as store:
-        kinds = Tally(store, KINDS.spec)
-        kinds.plan(12)
-        model: list[dict[str, list[Row]]] = []
-        for txid in range(1, 13):
-            rows = _partials(draw)
-            model.append(rows)
-            attempt = kinds.start(txid)
-            staged = [kinds.stage(attempt, state, partials) for state, partials in rows.items()]
-            store.seal(attempt, staged, Tracked(0))
-            if draw.random() < 0.3:
-                kinds.commit(store.committed("kinds") + 1)
-            elif draw.random() < 0.3:
-                store.commit_ready(KINDS.spec, "test")
-        while store.committed("kinds") < 12:
-            assert store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
-        for state in ("maybe_shop", "overall", "plain"):
-            assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
+    kinds = tally_of(KINDS)
+    kinds.plan(12)
+    model: list[dict[str, list[Row]]] = []
+    for txid in range(1, 13):
+        rows = _partials(draw)
+        model.append(rows)
+        kinds.process_states(txid, rows)
+        if draw.random() < 0.3:
+            kinds.commit(store.committed("kinds") + 1)
+        elif draw.random() < 0.3:
+            store.commit_ready(KINDS.spec, "test")
+    while store.committed("kinds") < 12:
+        assert store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
+    for state in ("maybe_shop", "overall", "plain"):
+        assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
 
 
 # Values of each type, in their order; of dates also those that Python cannot represent.
@@ -145,27 +141,25 @@ ODD_TYPES = Pipeline(
 @pytest.mark.soak
 @pytest.mark.usefixtures("either_way")
 def test_values_of_types_that_python_reads_otherwise_are_merged_together(
-    settings: Settings, register: Callable[..., None], as_role: Execute
+    store: StateStore, tally_of: TallyOf, as_role: Execute
 ) -> None:
     """As keys that are divided among processes, and as the min and max of all batches, NULLs among them."""
-    register(ODD_TYPES)
     draw = random.Random(1)
     expected: dict[str, dict[str | None, list[Any]]] = {key: {} for key in TYPED}
 
     def drawn(kind: str) -> str | None:
         return draw.choice(TYPED[kind]) if draw.random() < 0.9 else None
 
-    with StateStore.connect(settings) as store:
-        odd = Tally(store, ODD_TYPES.spec)
-        for txid in odd.plan(3):
-            attempt, staged = odd.start(txid), []
-            for kind, groups in expected.items():
-                rows = [[key, *(drawn(value) for value in TYPED for _ in "<>")] for key in {drawn(kind) for _ in range(30)}]
-                staged.append(odd.stage(attempt, f"per_{kind}", rows))
-                for key, *values in rows:
-                    groups.setdefault(key, []).append(values)
-            store.seal(attempt, staged, Tracked(0))
-        assert len(store.commit_ready(ODD_TYPES.spec, "test")) == 3
+    odd = tally_of(ODD_TYPES)
+    for txid in odd.plan(3):
+        partials = {}
+        for kind, groups in expected.items():
+            rows = [[key, *(drawn(value) for value in TYPED for _ in "<>")] for key in {drawn(kind) for _ in range(30)}]
+            partials[f"per_{kind}"] = rows
+            for key, *values in rows:
+                groups.setdefault(key, []).append(values)
+        odd.process_states(txid, partials)
+    assert len(store.commit_ready(ODD_TYPES.spec, "test")) == 3
     for kind, groups in expected.items():
         columns = [f"{which}_{value}::text" for value in TYPED for which in ("min", "max")]
         found = as_role("postgres", f"SET TimeZone = 'UTC'; SELECT key::text, {', '.join(columns)} FROM state.per_{kind}")
@@ -196,36 +190,31 @@ VERSIONS = Pipeline(
 
 @pytest.mark.promise("performance:newest-rows-of-several-batches-are-found")
 @pytest.mark.usefixtures("either_way")
-def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(
-    settings: Settings, register: Callable[..., None]
-) -> None:
+def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(store: StateStore, tally_of: TallyOf) -> None:
     """Also if an earlier batch has brought it, if versions are equal or NULL, and whatever process finds it."""
-    register(VERSIONS)
     draw = random.Random(3)
     kept: dict[str, dict[Row, tuple[Any, int]]] = {state: {} for state in VERSIONS.states}
-    with StateStore.connect(settings) as store:
-        versions = Tally(store, VERSIONS.spec)
-        versions.plan(6)
-        for txid in range(1, 7):
-            attempt = versions.start(txid)
-            staged = []
-            for state, newest in kept.items():
-                names = [key.name for key in versions.spec.state(state).keys]  # type: ignore[union-attr]
-                numbers = draw.sample(range(60), 30)
-                keys = [tuple(number if name == "number" else f"shop {number % 9}" for name in names) for number in numbers]
-                keys += [(None,)] if state == "per_maybe" else []
-                rows = [[*key, draw.choice([None, 1, 2, 3]), draw.choice([None, "a", "b"])] for key in dict.fromkeys(keys)]
-                staged.append(versions.stage(attempt, state, rows))
-                for *key, at, label in rows:
-                    before = newest.get(tuple(key), ((None, None), 0))[0]
-                    newest[tuple(key)] = (max(before, (at, label), key=_rank), txid)
-            store.seal(attempt, staged, Tracked(0))
-        assert len(store.commit_ready(VERSIONS.spec, "test", max_batches=2)) == 2
-        assert len(store.commit_ready(VERSIONS.spec, "test")) == 4
+    versions = tally_of(VERSIONS)
+    versions.plan(6)
+    for txid in range(1, 7):
+        partials = {}
         for state, newest in kept.items():
-            width = len(versions.spec.state(state).keys)  # type: ignore[union-attr]
-            found = {row[:width]: (row[width:-1], row[-1]) for row in versions.state(state)}
-            assert found == newest, state
+            names = [key.name for key in versions.spec.state(state).keys]  # type: ignore[union-attr]
+            numbers = draw.sample(range(60), 30)
+            keys = [tuple(number if name == "number" else f"shop {number % 9}" for name in names) for number in numbers]
+            keys += [(None,)] if state == "per_maybe" else []
+            rows = [[*key, draw.choice([None, 1, 2, 3]), draw.choice([None, "a", "b"])] for key in dict.fromkeys(keys)]
+            partials[state] = rows
+            for *key, at, label in rows:
+                before = newest.get(tuple(key), ((None, None), 0))[0]
+                newest[tuple(key)] = (max(before, (at, label), key=_rank), txid)
+        versions.process_states(txid, partials)
+    assert len(store.commit_ready(VERSIONS.spec, "test", max_batches=2)) == 2
+    assert len(store.commit_ready(VERSIONS.spec, "test")) == 4
+    for state, newest in kept.items():
+        width = len(versions.spec.state(state).keys)  # type: ignore[union-attr]
+        found = {row[:width]: (row[width:-1], row[-1]) for row in versions.state(state)}
+        assert found == newest, state
 
 
 def _rank(row: Row) -> list[tuple[bool, Any]]:
@@ -274,9 +263,7 @@ def test_every_key_is_in_one_part(
         days = Tally(store, DAYS.spec)
         for txid in days.plan(3):
             shops = [None, *(f"shop {number}" for number in draw.sample(range(2 * SHOPS), SHOPS))]
-            attempt = days.start(txid)
-            staged = days.stage(attempt, "per_day_and_shop", [("2013-01-01", shop, txid) for shop in shops])
-            store.seal(attempt, [staged], Tracked(0))
+            days.process_states(txid, {"per_day_and_shop": [("2013-01-01", shop, txid) for shop in shops]})
             for shop in shops:
                 sold[shop] = sold.get(shop, 0) + txid
 
@@ -314,12 +301,8 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
             shops = [f"shop {number}" for number in draw.sample(range(100), 60)]
             if not are_in_order:
                 draw.shuffle(visitors)
-            attempt = visits.start(txid)
-            staged = [
-                visits.stage(attempt, "per_visitor", [(visitor, txid) for visitor in visitors]),
-                visits.stage(attempt, "per_shop", [(shop, txid) for shop in shops]),
-            ]
-            store.seal(attempt, staged, Tracked(0))
+            brought = {"per_visitor": [(visitor, txid) for visitor in visitors], "per_shop": [(shop, txid) for shop in shops]}
+            visits.process_states(txid, brought)
             for key in (*visitors, *shops):
                 expected[key] = [expected.get(key, [0])[0] + txid, txid]
 
@@ -366,29 +349,32 @@ AT_THE_LIMIT = {
 @pytest.mark.parametrize("is_first_committed", [True, False])
 @pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
 def test_batches_that_overflow_one_by_one_are_not_merged_together(
-    settings: Settings, register: Callable[..., None], first: Row, beyond: Row, back: Row, *, is_first_committed: bool
+    settings: Settings,
+    store: StateStore,
+    tally_of: TallyOf,
+    first: Row,
+    beyond: Row,
+    back: Row,
+    *,
+    is_first_committed: bool,
 ) -> None:
     """Together they stay in range, but one by one they leave it: the same batches halt, however they are grouped."""
-    register(MONEY)
-    with StateStore.connect(settings) as store:
-        money = Tally(store, MONEY.spec)
-        money.plan(3)
-        for txid, row in enumerate((first, beyond, back), start=1):
-            attempt = money.start(txid)
-            staged = [money.stage(attempt, "totals", [("a", *row)]), money.stage(attempt, "all_totals", [(row[2],)])]
-            store.seal(attempt, staged, Tracked(0))
-        if is_first_committed:
-            money.commit(1)
-        before = contents(settings)
+    money = tally_of(MONEY)
+    money.plan(3)
+    for txid, row in enumerate((first, beyond, back), start=1):
+        money.process_states(txid, {"totals": [("a", *row)], "all_totals": [(row[2],)]})
+    if is_first_committed:
+        money.commit(1)
+    before = contents(settings)
 
-        with pytest.raises(PermanentError):
-            store.commit_ready(MONEY.spec, "test")
+    with pytest.raises(PermanentError):
+        store.commit_ready(MONEY.spec, "test")
 
-        assert contents(settings) == before
-        if not is_first_committed:
-            money.commit(1)
-        with pytest.raises(Overflow):
-            money.commit(2)
+    assert contents(settings) == before
+    if not is_first_committed:
+        money.commit(1)
+    with pytest.raises(Overflow):
+        money.commit(2)
 
 
 MEANS = Pipeline(
@@ -400,16 +386,13 @@ MEANS = Pipeline(
 NOTHING = ("0", 1, "0", "0", 1)
 
 
-def test_sums_far_from_the_limit_are_merged_together(settings: Settings, register: Callable[..., None]) -> None:
+def test_sums_far_from_the_limit_are_merged_together(store: StateStore, tally_of: TallyOf) -> None:
     """Half of a type's limit is far enough, in both directions."""
-    register(MONEY)
     rows = [("a", 2**62 - 3, 2**30 - 3, "49.98"), ("a", 1, 1, "0.01"), ("a", -1, -1, "-0.01")]
-    with StateStore.connect(settings) as store:
-        money = Tally(store, MONEY.spec)
-        for txid, row in zip(money.plan(3), rows, strict=True):
-            attempt = money.start(txid)
-            store.seal(attempt, [money.stage(attempt, "totals", [row])], Tracked(0))
-        assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
+    money = tally_of(MONEY)
+    for txid, row in zip(money.plan(3), rows, strict=True):
+        money.process_states(txid, {"totals": [row]})
+    assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
 
 
 @pytest.mark.sampled(3)
@@ -424,24 +407,21 @@ def test_sums_far_from_the_limit_are_merged_together(settings: Settings, registe
     ids=["mean", "variance"],
 )
 def test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together(
-    settings: Settings, register: Callable[..., None], within: Row, beyond: Row, *, is_kept: bool
+    store: StateStore, tally_of: TallyOf, within: Row, beyond: Row, *, is_kept: bool
 ) -> None:
     """A later batch would bring the mean or the variance back into its range, which has 8 digits before the point here."""
-    register(MEANS)
-    with StateStore.connect(settings) as store:
-        means = Tally(store, MEANS.spec)
-        means.plan(4)
-        for txid, row in enumerate((NOTHING, within, beyond, ("0", 9, "0", "0", 9)), start=1):
-            attempt = means.start(txid)
-            key = "a" if is_kept or txid > 2 else "another"
-            store.seal(attempt, [means.stage(attempt, "mean_cents", [(key, *row)])], Tracked(0))
-        assert [commit.txid for commit in store.commit_ready(MEANS.spec, "test", max_batches=2)] == [1, 2]
+    means = tally_of(MEANS)
+    means.plan(4)
+    for txid, row in enumerate((NOTHING, within, beyond, ("0", 9, "0", "0", 9)), start=1):
+        key = "a" if is_kept or txid > 2 else "another"
+        means.process_states(txid, {"mean_cents": [(key, *row)]})
+    assert [commit.txid for commit in store.commit_ready(MEANS.spec, "test", max_batches=2)] == [1, 2]
 
-        with pytest.raises(PermanentError):
-            store.commit_ready(MEANS.spec, "test")
-        with pytest.raises(Overflow):
-            means.commit(3)
-        assert store.committed("means") == 2
+    with pytest.raises(PermanentError):
+        store.commit_ready(MEANS.spec, "test")
+    with pytest.raises(Overflow):
+        means.commit(3)
+    assert store.committed("means") == 2
 
 
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
@@ -567,17 +547,15 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     assert tally.state() == [("a", 6, 6, 1, 1, 6)]
 
 
-def test_opaque_states_are_committed_one_by_one(settings: Settings, register: Callable[..., None]) -> None:
+def test_opaque_states_are_committed_one_by_one(store: StateStore, tally_of: TallyOf) -> None:
     """Each row has to keep its value from before its last txid."""
     opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
-    register(opaque)
-    with StateStore.connect(settings) as store:
-        tally = Tally(store, opaque.spec)
-        tally.plan(2)
-        tally.process(1, [("a", 1, 1, 1, 1)])
-        tally.process(2, [("a", 1, 1, 1, 1)])
-        assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [1]
-        assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [2]
+    tally = tally_of(opaque)
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [1]
+    assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [2]
 
 
 @pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
@@ -725,20 +703,18 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     ids=["opaque", "checked", "appended"],
 )
 def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
-    pipeline: Pipeline, waits: bool, settings: Settings, register: Callable[..., None], as_role: Execute
+    pipeline: Pipeline, waits: bool, store: StateStore, tally_of: TallyOf, as_role: Execute
 ) -> None:
     """Where each batch commits alone, waiting would gain nothing."""
-    register(pipeline)
     as_role("tidegate_owner", f"UPDATE tidegate.pipeline SET commits_alone = {waits}")
-    with StateStore.connect(settings) as store:
-        tally = Tally(store, pipeline.spec)
-        tally.plan(3)
-        for txid in (1, 2):
-            store.seal(tally.start(txid), [], Tracked(0))
-        tally.commit(1)
-        as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
+    tally = tally_of(pipeline)
+    tally.plan(3)
+    for txid in (1, 2):
+        store.seal(tally.start(txid), [], Tracked(0))
+    tally.commit(1)
+    as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
-        assert store.turn("tally", 2).opens is not waits
+    assert store.turn("tally", 2).opens is not waits
 
 
 @pytest.mark.promise("performance:commit-reads-its-facts-in-one-statement")
@@ -752,8 +728,7 @@ def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
     files = [{"name": f"{n}.csv", "sha256": f"{n:064x}", "size": 1, "mtime_ns": 1, "inode": n} for n in range(15)]
     assert store.open_batches(spec, "run", [], None, [encode_metadata({"files": [file]}) for file in files]) is not None
     for txid in range(1, 16):
-        attempt = tally.start(txid)
-        store.seal(attempt, [tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
+        tally.process_states(txid, {"per_shop": [("a", 1, 1, 1, 1)]}, source_rows=1)
     statements: list[str] = []
     sa.event.listen(store.engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
 

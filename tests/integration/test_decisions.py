@@ -160,8 +160,7 @@ def test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pip
         owner.begin_rebuild(changed)
         rebuild = Tally(owner, rebuilds.rebuild_of(changed))
         for txid in rebuild.plan(2):
-            attempt = rebuild.start(txid)
-            owner.seal(attempt, [rebuild.stage(attempt, "per_shop__v2", [("a", 1, txid, txid, txid)])], Tracked(1))
+            rebuild.process_states(txid, {"per_shop__v2": [("a", 1, txid, txid, txid)]}, source_rows=1)
         rebuild.commit(1)
         with migrations.connected(settings) as connection:
             found = rebuilds.find(connection, [changed])

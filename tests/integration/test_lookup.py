@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.conftest import Tally
 from tests.servers import Server
-from tests.store import Tracked, key_lookup, prepare_times, registration, state_tables
+from tests.store import key_lookup, prepare_times, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State
 from tidegate.state_store import Settings, StateStore
@@ -87,8 +87,7 @@ def filled(server: Server, template: str) -> Iterator[Settings]:
     with StateStore.connect(settings) as store:
         tally = Tally(store, KEYED.spec)
         tally.plan()
-        attempt = tally.start(1)
-        store.seal(attempt, [tally.stage(attempt, state, rows) for state, rows in ROWS.items()], Tracked(1))
+        tally.process_states(1, ROWS, source_rows=1)
         tally.commit(1)
     yield settings
     server.drop_database(name)

@@ -13,7 +13,17 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import BIGINT_MAX, PATIENCE_SECONDS, TALLY, Execute, Tally, contents, merge_steps, until
+from tests.integration.conftest import (
+    BIGINT_MAX,
+    PATIENCE_SECONDS,
+    TALLY,
+    Execute,
+    Tally,
+    TallyOf,
+    contents,
+    merge_steps,
+    until,
+)
 from tests.store import Commit, Tracked, cursors, schema_revision
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
@@ -118,7 +128,7 @@ def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
         assert tally.commit(1).txid == 1
 
 
-def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, register: Callable[..., None]) -> None:
+def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, tally_of: TallyOf) -> None:
     """An opaque state keeps the values before the last txid too, so a row may be too large from its first update on."""
     many = [f"text_{number}" for number in range(250)]
     wide = Pipeline(
@@ -126,21 +136,16 @@ def test_a_row_that_no_longer_fits_into_a_page_is_named(settings: Settings, regi
         source=Files("wide", glob="*.csv", format="csv", schema=dict.fromkeys(["shop", *many], "string")),
         states={"texts": State({"shop": "text"}, {name: Max(name, "text") for name in many}, kind="opaque")},
     )
-    register(wide)
-    with StateStore.connect(settings) as store:
-        tally = Tally(store, wide.spec)
-        tally.plan(2)
-        for txid in (1, 2):
-            attempt = tally.start(txid)
-            row = ["a", *(f"{txid}{number:019d}" for number in range(250))]
-            store.seal(attempt, [tally.stage(attempt, "texts", [row])], Tracked(0))
-        tally.commit(1)
-        before = contents(settings)
-        with pytest.raises(
-            Overflow, match=r"row of state texts does not fit into a page of Postgres: row is too big: size \d+"
-        ):
-            tally.commit(2)
-        assert contents(settings) == before
+    tally = tally_of(wide)
+    tally.plan(2)
+    for txid in (1, 2):
+        row = ["a", *(f"{txid}{number:019d}" for number in range(250))]
+        tally.process_states(txid, {"texts": [row]})
+    tally.commit(1)
+    before = contents(settings)
+    with pytest.raises(Overflow, match=r"row of state texts does not fit into a page of Postgres: row is too big: size \d+"):
+        tally.commit(2)
+    assert contents(settings) == before
 
 
 @pytest.mark.promise("I7", "I20", "error:ATTEMPT_NOT_SEALED", "error:UNKNOWN_BATCH", "limit:LONGEST_SILENCE_SECONDS")
@@ -317,9 +322,8 @@ def test_partials_merge_by_the_rules_of_their_aggregates(store: StateStore, regi
         ),
     }
     for txid in tally.plan(2):
-        attempt = tally.start(txid)
         rows = [(key, *case[txid - 1]) for key, case in cases.items()]
-        store.seal(attempt, [tally.stage(attempt, "merged", rows)], Tracked(0))
+        tally.process_states(txid, {"merged": rows})
         assert tally.commit(txid).key_count == len(cases)
     found = {key: tuple(None if value is None else str(value) for value in row) for key, *row, _ in tally.state("merged")}
     assert found == {key: expected for key, (_, _, expected) in cases.items()}
@@ -620,8 +624,7 @@ def test_a_cursor_that_stays_locked_delays_its_pipeline_by_the_lock_timeout_only
     register(MERGES)
     other = Tally(ready.store, MERGES.spec)
     other.plan()
-    attempt = other.start(1)
-    other.store.seal(attempt, [other.stage(attempt, "merged", [("k", 1, "1.00", None, None)])], Tracked(1))
+    other.process_states(1, {"merged": [("k", 1, "1.00", None, None)]}, source_rows=1)
     with (
         closing(psycopg2.connect(**settings.conninfo())) as holder,
         holder.cursor() as cursor,

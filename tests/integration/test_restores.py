@@ -209,7 +209,7 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
     machine.base_backup(standby, "--write-recovery-conf")
     assert commit_next(machine.settings) == 3
     machine.put_back(standby)  # the primary is gone, so no further commits reach it
-    connection = machine.postgres._connect("postgres", "postgres")
+    connection = machine.postgres.connect()
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_promote()")

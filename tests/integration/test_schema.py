@@ -15,7 +15,6 @@ from tests.store import (
     WINDOW,
     ColumnType,
     PipelineSpec,
-    Tracked,
     ValueColumn,
     registration,
     schema_revision,
@@ -219,9 +218,8 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
 
     new = Tally(tally.store, taking)
     new.plan()
-    attempt = new.start(txid)
+    attempt = new.process_states(txid, {"per_day": [("2013-01-02", 5)]}, source_rows=1)
     assert attempt.number == left.number, "their staging has the same name"
-    tally.store.seal(attempt, [new.stage(attempt, "per_day", [("2013-01-02", 5)])], Tracked(1))
     with pytest.raises(DeclarationChanged):
         tally.commit(txid)
     assert new.commit(txid).key_count == 1
@@ -230,8 +228,7 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
     old = Tally(tally.store, keeping)
     with pytest.raises(Unprocessed, match="another declaration"):
         old.commit(txid)
-    attempt = old.start(txid)
-    tally.store.seal(attempt, [old.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])], Tracked(1))
+    old.process_states(txid, {"per_shop": [("a", 1, 1, 1, 1)]}, source_rows=1)
     assert old.commit(txid).key_count == 1
 
 
@@ -271,8 +268,7 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
 
     healthy = Tally(tally.store, other)
     healthy.plan()
-    attempt = healthy.start(1)
-    tally.store.seal(attempt, [healthy.stage(attempt, "per_month", [("2013-01-01", 1)])], Tracked(1))
+    healthy.process_states(1, {"per_month": [("2013-01-01", 1)]}, source_rows=1)
     assert healthy.commit(1).key_count == 1
 
 

@@ -3,13 +3,11 @@
 import itertools
 import random
 from datetime import UTC, datetime, timedelta
-from typing import get_args
 
 import pytest
 
 from tests.integration.conftest import Execute, Tally
-from tests.store import PHASES, BatchFilter, BatchStatus, Phase, SearchResult, batch_search
-from tidegate.commands.show import batch_filters
+from tests.store import PHASES, BatchFilter, BatchStatus, SearchResult, batch_search
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 ERRORS = ("SPARK_FAILED", "SOURCE_CHANGED", "ZeroDivisionError")
@@ -147,8 +145,3 @@ def test_a_search_among_many_batches_goes_on_page_by_page(
     found = ledger.store.search("tally", BatchFilter(phase="halted"))
     assert (found.batches, found.before) == ([], 60_000 - batch_search.LOOKED_AT + 1)
     assert ledger.store.search("tally", BatchFilter(phase="committed")).batches[0].txid == 40
-
-
-def test_the_command_line_offers_the_phases_of_the_ledger() -> None:
-    """It has a list of its own, because it starts without SQLAlchemy."""
-    assert batch_filters.PHASES == PHASES == get_args(Phase)

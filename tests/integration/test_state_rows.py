@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally, contents
-from tests.store import LedgerReader, StateReader, Tracked, ask, get, state_rows
+from tests.store import LedgerReader, StateReader, ask, get, state_rows
 from tidegate.jobs import Count, Files, Pipeline, Query, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import PipelinePaused, UnknownPipeline, UsageError
@@ -110,8 +110,7 @@ def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, regist
     register(pipeline)
     blobs = Tally(store, pipeline.spec)
     blobs.plan()
-    attempt = blobs.start(1)
-    store.seal(attempt, [blobs.stage(attempt, "blob", [(r"\x00ff", 1), (r"\x01", 1), (r"\x62", 1)])], Tracked(3))
+    blobs.process_states(1, {"blob": [(r"\x00ff", 1), (r"\x01", 1), (r"\x62", 1)]}, source_rows=3)
     blobs.commit(1)
     with StateReader.open(settings, "blobs", "blob") as reader:
         assert [bytes(row["digest"]) for row in reader.get_many([[b"\x01"], [b"b"]]).rows if row] == [b"\x01", b"b"]
@@ -126,9 +125,8 @@ def test_a_key_of_null_and_bounds_of_more_digits(settings: Settings, store: Stat
     register(pipeline)
     prices = Tally(store, pipeline.spec)
     prices.plan()
-    attempt = prices.start(1)
     rows = [("1.00", "a", 1), ("1.01", "a", 2), (None, "a", 3), ("1.00", None, 4), (None, None, 5)]
-    store.seal(attempt, [prices.stage(attempt, "price", rows)], Tracked(15))
+    prices.process_states(1, {"price": rows}, source_rows=15)
     prices.commit(1)
     with StateReader.open(settings, "prices", "price") as reader:
         keys = [(None, "a"), ("1.00", "a"), (None, None), ("1", None), (None, "b"), ("1.004", "a")]
@@ -155,8 +153,7 @@ def test_times_are_in_utc_whatever_zone_the_session_has(
     with StateStore.connect(settings) as store, LedgerReader(settings) as ledger:
         clock = Tally(store, pipeline.spec)
         clock.plan()
-        attempt = clock.start(1)
-        store.seal(attempt, [clock.stage(attempt, "clock", [(at.isoformat(), 7)])], Tracked(7))
+        clock.process_states(1, {"clock": [(at.isoformat(), 7)]}, source_rows=7)
         clock.commit(1)
         (state,), row = pipeline.spec.states, {"at": at, "n": 7, "txid": 1}
         assert get(settings, state, [[text]]) == [row]

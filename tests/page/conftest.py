@@ -18,8 +18,8 @@ from fastapi import FastAPI
 
 import tests.airflow_home  # noqa: F401 - before anything else imports Airflow
 from tests import in_process, servers
+from tests.batches import Batches
 from tests.conftest import register_pipelines
-from tests.page.ledgers import Batches
 from tests.page.pipelines import REGISTERED, write_authors
 from tests.page.users import AUTH_MANAGER, USERS, passwords, token_of
 from tests.relay import Relay

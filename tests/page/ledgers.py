@@ -1,51 +1,13 @@
-"""Ledgers for the page's tests: batches that move through the real store, and a large one that SQL writes."""
+"""Rows and ledgers for the page's tests, which SQL writes."""
 
 from typing import Any
 
 import psycopg2
 from psycopg2 import sql
 
-from tests.store import AirflowTry, Attempt, Tracked, encode_metadata
-from tidegate.jobs import Pipeline
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
 PIPELINES, TXIDS = 100, 100_000
-
-
-class Batches:
-    """Moves batches of one pipeline through the ledger: batches without rows need no Spark."""
-
-    def __init__(self, store: StateStore, pipeline: Pipeline) -> None:
-        self.store = store
-        self.pipeline = pipeline
-        self.name = pipeline.name
-
-    def plan(self, run_id: str, count: int) -> list[int]:
-        """Open `count` batches and give them to a run."""
-        after = self.store.last_opened(self.name)
-        metadata = [encode_metadata({"files": [], "number": number}) for number in range(count)]
-        opened = self.store.open_batches(self.pipeline.spec, run_id, [], after, metadata, awaits_ack=False)
-        assert opened is not None
-        return opened
-
-    def begin(self, txid: int, airflow: AirflowTry | None = None) -> Attempt:
-        """Start an attempt."""
-        attempt = self.store.start_attempt(self.pipeline.spec, txid, "a test", airflow=airflow)
-        assert isinstance(attempt, Attempt)
-        return attempt
-
-    def seal(self, txid: int, rows: int = 0, airflow: AirflowTry | None = None) -> None:
-        """Process a batch."""
-        self.store.seal(self.begin(txid, airflow), [], Tracked(rows))
-
-    def fail(self, txid: int, error: str = "MALFORMED_RECORD: a.csv, line 3.") -> None:
-        """Let a batch fail by its content, and halt it, as its task does after the last try."""
-        self.store.fail_attempt(self.begin(txid), error, is_poison=True)
-        self.store.halt_batch(self.name, txid, error)
-
-    def commit(self, txid: int) -> None:
-        """Commit a batch."""
-        self.store.commit_batch(self.pipeline.spec, txid, "a test")
 
 
 def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None, *, user: str = "") -> list[tuple]:

@@ -10,9 +10,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.routing import Mount, Route
 
+from tests.batches import Batches
 from tests.page.auth_manager import PerDagAuthManager
 from tests.page.conftest import ACTION, JWT_SECRET, Server, Visit, Visitor
-from tests.page.ledgers import Batches
 from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
 from tidegate.page.routes import state_routes

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.batches import Batches
 from tests.page.browsers import dialog_of, needs_chromium
 from tests.page.conftest import Server
-from tests.page.ledgers import Batches, as_owner
+from tests.page.ledgers import as_owner
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.batches import Batches
 from tests.page.auth_manager import GRANTS
 from tests.page.browsers import dialog_of, focused, needs_chromium, tab_of, tab_to
 from tests.page.conftest import Server
-from tests.page.ledgers import Batches
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
 

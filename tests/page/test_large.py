@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.batches import Batches
 from tests.page.conftest import Server, Visit
-from tests.page.ledgers import PIPELINES, TXIDS, Batches, write_large_ledger
+from tests.page.ledgers import PIPELINES, TXIDS, write_large_ledger
 from tests.page.pipelines import CLICKS
 from tests.store import (
     BatchFilter,

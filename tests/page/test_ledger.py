@@ -14,8 +14,9 @@ import psycopg2
 import pytest
 
 from tests import in_process, steps
+from tests.batches import Batches
 from tests.page.conftest import ACTION, Server, Visit, Visitor
-from tests.page.ledgers import Batches, as_owner, write_rows
+from tests.page.ledgers import as_owner, write_rows
 from tests.page.pipelines import CLICKS, ORPHAN
 from tests.store import AirflowTry, Request, Tracked, encode_metadata
 from tidegate.stack.components import server_process as components

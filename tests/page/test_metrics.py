@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from tests.batches import Batches
 from tests.page.conftest import Server, Visitor
 from tests.page.pipelines import BROKEN, CLICKS
-from tests.store import Attempt, Tracked, encode_metadata, tables
+from tests.store import Tracked, tables
 from tidegate import migrations
 from tidegate.page.routes.metric_definitions import METRICS
 from tidegate.state_store import StateStore
@@ -58,18 +59,17 @@ def scrape(server: Server) -> Iterator[Scrape]:
 def busy(server: Server) -> None:
     """Pipeline clicks: committed, skipped, failed and halted batches; orphan, whose plans fail; and one of an odd name."""
     with StateStore.connect(server.settings) as store:
-        store.open_batches(CLICKS.spec, "run", [], None, [encode_metadata({"number": number}) for number in range(7)])
-        for txid in (1, 2):
-            store.seal(_begin(store, txid), [], Tracked(10 * txid, staged_bytes=7))
-            store.commit_batch(CLICKS.spec, txid, "test")
-        _begin(store, 3)
+        clicks = Batches(store, CLICKS)
+        for txid in clicks.plan("run", 7)[:2]:
+            store.seal(clicks.begin(txid), [], Tracked(10 * txid, staged_bytes=7))
+            clicks.commit(txid)
+        clicks.begin(3)
         store.halt_batch(CLICKS.name, 3, "MALFORMED_RECORD: a.csv, line 3: x")
         store.skip_batch(CLICKS.spec, 3, "me", "it cannot be mended")
-        _begin(store, 4)
-        store.fail_attempt(_begin(store, 4), "SPARK_FAILED: it broke")
-        store.fail_attempt(_begin(store, 5), "MALFORMED_RECORD: a.csv, line 3: x", is_poison=True)
-        store.halt_batch(CLICKS.name, 5, "MALFORMED_RECORD: a.csv, line 3: x")
-        store.fail_attempt(_begin(store, 6), "SomeLibrarysError: boo")
+        clicks.begin(4)
+        store.fail_attempt(clicks.begin(4), "SPARK_FAILED: it broke")
+        clicks.fail(5)
+        store.fail_attempt(clicks.begin(6), "SomeLibrarysError: boo")
         for _ in range(3):
             store.fail_plan("orphan", store.begin_plan("orphan", "run"), "run", "SOURCE_UNREADABLE: The folder is gone.")
     with migrations.connected(server.settings) as connection:
@@ -78,12 +78,6 @@ def busy(server: Server) -> None:
         late = {"number": 1, "reason": "late", "payload": "{}", "is_raw": False, "state": "clicks_per_hour"}
         connection.execute(sa.insert(tables.quarantine).values(pipeline=CLICKS.name, txid=2, **late))
         connection.execute(sa.insert(tables.cursor).values(pipeline=ODD, txid=0, epoch="elsewhere"))
-
-
-def _begin(store: StateStore, txid: int) -> Attempt:
-    attempt = store.start_attempt(CLICKS.spec, txid, "test")
-    assert isinstance(attempt, Attempt)
-    return attempt
 
 
 @pytest.mark.promise("security:reader-of-metrics-endpoint")

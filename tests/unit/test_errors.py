@@ -1,4 +1,4 @@
-"""The tree of errors is documented, and every error survives pickling."""
+"""Every error survives pickling, and belongs to one family."""
 
 import inspect
 import pickle
@@ -7,26 +7,6 @@ from tests.store import errors
 from tidegate.state_store.base.errors import PermanentError, RetryableError, TidegateError
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TidegateError)]
-
-
-def documented() -> dict[str, str | None]:
-    """Return each class that the module's docstring lists, and the class above it by its indentation."""
-    parents: dict[str, str | None] = {}
-    above: list[tuple[int, str]] = []
-    for line in (errors.__doc__ or "").splitlines():
-        indentation = len(line) - len(line.lstrip())
-        if indentation < 4 or not (words := line.split()) or not words[0].isidentifier():
-            continue
-        above = [(depth, name) for depth, name in above if depth < indentation]
-        parents[words[0]] = above[-1][1] if above else None
-        above.append((indentation, words[0]))
-    return parents
-
-
-def test_the_docstring_shows_the_whole_tree() -> None:
-    """Every class is listed under its parent, and nothing that does not exist is listed."""
-    actual = {cls.__name__: None if cls is TidegateError else cls.__base__.__name__ for cls in ERRORS}
-    assert documented() == actual
 
 
 def test_every_error_survives_pickling_with_its_attributes() -> None:
