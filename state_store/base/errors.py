@@ -1,45 +1,4 @@
-"""The errors, grouped by what the reader can do about them.
-
-    TidegateError                 has pipeline, txid and attempt as attributes; its class says where the fault lies
-      RetryableError              trying again is right; at worst the retry finds the work already done
-        CommitOutOfOrder          an earlier txid has not committed yet
-        AttemptNotSealed          the newest attempt at the batch is still processing, somewhere else
-        Unprocessed               no result that may be committed: process the batch, or process it again
-        StoreUnavailable          no connection, a statement timeout, a deadlock
-          LockHeld                another session keeps a lock that the step needs
-        SparkUnavailable          the Spark server is away
-        SparkFailed               Spark gave up on the batch, for a reason that may pass
-        SourceUnavailable         the source does not answer
-          PartitionUnavailable    one of its partitions has vanished or cannot be reached
-        AttemptTimedOut           the attempt exceeded the pipeline's message timeout
-        RowsLost                  counts or hash sums of rows disagree: not every row was fully processed, exactly once
-        BatchRetried              an attempt has failed; the pipeline's policy for bad content wants another
-        PipelinePaused            an operator has paused the pipeline
-      AttemptFenced               a newer attempt owns the batch; this one stops, and its work is never committed
-      PermanentError              a person has to look; trying again cannot help
-        UsageError                the request itself is wrong (exit code 2)
-          UnknownPipeline
-          UnknownBatch
-          PipelineRetired         an operator has retired the pipeline: no batch of it counts any more
-          RangeRefused            txids (batches' numbers) that are upside down, would leave a gap, or cannot be changed
-        SettingsInvalid           a setting cannot be used
-        AccessRefused             Postgres refuses the user, the password or the database
-        ListenerNotTrusted        another account of this machine has the port to which a token or password would be sent
-        ExecutorsUnprepared       Spark's executors, on other machines, lack a Python package or the right Python
-        SchemaOutOfDate           the database is not at the revision that this code needs, or lacks a pipeline or a table
-        DeclarationInvalid        what the transform returns does not fit the declared states, or Spark refuses its code
-        DeclarationChanged        the pipeline's declaration no longer matches what was registered
-        SourceUnreadable          the source is not as declared, or may not be read: a folder, a topic, a table
-        SourceChanged             a transactional source would replay other rows than it planned
-        RangeExpired              the source no longer has the rows that the batch would read
-        MalformedRecord           a record, or a whole file, that cannot be read as declared
-        TransformFailed           a record that the transform cannot compute
-        BadKey                    a key that cannot be stored: NULL, NUL character, too long
-        Overflow                  a value outside its column's range
-        CheckFailed               a check of the pipeline finds something in the batch, or in what it makes of the states
-        MetadataCorrupt           the saved source metadata is damaged, or continues another batch than the last committed
-        GuardMismatch             state rows are ahead of the ledger, or were not written: another writer changed the table
-        HoleDetected              the database is older than it was, is another copy, or contradicts itself
+"""The errors, grouped by what the reader can do about them: try again, look, or correct the request.
 
 A class exists where code catches it or an operator acts differently on it. ``AttemptFenced`` is neither retryable nor
 permanent: the work goes on elsewhere.
@@ -162,7 +121,7 @@ class CommitOutOfOrder(RetryableError, fault=Fault.ORDER):
 
 
 class AttemptNotSealed(RetryableError, fault=Fault.ORDER):
-    """The newest attempt has not sealed its staging."""
+    """The newest attempt at the batch is still processing, somewhere else."""
 
 
 class Unprocessed(RetryableError, fault=Fault.ORDER):
@@ -222,7 +181,7 @@ class PermanentError(TidegateError):
 
 
 class UsageError(PermanentError, fault=Fault.PIPELINE):
-    """The request itself is wrong."""
+    """The request itself is wrong (exit code 2)."""
 
 
 class UnknownPipeline(UsageError):
@@ -238,7 +197,7 @@ class PipelineRetired(UsageError):
 
 
 class RangeRefused(UsageError):
-    """The requested txids are upside down, would leave a gap, or cannot be changed."""
+    """Txids (batches' numbers) that are upside down, would leave a gap, or cannot be changed."""
 
 
 class SettingsInvalid(PermanentError, fault=Fault.PIPELINE):

@@ -123,13 +123,7 @@ def write(
         )
     return [
         Commit(
-            first.pipeline,
-            batch.locked.txid,
-            batch.locked.attempt,
-            keys,
-            committed_at,
-            skipped_reason,
-            already_committed=False,
+            first.pipeline, batch.locked.txid, batch.locked.attempt, keys, committed_at, skipped_reason, already_committed=False
         )
         for batch, (keys, _) in committed
     ]

@@ -133,11 +133,7 @@ def _merge_state(
 
 
 def _merge(
-    connection: Connection,
-    spec: PipelineSpec,
-    state: StateSpec,
-    batches: Sequence[LockedBatch],
-    staged: Sequence[StagedBatch],
+    connection: Connection, spec: PipelineSpec, state: StateSpec, batches: Sequence[LockedBatch], staged: Sequence[StagedBatch]
 ) -> None:
     if state.appends:
         _append(connection, spec, state, staged)

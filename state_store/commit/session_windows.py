@@ -127,8 +127,7 @@ def _touched(state: StateSpec, pieces: sa.CTE, name: str) -> sa.CTE:
     )
     within = sa.select(*own, kept.c[WINDOW_START], kept.c[WINDOW_END]).select_from(
         pieces.join(
-            kept,
-            sa.and_(_same_key(state, kept.c, pieces.c), kept.c[WINDOW_START] >= start, kept.c[WINDOW_START] < end),
+            kept, sa.and_(_same_key(state, kept.c, pieces.c), kept.c[WINDOW_START] >= start, kept.c[WINDOW_START] < end)
         )
     )
     return sa.union_all(before, within).cte(name)

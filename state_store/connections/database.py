@@ -200,10 +200,7 @@ def _engine_for(settings: Settings, user: str | None, most_connections: int, pat
         pool_use_lifo=True,
         pool_pre_ping=True,
         use_native_hstore=False,  # saves a query per connection: no column is an hstore
-        connect_args={
-            **settings.conninfo(user=user),
-            "connection_factory": open_connection,
-        },
+        connect_args={**settings.conninfo(user=user), "connection_factory": open_connection},
     )
     sa.event.listen(engine, "do_connect", _name_session)
     sa.event.listen(engine, "connect", lambda connection, _record: prepare_times(connection))

@@ -246,13 +246,7 @@ class StateSpec:
         if not self.changes:
             return self.records, (TXID, *self.keys, *self.values)
         before = (replace(value, name=previous_name(value.name), merge="last") for value in self.values)
-        return self.records, (
-            TXID,
-            *self.keys,
-            *self.values,
-            *before,
-            KeyColumn(PREVIOUS_TXID, TXID.type, nullable=True),
-        )
+        return self.records, (TXID, *self.keys, *self.values, *before, KeyColumn(PREVIOUS_TXID, TXID.type, nullable=True))
 
     @property
     def is_table(self) -> bool:

@@ -234,16 +234,17 @@ def insert_batches(
 
 def uncommitted(connection: Connection, pipeline: str, limit: int) -> list[int]:
     """Return opened txids after the cursor in order, at most `limit`."""
-    b = tables.batch.c
-    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid).limit(limit)
-    return list(connection.scalars(statement))
+    return list(connection.scalars(_open_txids(pipeline).limit(limit)))
 
 
 def stopped(connection: Connection, pipeline: str, limit: int) -> list[int]:
     """Return the uncommitted txids that are halted or were given up, in order, at most `limit`."""
+    return list(connection.scalars(_open_txids(pipeline).where(_is_stopped()).limit(limit)))
+
+
+def _open_txids(pipeline: str) -> sa.Select[Any]:
     b = tables.batch.c
-    statement = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), _is_stopped())
-    return list(connection.scalars(statement.order_by(b.txid).limit(limit)))
+    return sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline)).order_by(b.txid)
 
 
 def _is_stopped() -> sa.ColumnElement[bool]:
@@ -333,9 +334,8 @@ def _lock(connection: Connection, pipeline: str, requested: sa.ColumnElement[boo
 
     The next statement sees what has committed while this one waited; this one itself may not.
     """
-    b = tables.batch.c
-    txids = sa.select(b.txid).where(b.pipeline == pipeline, b.txid > _cursor_txid(pipeline), requested).order_by(b.txid)
-    return list(connection.scalars(txids.with_for_update(key_share=True, of=tables.batch)))
+    txids = _open_txids(pipeline).where(requested).with_for_update(key_share=True, of=tables.batch)
+    return list(connection.scalars(txids))
 
 
 def owe_ack(connection: Connection, pipeline: str, txid: int, *, awaits_ack: bool) -> None:

@@ -88,23 +88,10 @@ state_table = _table(
     accepted_shape=JSONB,
 )
 
-state_range = _table(
-    "state_range",
-    state=Text,
-    partition=Text,
-    lower=Null(Text),
-    upper=Null(Text),
-    every=Text,
-)
+state_range = _table("state_range", state=Text, partition=Text, lower=Null(Text), upper=Null(Text), every=Text)
 
 cursor = _table(
-    "cursor",
-    pipeline=Text,
-    txid=BigInteger,
-    attempt=Null(Integer),
-    source_digest=Null(BYTEA),
-    epoch=Text,
-    history=UUID,
+    "cursor", pipeline=Text, txid=BigInteger, attempt=Null(Integer), source_digest=Null(BYTEA), epoch=Text, history=UUID
 )
 
 plan = _table(
@@ -207,13 +194,7 @@ source_file = _table(
     txid=BigInteger,
 )
 
-run_batch = _table(
-    "run_batch",
-    pipeline=Text,
-    run_id=Text,
-    position=Integer,
-    txid=BigInteger,
-)
+run_batch = _table("run_batch", pipeline=Text, run_id=Text, position=Integer, txid=BigInteger)
 
 quarantine = _table(
     "quarantine",
@@ -233,21 +214,9 @@ quarantine = _table(
     mended_reason=Null(MESSAGE),
 )
 
-undeclared_column = _table(
-    "undeclared_column",
-    pipeline=Text,
-    input=Text,
-    name=Text,
-    txid=BigInteger,
-)
+undeclared_column = _table("undeclared_column", pipeline=Text, input=Text, name=Text, txid=BigInteger)
 
-check_result = _table(
-    "check_result",
-    pipeline=Text,
-    txid=BigInteger,
-    name=Text,
-    found=Null(Text),
-)
+check_result = _table("check_result", pipeline=Text, txid=BigInteger, name=Text, found=Null(Text))
 
 watermark = _table(
     "watermark",
@@ -259,10 +228,7 @@ watermark = _table(
     removed_until=Null(TIME),
 )
 
-open_commit = _table(
-    "open_commit",
-    pipeline=Text,
-)
+open_commit = _table("open_commit", pipeline=Text)
 
 operator_action = _table(
     "operator_action",

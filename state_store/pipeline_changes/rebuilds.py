@@ -193,12 +193,7 @@ def follow_decisions(connection: Connection, spec: PipelineSpec, after: BatchInp
 
 def _replay(connection: Connection, spec: PipelineSpec, txid: int, planned: SourceMetadata) -> bool:
     """Let a new batch of a rebuild take up its records; return False, to be rolled back, if they are others than planned."""
-    q, same = tables.quarantine.c, _same_records(spec, txid)
-    taken = connection.execute(
-        sa.update(tables.quarantine)
-        .where(q.pipeline == spec.name, q.txid == same.c.txid, q.number == same.c.number)
-        .values(replayed_txid=txid, **{name: same.c[name] for name in _MENDED})
-    )
+    taken = connection.execute(_mended_as(spec, _same_records(spec, txid), replayed_txid=txid))
     if taken.rowcount != planned[QUARANTINED]:
         return False
     if not taken.rowcount:
@@ -261,6 +256,13 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
         sa.join(ours, theirs, is_same)
     )
     return same.where(ours.c.replayed_txid.is_(None), decided).subquery("same")
+
+
+def _mended_as(rebuild: PipelineSpec, same: sa.Subquery, **values: int | None) -> sa.Update:
+    """Return the statement that gives records of a rebuild the corrections of the `same` ones, and these values."""
+    q = tables.quarantine.c
+    these = q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number
+    return sa.update(tables.quarantine).where(*these).values(**values, **{name: same.c[name] for name in _MENDED})
 
 
 # The end of a rebuild
@@ -361,18 +363,13 @@ def take_place(connection: Connection, spec: PipelineSpec) -> None:
 
 def _move_open_replays(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> None:
     """Let opened batches that replay records have these of the rebuild; give up one that would have others, which wait then."""
-    q = tables.quarantine.c
     for batch in batches.uncommitted_inputs(connection, spec.name, batches.MAX_TXID):
         if QUARANTINED not in batch.metadata:
             continue
         same = _same_records(rebuild, batch.txid)
         records = count_by_input(connection, sa.select(same.c.origin))
         is_whole = sum(records.values()) == batch.metadata[QUARANTINED] and batch.metadata.get("records", records) == records
-        connection.execute(
-            sa.update(tables.quarantine)
-            .where(q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number)
-            .values(replayed_txid=batch.txid if is_whole else None, **{name: same.c[name] for name in _MENDED})
-        )
+        connection.execute(_mended_as(rebuild, same, replayed_txid=batch.txid if is_whole else None))
         if not is_whole:
             why = f"{rebuild.name} has other records in quarantine; those that are left wait again"
             _give_up(connection, spec, batch.txid, "tidegate migrate", why)
@@ -386,12 +383,7 @@ def _move_outcomes(connection: Connection, spec: PipelineSpec, rebuild: Pipeline
     q, k = tables.quarantine.c, tables.commit.c
     connection.execute(sa.select(q.number).where(q.pipeline == spec.name).with_for_update())  # mends and replays wait
     _move_open_replays(connection, spec, rebuild)
-    same = _same_records(rebuild, None)
-    connection.execute(
-        sa.update(tables.quarantine)
-        .where(q.pipeline == rebuild.name, q.txid == same.c.txid, q.number == same.c.number)
-        .values({name: same.c[name] for name in _MENDED})
-    )
+    connection.execute(_mended_as(rebuild, _same_records(rebuild, None)))
     connection.execute(sa.delete(tables.quarantine).where(q.pipeline == spec.name))
     moved = sa.update(tables.quarantine).where(q.pipeline == rebuild.name)
     connection.execute(moved.values(pipeline=spec.name))

@@ -287,8 +287,7 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
             if (detail := dependents(error.orig)) is None:
                 raise
             raise UsageError(
-                f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.",
-                pipeline=pipeline,
+                f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.", pipeline=pipeline
             ) from error
 
 

@@ -24,11 +24,12 @@ from tidegate.state_store.read_ledger.batch_phases import Phase
 
 # The statements read few rows of large tables by their keys. If Postgres expected many, it would read whole tables.
 BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "enable_material": "off"}
-_SHOWN = (
-    *("opened", "last_commit", "committed_at", "lag_seconds", "paused_at", "quarantined", "staged", "acks_due", "planned_at"),
-    *("failed_plans", "short_plan_error", "skipped_at", "set_aside_at", "new_columns"),
-    *(f"cursor_{name}" for name in Cursor._fields),
+_AS_THEY_ARE = (
+    *("opened", "committed_at", "paused_at", "quarantined", "acks_due", "planned_at", "failed_plans", "skipped_at"),
+    "set_aside_at",
 )
+_OTHERS = ("last_commit", "lag_seconds", "staged", "short_plan_error", "new_columns")
+_OF_CURSOR = [f"cursor_{name}" for name in Cursor._fields]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Measures:
 def measures(connection: Connection, witness: Witness) -> Measures:
     """Return the measures in the connection's snapshot, and change its settings."""
     set_local(connection, BY_KEYS)
-    found = connection.execute(pipeline_facts.facts(_SHOWN).where(tables.IN_SERVICE)).all()
+    measured = pipeline_facts.facts([*_AS_THEY_ARE, *_OTHERS, *_OF_CURSOR])
+    found = connection.execute(measured.where(tables.IN_SERVICE)).all()
     open_batches = pipeline_facts.open_batches(connection, tables.IN_SERVICE)
     epoch = cursors.current_epoch(connection)
     pipelines = []
@@ -85,21 +87,13 @@ def measures(connection: Connection, witness: Witness) -> Measures:
         staged_attempts, staged_bytes = row.staged
         pipelines.append(
             PipelineMeasures(
+                **{name: getattr(row, name) for name in _AS_THEY_ARE},
                 pipeline=cursor.pipeline,
                 committed=cursor.txid,
-                opened=row.opened,
-                committed_at=row.committed_at,
                 lag_seconds=row.lag_seconds or 0.0,
-                paused_at=row.paused_at,
-                quarantined=row.quarantined,
                 staged_attempts=staged_attempts,
                 staged_bytes=staged_bytes,
-                acks_due=row.acks_due,
-                planned_at=row.planned_at,
-                failed_plans=row.failed_plans,
                 plan_error=(row.short_plan_error or "").partition(":")[0],
-                skipped_at=row.skipped_at,
-                set_aside_at=row.set_aside_at,
                 is_whole=row.last_commit == cursor.txid
                 and cursors.is_same_database(cursor, epoch, witness)
                 and _has_all(connection, cursor, witness),

@@ -19,14 +19,9 @@ from tidegate.state_store.base.errors import HoleDetected, TidegateError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
-from tidegate.state_store.ledger.cursors import (
-    Cursor,
-    MarkedCommit,
-    current_epoch,
-    describe_loss_since,
-    is_same_database,
-)
+from tidegate.state_store.ledger.cursors import Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
 from tidegate.state_store.read_ledger import pipeline_facts
+from tidegate.state_store.read_ledger.batch_phases import Phase
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.pipeline_facts import ERROR_CHARACTERS
 from tidegate.state_store.seal import attempts
@@ -72,7 +67,8 @@ class WaitingBatch(NamedTuple):
     skipped_reason: str | None
     awaits_ack: bool
     poison_tries: int
-    tries: Sequence[Try] = ()  # newest first, at most ATTEMPTS_LOOKED_AT
+    phase: Phase
+    tries: Sequence[Try]  # newest first, at most ATTEMPTS_LOOKED_AT
 
 
 class RegisteredPipeline(NamedTuple):
@@ -263,21 +259,21 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
     """Return those of these batches that exist, each with its newest attempts."""
     if not wanted:
         return {}
-    b, k, a = tables.batch.c, tables.commit.c, tables.attempt.c
+    b, k, a, v = tables.batch.c, tables.commit.c, tables.attempt.c, tables.batches_view.c
     poison_tries = (
         sa.select(sa.func.count())
         .where(tables.same_batch(tables.attempt, tables.batch), a.is_poison, a.attempt > b.tries_after)
         .scalar_subquery()
     )
-    columns = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack, poison_tries]
+    of_batch = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack]
     rows = connection.execute(
-        sa.select(*columns)
+        sa.select(*of_batch, poison_tries, v.phase)
         .select_from(sa.outerjoin(tables.batch, tables.commit, tables.same_batch(tables.commit, tables.batch)))
+        .join(tables.batches_view, tables.same_batch(tables.batches_view, tables.batch))
         .where(sa.tuple_(b.pipeline, b.txid).in_(list(wanted)))
     )
     tries = _tries(connection, wanted)
-    batches = [WaitingBatch(*row) for row in rows]
-    return {each[:2]: each._replace(tries=tries.get(each[:2], ())) for each in batches}
+    return {row[:2]: WaitingBatch._make([*row, tries.get(row[:2], ())]) for row in map(tuple, rows)}
 
 
 def _tries(connection: Connection, batches: Sequence[tuple[str, int]]) -> dict[tuple[str, int], list[Try]]:

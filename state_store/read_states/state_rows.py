@@ -166,11 +166,6 @@ def rows_of(
     return rows
 
 
-def columns_of(state: StateSpec) -> list[tuple[str, str]]:
-    """Return name and type of each column that readers see: keys, values, and the txid that wrote the row last."""
-    return [(column.name, column.type.name) for column in state.shown]
-
-
 def rows_after(
     connection: Connection, state: StateSpec, after: Sequence[str | None] | None, limit: int
 ) -> tuple[list[Sequence[Any]], bool]:
