@@ -50,30 +50,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGEST = 10**15  # beyond any txid; a task that gets a number of more than 64 bits dies before its first log line
+
+
+def _whole_number(title: str, description: str) -> Param:
+    return Param(None, type=["integer", "null"], minimum=1, maximum=LARGEST, title=title, description=description)
+
+
 PARAMS = {
-    "from_txid": Param(
-        None,
-        type=["integer", "null"],
-        minimum=1,
-        maximum=LARGEST,
-        title="From txid",
-        description="First txid of a backfill. Txids before it must have committed. Empty: start with what is left over.",
+    "from_txid": _whole_number(
+        "From txid", "First txid of a backfill. Txids before it must have committed. Empty: start with what is left over."
     ),
-    "to_txid": Param(
-        None,
-        type=["integer", "null"],
-        minimum=1,
-        maximum=LARGEST,
-        title="To txid",
-        description="Last txid of a backfill. Empty: as far as the source goes.",
-    ),
-    "max_batches": Param(
-        None,
-        type=["integer", "null"],
-        minimum=1,
-        maximum=LARGEST,
-        title="Most batches",
-        description="At most this many batches, over all runs that go on from this one. Empty: all there are.",
+    "to_txid": _whole_number("To txid", "Last txid of a backfill. Empty: as far as the source goes."),
+    "max_batches": _whole_number(
+        "Most batches", "At most this many batches, over all runs that go on from this one. Empty: all there are."
     ),
 }
 
@@ -207,11 +196,27 @@ def sends_lineage() -> bool:
     return not is_disabled()
 
 
-class HasLineage:
-    """A task of one batch, of which Airflow's OpenLineage provider can ask what the batch reads and writes."""
+class BatchTask:
+    """A task of one batch: how its waits end, and what Airflow's OpenLineage provider asks of it."""
 
-    pipeline_name: str
-    txid: int
+    template_fields = ("txid",)
+    start_from_trigger = True
+
+    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.pipeline_name = pipeline_name
+        self.txid = txid
+        self.turn_timeout = turn_timeout
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
+        except (TaskDeferralTimeout, AirflowSensorTimeout) as timeout:
+            raise WaitedInVain(
+                f"The turn did not come within {self.turn_timeout}: an earlier txid has not committed. Look with "
+                f"tidegate inspect {self.pipeline_name}, then trigger the Dag again: it starts with what is left over."
+            ) from timeout
 
     def get_openlineage_facets_on_start(self) -> "OperatorLineage":
         """Return the batch's inputs and outputs; the provider also asks for them at the end, as nothing else is defined."""
@@ -220,7 +225,7 @@ class HasLineage:
         return lineage_of(self.pipeline_name, self.txid)
 
 
-class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
+class ProcessBatch(BatchTask, BaseOperator):  # type: ignore[misc]
     """Processes a batch up to the seal, and what else of its run is left to do.
 
     It succeeds when its batch is sealed or was given up. A try after a failure resumes: sealed or committed work stays. After
@@ -231,20 +236,12 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
     other's work; and where Airflow sends lineage, which it does in workers only.
     """
 
-    template_fields = ("txid",)
-    start_from_trigger = True
-
-    def __init__(
-        self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, concurrency: int = 1, **arguments: Any
-    ) -> None:
+    def __init__(self, *, concurrency: int = 1, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.pipeline_name = pipeline_name
-        self.txid = txid
-        self.turn_timeout = turn_timeout
         self.start_from_trigger = self.execution_timeout is None and not sends_lineage()
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=TRIGGER,
-            trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "process", "concurrency": concurrency},
+            trigger_kwargs={"pipeline_name": self.pipeline_name, "awaited": "process", "concurrency": concurrency},
             next_method=self.execute_begin.__name__,
             timeout=None,  # it waits as long as the run has work
         )
@@ -294,32 +291,19 @@ class ProcessBatch(HasLineage, BaseOperator):  # type: ignore[misc]
                 replace(worker, owner=str(helper), airflow=helper).help_run(here.run_id)
             return processed.must_wait
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout as timeout:
-            raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
 
-
-class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
+class CommitSensor(BatchTask, BaseSensorOperator):  # type: ignore[misc]
     """Waits until every earlier txid has committed; then commits the batch, if no other task has.
 
     It starts in the triggerer, without a worker (`tidegate.dags.batch_trigger`), and mostly ends there. The scheduler keeps the
     timeout of the wait, so it ends the wait even if no triggerer is left.
     """
 
-    template_fields = ("txid",)
-    start_from_trigger = True
-
-    def __init__(self, *, pipeline_name: str, txid: int, turn_timeout: timedelta, **arguments: Any) -> None:
-        super().__init__(timeout=turn_timeout, **arguments)
-        self.pipeline_name = pipeline_name
-        self.txid = txid
-        self.turn_timeout = turn_timeout
+    def __init__(self, *, turn_timeout: timedelta, **arguments: Any) -> None:
+        super().__init__(turn_timeout=turn_timeout, timeout=turn_timeout, **arguments)
         self.start_trigger_args = StartTriggerArgs(
             trigger_cls=TRIGGER,
-            trigger_kwargs={"pipeline_name": pipeline_name, "awaited": "commit"},
+            trigger_kwargs={"pipeline_name": self.pipeline_name, "awaited": "commit"},
             next_method=self.execute_complete.__name__,
             timeout=turn_timeout,
         )
@@ -351,13 +335,6 @@ class CommitSensor(HasLineage, BaseSensorOperator):  # type: ignore[misc]
             done = with_servers(settings, commit)
         with about(self.pipeline_name, self.txid, done.attempt):
             logger.info("%s", done)
-
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
-        """Resume as Airflow does, but fail permanently with the reason if the wait took too long."""
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except AirflowSensorTimeout as timeout:
-            raise _waited_too_long(self.pipeline_name, self.turn_timeout) from timeout
 
 
 class Announce(BaseOperator):  # type: ignore[misc]
@@ -392,13 +369,6 @@ def _still_halted(pipeline: str, txid: int, halt: Halt) -> bool:
         if (waits_for := halt["waits_for"]) is None:
             return store.turn(pipeline, txid).halted is not None
         return store.committed(pipeline) < waits_for
-
-
-def _waited_too_long(pipeline: str, limit: timedelta) -> WaitedInVain:
-    return WaitedInVain(
-        f"The turn did not come within {limit}: an earlier txid has not committed. Look with "
-        f"tidegate inspect {pipeline}, then trigger the Dag again: it starts with what is left over."
-    )
 
 
 def tries_since_clearing(try_number: int, max_tries: int, retries: int) -> int:
