@@ -159,19 +159,14 @@ def _file(file: Path | None, variable: str) -> Iterator[str]:
             yield f"{file} cannot be read: {error.strerror}. Put it there, or correct {variable}."
 
 
+_WITH_LEDGER = tuple(component for component in COMPONENTS if component != "executor")
 NEEDS = (
-    Need(
-        "Project folder",
-        ["TIDEGATE_HOME"],
-        "settings do not depend on where a process starts",
-        ("dag-processor", "api-server", "triggerer", "worker", "command-line"),
-        _home,
-    ),
+    Need("Project folder", ["TIDEGATE_HOME"], "settings do not depend on where a process starts", _WITH_LEDGER, _home),
     Need(
         "Ledger",
         ["PGHOST", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSFILE"],
         "turns, batches, commits, as `tidegate`",
-        ("dag-processor", "api-server", "triggerer", "worker", "command-line"),
+        _WITH_LEDGER,
         _ledger,
     ),
     Need(

@@ -153,6 +153,11 @@ def say(message: str) -> None:
     talk().print(visible(message, keep="\n"), soft_wrap=True)
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """Return how many there are, in words."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def report(message: str, facts: Any, as_json: bool) -> None:
     """Print what a verb has done: facts for programs, or a message for people."""
     print_json(facts) if as_json else say(message)

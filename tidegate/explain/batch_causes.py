@@ -104,7 +104,7 @@ class BatchCauses:
         row, following = self._wait.row, self._wait.cursor.txid + 1
         order = f"Txid {batch.txid} waits for txid {following} to commit: batches commit in the order of their txids."
         sealed = _sealed(batch)
-        is_planned = not batch.tries and batch.halted_at is None and batch.skip_reason is None
+        is_planned = batch.phase == "planned" and batch.skip_reason is None
         if is_planned and (read := self._reads_of_previous()):
             story = (
                 f"Txid {batch.txid} may begin when txid {batch.txid - 1} has committed: it reads {read} as that has left it. "
@@ -129,14 +129,14 @@ class BatchCauses:
         return " and ".join(read["of"] for read in reads if read["as_of"] == "previous txid")
 
     def _own(self, batch: "WaitingBatch", *, turn: str) -> Iterator[Cause]:
-        """Yield what a batch that is not sealed waits for itself, in the order in which the ledger decides."""
+        """Yield what a batch that is not sealed waits for itself."""
         if batch.skip_reason is not None:
             yield self._given_up(batch, turn)
-        elif batch.halted_at is not None:
+        elif batch.phase == "halted":
             yield self._halted(batch)
-        elif not batch.tries:
+        elif batch.phase == "planned":
             yield self._planned(batch)
-        elif batch.tries[0].failed_at is not None:
+        elif batch.phase == "failed":
             yield self._failed(batch, batch.tries[0])
         else:
             yield self._in_work(batch, batch.tries[0])
@@ -233,9 +233,7 @@ class BatchCauses:
 
 def _sealed(batch: "WaitingBatch") -> "Try | None":
     """Return the attempt whose result waits to commit; None if the batch waits for something else."""
-    if batch.skip_reason is not None or batch.halted_at is not None or not batch.tries:
-        return None
-    return batch.tries[0] if batch.tries[0].sealed_at is not None else None
+    return batch.tries[0] if batch.phase == "processed" and batch.skip_reason is None else None
 
 
 def _counts(one: "Try", batch: "WaitingBatch") -> bool:

@@ -12,6 +12,7 @@ from tidegate.explain.batch_causes import BatchCauses, Button, Cause, cause, quo
 from tidegate.jobs import registry
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import find_pipeline, has_pipeline, pipeline_names, unknown
+from tidegate.output import counted
 from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, class_and_text, code_and_fault
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _needs_attention(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
     if row.acks_due:
         yield cause(
             "ACK_OUTSTANDING",
-            f"The source has not had its ack for {_count(row.acks_due, 'committed batch', 'committed batches')}.",
+            f"The source has not had its ack for {counted(row.acks_due, 'committed batch', 'committed batches')}.",
             advice="The next run gives it; if that fails again, the log of its plan says why.",
             **run,
         )
@@ -218,7 +219,7 @@ def _needs_attention(wait: "Wait", run: Mapping[str, Any]) -> Iterator[Cause]:
         replay = remedies.command("quarantine", "replay", name, "--reason", "...")
         yield cause(
             "QUARANTINED",
-            f"{_count(row.quarantined, 'bad record waits', 'bad records wait')} in quarantine.",
+            f"{counted(row.quarantined, 'bad record waits', 'bad records wait')} in quarantine.",
             advice=f"Look at the reasons; when their cause is fixed, take them up again ({replay}).",
             command=remedies.command("quarantine", "list", name),
             action=Button("replay"),
@@ -338,7 +339,3 @@ def _error(code: str, sentence: str, txid: int | None = None) -> Cause:
     """Return a cause that is an error itself."""
     advice, command = remedies.fix_of(code), remedies.command_of(code)
     return cause(code, sentence, txid=txid, severity="error", advice=advice, command=command, error=code)
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"

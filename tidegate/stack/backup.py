@@ -128,14 +128,7 @@ def _postgres_of(settings: Settings) -> EmbeddedPostgres:
 
 def _connect(postgres: EmbeddedPostgres, database: str = "postgres") -> psycopg2.extensions.connection:
     try:
-        return psycopg2.connect(
-            host="127.0.0.1",
-            port=postgres.port,
-            user=ADMINISTRATOR,
-            dbname=database,
-            passfile=str(postgres.passfile),
-            require_auth="scram-sha-256",
-        )
+        return postgres.connect(database)
     except psycopg2.OperationalError as error:
         raise StoreUnavailable(f"The stack's Postgres does not answer: {str(error).strip()}. Start it: tidegate up") from error
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate import completion, operator_actions, output
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name, verbose, yes
+from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name, verbose, yes
 from tidegate.commands.act import run_verbs
 from tidegate.explain import remedies
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import TidegateError, UsageError
 from tidegate.state_store.base.project import account_name
-from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 
 if TYPE_CHECKING:
@@ -42,16 +41,15 @@ reason_if_any = click.option("--reason", default=NO_REASON, help=REASON_HELP)
 def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Allow halted or given-up batches to be tried again, and start a run that takes up what was left over."""
     from tidegate.explain import why  # noqa: PLC0415
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
 
     find_pipeline(pipeline)
-    with StateStore.connect(settings := Settings.load()) as store:
+    with connected() as store:
         done = operator_actions.retry(store, pipeline, txid, operator("retry"), require_reason(reason))
         newest = store.last_opened(pipeline)
         for sentence in why.refused_next(pipeline, store):
             click.echo(sentence, err=True)
     if not done.txids or newest is None:
-        next_step = f": {remedies.run_of(pipeline, settings)}" if done.run_needed else "."
+        next_step = f": {remedies.run_of(pipeline, store.settings)}" if done.run_needed else "."
         message = done.message.removesuffix(".") + next_step
         output.report(message, {"pipeline": pipeline, "lifted": []}, as_json)
         return
@@ -67,10 +65,8 @@ def retry(pipeline: str, txid: int | None, reason: str, wait: bool, wait_seconds
 @as_json
 def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> None:
     """Give up a batch that cannot be processed: order goes on without its rows; the ledger keeps operator and reason."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
     spec, why = find_pipeline(pipeline).spec, require_reason(reason, "the exporter cut the file off")
-    with StateStore.connect(settings := Settings.load()) as store:
+    with connected() as store:
         status = operator_actions.status_of(store, pipeline, txid)
         if not yes and status.phase not in operator_actions.FINAL_PHASES:
             operator_actions.check_failed(status, is_given_up=store.turn(pipeline, txid).given_up)
@@ -82,7 +78,7 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
         "given_up": commit is None or commit.skipped_reason is not None,
         "already": commit is not None and commit.already_committed,
     }
-    output.report(f"{done.message} Go on: {remedies.run_of(pipeline, settings)}", facts, as_json)
+    output.report(f"{done.message} Go on: {remedies.run_of(pipeline, store.settings)}", facts, as_json)
 
 
 @click.command()
@@ -100,13 +96,11 @@ def skip(pipeline: str, txid: int, reason: str, yes: bool, as_json: bool) -> Non
 @as_json
 def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: bool, verbose: bool, as_json: bool) -> None:
     """Process the last committed batch again, in this process, and replace what it did; for opaque states only."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-    from tidegate.state_store.operate.redo_refusals import check_redoable  # noqa: PLC0415
+    from tidegate.state_store.operate.redo_refusals import check_redoable  # noqa: PLC0415 - loads SQLAlchemy
 
     output.show_log(logging.INFO if verbose else logging.ERROR)
-    declared, settings = find_pipeline(pipeline), Settings.load()
-    why = require_reason(reason, "the source was wrong at midnight")
-    with StateStore.connect(settings) as store:
+    declared, why = find_pipeline(pipeline), require_reason(reason, "the source was wrong at midnight")
+    with connected() as store:
         status = operator_actions.status_of(store, pipeline, txid)
         check_redoable(declared.spec, txid, store.committed(pipeline))
         store.check_not_followed(declared.spec, txid, without)
@@ -119,7 +113,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
         )
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
-    with Worker.open(settings, declared, owner=operator("redo")) as worker:
+    with Worker.open(store.settings, declared, owner=operator("redo")) as worker:
         done = worker.redo(txid, why, without=without)
     output.report(f"{done}, in the place of attempt {status.attempt}.", {**asdict(done), "replaced": status.attempt}, as_json)
 
@@ -191,10 +185,9 @@ class _Pruning:
     def prune_changes(self, keep: int) -> None:
         """Remove the changes of all but so many txids."""
         from tidegate.jobs.sources.changes import removable  # noqa: PLC0415
-        from tidegate.state_store import StateStore  # noqa: PLC0415
 
-        settings, name = Settings.load(), self.state.name
-        with StateStore.connect(settings) as store:
+        name = self.state.name
+        with connected() as store:
             up_to_txid, needed = removable(store, self.pipeline, self.state, keep, without=self.without)
             before = store.pruned_txid(self.state)
             is_done = up_to_txid <= before and not store.has_changes(self.state, up_to_txid)
@@ -210,7 +203,7 @@ class _Pruning:
             raise UsageError(
                 f"The changes of {name} by txids {first} to {up_to_txid} would be removed.{by} Add --yes to do it."
             )
-        with StateStore.connect(settings, user=settings.pg_owner) as store:
+        with connected(as_owner=True) as store:
             done = self._removed_changes(store, up_to_txid)
         message = f"{_removed_in_words(done)} of {name} removed, up to txid {up_to_txid}.{by}"
         output.report(message, facts | {"changes": done.changes, "partitions": list(done.partitions)}, self.as_json)
@@ -232,11 +225,9 @@ class _Pruning:
     def prune_ranges(self, before: str, *, detach: bool) -> None:
         """Remove the partitions that end at or before a value."""
         from tidegate.jobs.sources.changes import removable  # noqa: PLC0415
-        from tidegate.state_store import StateStore  # noqa: PLC0415
         from tidegate.state_store.operate.pruning import Removal  # noqa: PLC0415
 
-        settings = Settings.load()
-        with StateStore.connect(settings, user=settings.pg_owner) as store:
+        with connected(as_owner=True) as store:
             up_to_txid, needed = removable(store, self.pipeline, self.state, 0, without=self.without)
             removed, kept, done = self._removed(store, Removal(before, up_to_txid, detach, is_confirmed=self.yes))
             facts = self._facts(store.pruned_txid(self.state), needed) | {"partitions": removed, "kept": kept}
@@ -306,11 +297,9 @@ def _listed(kept: Sequence[str]) -> str:
 @as_json
 def pause(pipeline: str, reason: str, as_json: bool) -> None:
     """Block new runs of a pipeline, wherever they would be started; what has been planned goes on."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
     find_pipeline(pipeline)
     why = require_reason(reason, "the warehouse is moved")
-    with StateStore.connect(Settings.load()) as store:
+    with connected() as store:
         done, changed, now = operator_actions.pause(store, pipeline, operator("pause"), why)
     message = f"{done.message} Go on with: tidegate resume {pipeline}" if changed else done.message
     facts = {"paused": now.paused_at is not None, "already": not changed, "paused_at": now.paused_at}
@@ -324,12 +313,10 @@ def pause(pipeline: str, reason: str, as_json: bool) -> None:
 @as_json
 def resume(pipeline: str, reason: str, as_json: bool) -> None:
     """Let runs of a paused pipeline start again."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
     find_pipeline(pipeline)
-    with StateStore.connect(settings := Settings.load()) as store:
+    with connected() as store:
         done, changed = operator_actions.resume(store, pipeline, operator("resume"), require_reason(reason))
-    message = f"{done.message} Its next run: {remedies.run_of(pipeline, settings)}" if changed else done.message
+    message = f"{done.message} Its next run: {remedies.run_of(pipeline, store.settings)}" if changed else done.message
     output.report(message, {"pipeline": pipeline, "paused": False, "already": not changed}, as_json)
 
 

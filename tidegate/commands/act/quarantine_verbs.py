@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate import operator_actions, output
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name
 from tidegate.commands.act import run_verbs
 from tidegate.commands.act.operator_verbs import operator, reason
 from tidegate.jobs.registry import find_pipeline
@@ -39,10 +39,8 @@ def quarantine() -> None:
 @as_json
 def list_records(pipeline: str, txid: int | None, limit: int | None, as_json: bool) -> None:
     """Show what is in quarantine: records that wait, how they were mended, and what commits have set aside for good."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
-
     find_pipeline(pipeline)
-    with StateStore.connect(Settings.load()) as store:
+    with connected() as store:
         store.committed(pipeline)  # fails if the pipeline is not registered
         if txid is not None:
             store.source_metadata(pipeline, txid)  # fails if the batch does not exist
@@ -95,18 +93,17 @@ def mend(
     A record that could not be read is mended as it stands in its source; one that failed a check as JSON of all its columns. If
     Spark answers, it is tried whether source and checks take it now.
     """
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-    from tidegate.state_store.operate.mended_records import Mend  # noqa: PLC0415
+    from tidegate.state_store.operate.mended_records import Mend  # noqa: PLC0415 - loads SQLAlchemy
 
-    declared, settings = find_pipeline(pipeline), Settings.load()
+    declared = find_pipeline(pipeline)
     why = require_reason(reason, "the till wrote seven for 7")
     if (payload is None) == (payload_from is None):
         raise UsageError("Give the mended record by one of --payload and --payload-from.")
     text = payload if payload_from is None else _content_of(payload_from)
     by = operator("quarantine mend")
-    with StateStore.connect(settings) as store:
+    with connected() as store:
         original = store.mend_quarantined(pipeline, txid, number, Mend(text or "", by, why, again))
-    tried = _try(settings, declared, original, text or "")
+    tried = _try(store.settings, declared, original, text or "")
     after = f'It counts after: tidegate quarantine replay {pipeline} --txid {txid} --reason "..."'
     if tried.still_bad is not None:
         after = f"But it is still bad, and would wait again after a replay: {tried.still_bad}. Mend it once more, with --again."
@@ -149,13 +146,10 @@ def _try(settings: Settings, pipeline: "Pipeline", original: "Original", mended:
 @as_json
 def replay(pipeline: str, reason: str, txid: int | None, wait: bool, wait_seconds: int, here: bool, as_json: bool) -> None:
     """Take waiting records up again, as a batch of their own, and start a run; records that are still bad go back."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
     declared, why = find_pipeline(pipeline), require_reason(reason, "the check was too strict")
-    settings = Settings.load()
-    with StateStore.connect(settings) as store:
+    with connected() as store:
         waits = store.quarantine_totals(pipeline, txid).waiting
-        beside = replayed_with(declared.source, settings) if waits else None
+        beside = replayed_with(declared.source, store.settings) if waits else None
         done, opened = operator_actions.replay(store, declared.spec, txid, operator("quarantine replay"), why, beside)
     if opened is None:
         output.report(done.message, {"replayed_txid": None, "records": 0}, as_json)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate import output
-from tidegate.commands import as_json, log_json, pipeline_name, verbose, yes
+from tidegate.commands import as_json, connected, log_json, pipeline_name, verbose, yes
 from tidegate.commands.act import run_verbs
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import UsageError
@@ -38,7 +38,9 @@ def rebuild(pipeline: str, yes: bool, verbose: bool, log_json: bool, as_json: bo
     while progress.rebuilt < progress.committed:
         run_verbs.run_here(progress.rebuild, {}, quiet=as_json)
         progress = _begin(settings, spec, is_confirmed=True)
-    _drop_staging(settings, declared.rebuild().spec)
+    with connected() as store:
+        while store.drop_old_staging(declared.rebuild().spec):
+            pass
     message = (
         f"{progress.rebuild} has committed all {_batches(progress.committed)} of {pipeline}. If a migration of the changed "
         f'states is missing, write it: tidegate migrate --new "..."; then let them take their place: tidegate migrate'
@@ -53,14 +55,6 @@ def _begin(settings: Settings, spec: "PipelineSpec", *, is_confirmed: bool) -> "
         return store.begin_rebuild(spec, is_confirmed=is_confirmed)
 
 
-def _drop_staging(settings: Settings, rebuild: "PipelineSpec") -> None:
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
-    with StateStore.connect(settings) as store:
-        while store.drop_old_staging(rebuild):
-            pass
-
-
 def _outlook(spec: "PipelineSpec", progress: "Progress") -> str:
     left = progress.committed - progress.rebuilt
     return (
@@ -70,4 +64,4 @@ def _outlook(spec: "PipelineSpec", progress: "Progress") -> str:
 
 
 def _batches(count: int) -> str:
-    return "1 batch" if count == 1 else f"{count} batches"
+    return output.counted(count, "batch", "batches")

@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate import output
-from tidegate.commands import as_json, pipeline_name, yes
+from tidegate.commands import as_json, connected, pipeline_name, yes
 from tidegate.commands.act.operator_verbs import operator, reason, reason_if_any
 from tidegate.explain import remedies
 from tidegate.jobs.registry import has_pipeline, named_rebuild, pipeline_names, unknown
 from tidegate.operator_actions import require_reason
 from tidegate.state_store.base.errors import TidegateError, UnknownPipeline, UsageError
-from tidegate.state_store.base.settings import Settings
 
 if TYPE_CHECKING:
     from tidegate.state_store import StateStore
     from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
+
+
+_SHOWN = ("committed", "uncommitted", "quarantined", "acks_due", "states", "dropped", "mentioned_by")
 
 
 @click.command()
@@ -30,17 +32,16 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
 
     Its ledger, its name and those of its states stay; `reinstate` lets it go on where it stood. Its code may be gone.
     """
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
-    from tidegate.state_store.pipeline_changes.retirement import Request  # noqa: PLC0415
+    from tidegate.state_store.pipeline_changes.retirement import Request  # noqa: PLC0415 - loads SQLAlchemy
 
-    settings, why = Settings.load(), require_reason(reason, "replaced by flights_by_hour")
+    why = require_reason(reason, "replaced by flights_by_hour")
     request = Request(operator("retire"), why, drops_states=drop_states, is_confirmed=yes)
-    with StateStore.connect(settings, user=settings.pg_owner) as store:
+    with connected(as_owner=True) as store:
         done = _retired(store, pipeline, request)
     if not yes and (not done.already or done.dropped):
         raise UsageError(f"{_outlook(pipeline, done, drops=drop_states)} Add --yes to do it.")
     try:
-        with StateStore.connect(settings) as store:
+        with connected() as store:
             staged = sum(iter(lambda: store.drop_staging_of_retired(pipeline), 0))
     except TidegateError:
         output.say(f"{pipeline} is retired, and has staging left. The same command again drops it.")
@@ -54,15 +55,13 @@ def retire(pipeline: str, drop_states: bool, reason: str, yes: bool, as_json: bo
 @as_json
 def reinstate(pipeline: str, reason: str, as_json: bool) -> None:
     """Let a retired pipeline go on where it stood, as long as its states were not dropped."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415
-
-    settings, why = Settings.load(), require_reason(reason)
-    with StateStore.connect(settings, user=settings.pg_owner) as store:
+    why = require_reason(reason)
+    with connected(as_owner=True) as store:
         try:
             changed = store.reinstate(pipeline, operator("reinstate"), why)
         except UnknownPipeline as error:
             raise _named(store, pipeline, error) from error
-    start = remedies.run_of(pipeline, settings)
+    start = remedies.run_of(pipeline, store.settings)
     again = f"{pipeline} is in service again. After tidegate migrate, start a run: {start}"
     facts = {"pipeline": pipeline, "retired": False, "already": not changed}
     output.report(again if changed else f"{pipeline} was not retired.", facts, as_json)
@@ -122,17 +121,13 @@ def _left(done: "Retirement") -> list[str]:
     """Return a sentence for each thing that the pipeline leaves undone."""
     left = []
     if done.uncommitted:
-        left.append(f"{_count(done.uncommitted, 'opened batch', 'opened batches')} will never count.")
+        left.append(f"{output.counted(done.uncommitted, 'opened batch', 'opened batches')} will never count.")
     if done.quarantined:
-        left.append(f"{_count(done.quarantined, 'bad record stays', 'bad records stay')} in quarantine.")
+        left.append(f"{output.counted(done.quarantined, 'bad record stays', 'bad records stay')} in quarantine.")
     if done.acks_due:
-        batches = _count(done.acks_due, "batch", "batches")
+        batches = output.counted(done.acks_due, "batch", "batches")
         left.append(f"The source has not had its ack for {batches}: files are not moved away, for example.")
     return left
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def _kept(done: "Retirement") -> str:
@@ -149,20 +144,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _facts(pipeline: str, done: "Retirement", staged: int) -> Mapping[str, Any]:
-    at, by, reason = done.retired
     return {
         "pipeline": pipeline,
         "retired": True,
         "already": done.already,
-        "retired_at": at,
-        "retired_by": by,
-        "retired_reason": reason,
-        "committed": done.committed,
-        "uncommitted": done.uncommitted,
-        "quarantined": done.quarantined,
-        "acks_due": done.acks_due,
-        "states": done.states,
-        "dropped": done.dropped,
-        "mentioned_by": done.mentioned_by,
+        **dict(zip(("retired_at", "retired_by", "retired_reason"), done.retired, strict=True)),
+        **{name: getattr(done, name) for name in _SHOWN},
         "staging_dropped": staged,
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate import output
-from tidegate.commands import AT_LEAST_ONE, as_json, log_json, pipeline_name, verbose
+from tidegate.commands import AT_LEAST_ONE, as_json, connected, log_json, pipeline_name, verbose
 from tidegate.explain import remedies, source_report, why
 from tidegate.jobs.engine.txid_ranges import MAX_BATCHES_PER_RUN, next_run
 from tidegate.jobs.registry import find_pipeline, named_rebuild
@@ -93,18 +93,9 @@ UNPREPARED = Prepared()
 @wait
 @wait_seconds
 @as_json
-def trigger(
-    pipeline: str,
-    from_txid: int | None,
-    to_txid: int | None,
-    max_batches: int | None,
-    wait: bool,
-    wait_seconds: int,
-    as_json: bool,
-) -> None:
+def trigger(pipeline: str, wait: bool, wait_seconds: int, as_json: bool, **of_range: int | None) -> None:
     """Start a Dag run of the pipeline in Airflow; with --wait, show its txids as they process and commit."""
-    given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
-    through_airflow(pipeline, {k: v for k, v in given.items() if v is not None}, wait_seconds if wait else None, as_json)
+    through_airflow(pipeline, _given(of_range), wait_seconds if wait else None, as_json)
 
 
 @click.command()
@@ -116,11 +107,9 @@ def trigger(
 @as_json
 def backfill(pipeline: str, from_txid: int, to_txid: int, dry_run: bool, wait_seconds: int, as_json: bool) -> None:
     """Open, process and commit, through Airflow and in order, the uncommitted batches between two txids."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which other verbs do without
-
     find_pipeline(pipeline)
     parameters = {"from_txid": from_txid, "to_txid": to_txid}
-    with StateStore.connect(Settings.load()) as store:
+    with connected() as store:
         committed, opened = _position(store, pipeline, parameters)
     if to_txid > (last := max(opened, committed) + MAX_BATCHES_PER_RUN):
         raise UsageError(
@@ -163,19 +152,15 @@ def _show_plan(pipeline: str, requested: range, committed: int, opened: int, as_
 @verbose
 @log_json
 @as_json
-def run(
-    pipeline: str,
-    from_txid: int | None,
-    to_txid: int | None,
-    max_batches: int | None,
-    verbose: bool,
-    log_json: bool,
-    as_json: bool,
-) -> None:
+def run(pipeline: str, verbose: bool, log_json: bool, as_json: bool, **of_range: int | None) -> None:
     """Plan, process and commit in this process, without Airflow; same steps, same guarantee."""
     output.show_log(logging.INFO if verbose or log_json else logging.ERROR, as_json=log_json)
-    given = {"from_txid": from_txid, "to_txid": to_txid, "max_batches": max_batches}
-    in_this_process(pipeline, {k: v for k, v in given.items() if v is not None}, as_json)
+    in_this_process(pipeline, _given(of_range), as_json)
+
+
+def _given(of_range: Mapping[str, int | None]) -> dict[str, int]:
+    """Return those options of a range that are given."""
+    return {name: value for name, value in of_range.items() if value is not None}
 
 
 def take_up(pipeline: str, prepared: Prepared, to_txid: int, *, wait: int | None, here: bool, as_json: bool) -> None:
@@ -227,16 +212,14 @@ def through_airflow(
 
     If no run can be started, the error also says what was prepared for it: that stays done.
     """
-    from tidegate.airflow_client import AirflowClient  # noqa: PLC0415
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - verbs that do not need these start faster
+    from tidegate.airflow_client import AirflowClient  # noqa: PLC0415 - verbs that do not need it start faster
 
     find_pipeline(pipeline)
-    settings = Settings.load()
-    with contextlib.closing(StateStore.connect(settings)) as store:
+    with connected(settings := Settings.load()) as store:
         committed, _ = _position(store, pipeline, parameters)
-        with contextlib.ExitStack() as connected:
+        with contextlib.ExitStack() as until:
             try:
-                airflow = connected.enter_context(contextlib.closing(AirflowClient(settings)))
+                airflow = until.enter_context(contextlib.closing(AirflowClient(settings)))
                 run_id = airflow.trigger(pipeline, parameters)
                 outcome = Outcome(pipeline, run_id, runs=[run_id])
             except TidegateError as error:

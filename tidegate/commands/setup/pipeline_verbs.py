@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from tidegate import output
-from tidegate.commands import as_json
+from tidegate.commands import as_json, connected
 from tidegate.commands.act.operator_verbs import operator
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.jobs.registry import all_pipelines, none_found
@@ -293,11 +293,10 @@ def _outcome(revision: str | None, changed: Sequence[str]) -> str:
 
 def _say_accepted(accepted: Mapping[str, str], settings: Settings) -> None:
     from tidegate.explain import why  # noqa: PLC0415
-    from tidegate.state_store import StateStore  # noqa: PLC0415
 
     for name, outcome in accepted.items():
         output.say(f"{name} {outcome}.")
-        with StateStore.connect(settings) as store:  # a source may be in the server that was promoted
+        with connected(settings) as store:  # a source may be in the server that was promoted
             for sentence in why.refused_next(name, store):
                 output.say(sentence)
     if not accepted:

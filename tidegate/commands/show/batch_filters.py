@@ -11,9 +11,8 @@ from click.shell_completion import CompletionItem
 from tidegate.commands import AT_LEAST_ONE
 from tidegate.explain.remedies import codes
 from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.read_ledger.batch_phases import PHASES
 
-# As `tidegate.state_store.read_ledger.batch_search` has them, which loads SQLAlchemy; a test compares the two.
-PHASES = ("planned", "processing", "failed", "halted", "processed", "committed", "skipped")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGO = re.compile(r"(\d{1,6})\s*([smhdw])")
 EXAMPLES = "Write a duration until now, such as 90m, 2h or 3d, or a time such as 2026-11-25 or 2026-11-25T10:30Z (UTC)."
@@ -68,7 +67,9 @@ from_txid = click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, help=
 to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Only this txid and earlier ones.")
 
 
-def check(since: datetime | None, until: datetime | None, from_txid: int | None, to_txid: int | None) -> None:
+def check(
+    *, since: datetime | None, until: datetime | None, from_txid: int | None, to_txid: int | None, **_others: str | None
+) -> None:
     """Refuse conditions that no batch can fulfil.
 
     Raises: UsageError.

@@ -4,14 +4,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate import completion, output
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name
 from tidegate.commands.show import batch_filters
 from tidegate.explain import batch_report, remedies, source_report
 from tidegate.explain.batch_causes import quoted
@@ -52,41 +51,26 @@ def inspect(
     txid: int | None,
     state: str | None,
     source: bool,
-    phase: str | None,
-    error: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    from_txid: int | None,
-    to_txid: int | None,
     limit: int | None,
     as_json: bool,
+    **conditions: Any,
 ) -> None:
     """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone.
 
     --phase, --error, --since, --until, --from-txid and --to-txid choose batches of the ledger; all that are given have to hold.
     An event of a batch: it was opened, begun, sealed or committed, it failed, or it was halted.
     """
-    conditions = {
-        "phase": phase,
-        "error": error,
-        "since": since,
-        "until": until,
-        "from_txid": from_txid,
-        "to_txid": to_txid,
-    }
     given = [f"--{name.replace('_', '-')}" for name, value in conditions.items() if value is not None]
     if (txid is not None) + (state is not None) + source > 1:
         raise UsageError("Give one of --txid, --state and --source.")
     if given and (txid is not None or state is not None or source):
         raise UsageError(f"{given[0]} chooses among batches: leave out --txid, --state and --source.")
-    batch_filters.check(since, until, from_txid, to_txid)
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - get, beside it, does without SQLAlchemy
-
+    batch_filters.check(**conditions)
     declared, settings = find_pipeline(pipeline), Settings.load()
     if source:
         source_report.show(declared, settings, limit, as_json)
         return
-    with StateStore.connect(settings) as store:
+    with connected(settings) as store:
         if txid is not None:
             _show_batch(store, pipeline, txid, as_json)
         elif state is not None:
@@ -128,12 +112,10 @@ def get(pipeline: str, state: str, key: tuple[str, ...], null: str | None, as_js
 @as_json
 def changes(pipeline: str, state: str, after_txid: int | None, limit: int | None, as_json: bool) -> None:
     """Show what each txid changed in a state, in the order of txids: the values after it, and those before it."""
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - it loads SQLAlchemy
-
     spec = _state(find_pipeline(pipeline), state)
     if spec.stream is None:
         raise UsageError(f"State {state} does not record changes: declare it with changes=True, and rebuild {pipeline}.")
-    with StateStore.connect(Settings.load()) as store:
+    with connected() as store:
         if as_json:
             output.print_json_rows(store.changes(spec, after_txid or 0, limit))
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate import completion, output
-from tidegate.commands import AT_LEAST_ONE, as_json, pipeline_name
+from tidegate.commands import AT_LEAST_ONE, as_json, connected, pipeline_name
 from tidegate.explain import airflow_report, error_pages
 from tidegate.jobs.registry import find_pipeline
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError
@@ -67,11 +67,10 @@ def explain(pipeline: str, as_json: bool) -> None:
 
 def _explain(pipeline: str, txid: int | None) -> "Why":
     """Return the causes; if the ledger cannot be read, why not."""
-    from tidegate.explain import why as causes  # noqa: PLC0415
-    from tidegate.state_store import StateStore  # noqa: PLC0415 - loads SQLAlchemy, which `error` does without
+    from tidegate.explain import why as causes  # noqa: PLC0415 - `error` does without
 
     try:
-        with StateStore.connect(Settings.load()) as store:
+        with connected() as store:
             found = causes.explain(store, pipeline, txid, ask_source=store)
             return causes.Why((*found.causes, *_of_airflow(pipeline, store.settings, found.causes)))
     except (StoreUnavailable, AccessRefused, SchemaOutOfDate) as error:

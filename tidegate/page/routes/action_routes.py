@@ -1,9 +1,9 @@
 """Routes for actions: what one would do, and doing it. The words and the checks are those of the command line."""
 
 import shlex
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -12,7 +12,7 @@ from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import Verb
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Refusal
-from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS
+from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS, Txid
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline, class_and_text
 from tidegate.state_store.commit import quarantined_records
@@ -63,7 +63,7 @@ def prospect(
     pipeline: access.Readable,
     verb: Verb | Literal["redo"],
     user: access.User,
-    txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
+    txid: Txid = None,
 ) -> Prospect:
     """Return what an action would do."""
     with ledger_connection.reader().snapshot(f"looking what {verb} of {pipeline} would do") as connection:

@@ -11,7 +11,7 @@ from tidegate.explain.batch_report import Outcome, outcome
 from tidegate.explain.why import Why, explain
 from tidegate.page import PREFIX, access, ledger_connection
 from tidegate.page.http_answers import Refusal
-from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action
+from tidegate.page.shared_models import LARGEST, WITHOUT_NUL, Action, Txid
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records
 from tidegate.state_store.ledger import cursors
@@ -36,7 +36,6 @@ Moment = Annotated[
     AfterValidator(_of_a_real_zone),
     Query(ge=datetime(1900, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
 ]
-Txid = Annotated[int | None, Query(ge=1, le=LARGEST)]
 MOST_EXACT = 2**53  # a number of JavaScript beyond it is rounded
 
 
@@ -209,8 +208,7 @@ def batches(
 ) -> Batches:
     """Return some batches, newest first, that fulfil all conditions."""
     wanted = BatchFilter(phase=phase, error=error or None, since=since, until=until)
-    with ledger_connection.reader().snapshot(f"reading batches of {pipeline}") as connection:
-        pipeline_overview.check_registered(connection, pipeline)
+    with ledger_connection.snapshot_of(pipeline, f"reading batches of {pipeline}") as connection:
         found = batch_search.search(connection, pipeline, wanted, before, limit)
         rows = batch_details.rows(connection, found.batches)
         now = pipeline_overview.moment(connection)
@@ -231,8 +229,7 @@ def timeline_of(
         if first > to:
             raise UsageError(f"The range is upside down: from {first} is above to {to}.")
         last = to - first + 1
-    with ledger_connection.reader().snapshot(f"reading the timeline of {pipeline}") as connection:
-        pipeline_overview.check_registered(connection, pipeline)
+    with ledger_connection.snapshot_of(pipeline, f"reading the timeline of {pipeline}") as connection:
         found = timeline(connection, pipeline, first, last)
         now = pipeline_overview.moment(connection)
     return Timeline(now=now, cursor=found.cursor, batches=[TimelineBatch(**batch) for batch in found.batches])
@@ -286,13 +283,9 @@ def _exactly(value: Any) -> Any:
 def _links(request: Request, known: BatchHistory, tasks: list[batch_details.Task]) -> Links:
     """Return addresses in Airflow's UI: the newest attempt's run, and the log of each attempt's task."""
     airflow = request.scope["root_path"].removesuffix(PREFIX)
-    dag = f"{airflow}/dags/{quote(known.status.pipeline, safe='')}/runs/"
+    runs = [f"{airflow}/dags/{quote(known.status.pipeline, safe='')}/runs/{quote(task.run_id, safe='')}" for task in tasks]
     logs = [
-        Log(
-            attempt=task.attempt,
-            url=f"{dag}{quote(task.run_id, safe='')}/tasks/{quote(task.task_id, safe='')}/mapped/{task.position}"
-            f"?try_number={task.number}",
-        )
-        for task in tasks
+        Log(attempt=t.attempt, url=f"{run}/tasks/{quote(t.task_id, safe='')}/mapped/{t.position}?try_number={t.number}")
+        for run, t in zip(runs, tasks, strict=True)
     ]
-    return Links(dag_run=f"{dag}{quote(tasks[-1].run_id, safe='')}" if tasks else None, logs=logs)
+    return Links(dag_run=runs[-1] if runs else None, logs=logs)

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -18,72 +18,82 @@ from tidegate.state_store.read_ledger.metric_values import Measures, PipelineMea
 
 @dataclass(frozen=True)
 class Described:
-    """A metric as people see it; each is a gauge."""
+    """A metric as people see it; each is a gauge. One that each pipeline has once has its `value`, None while there is none."""
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
+    value: Callable[[PipelineMeasures], float | None] | None = None
 
 
 _OF_PIPELINE = ("pipeline",)
+
+
+def _of(name: str, text: str, value: Callable[[PipelineMeasures], float | None]) -> Described:
+    """Return a metric that each pipeline has once."""
+    return Described(name, text, _OF_PIPELINE, value)
+
+
 METRICS = {
     described.name: described
     for described in (
         Described("tidegate_up", "1 if the ledger could be read. If 0, all other metrics but the next two are missing."),
         Described("tidegate_scrape_duration_seconds", "How long reading the ledger took for this scrape."),
         Described("tidegate_build", "Always 1; the label is Tidegate's version.", ("version",)),
-        Described("tidegate_committed_txid", "Last txid that has committed; 0 before the first.", _OF_PIPELINE),
-        Described("tidegate_opened_txid", "Last txid that was planned.", _OF_PIPELINE),
-        Described("tidegate_lag_txids", "Batches that were planned and have not committed.", _OF_PIPELINE),
-        Described("tidegate_lag_seconds", "Age of the oldest batch that has not committed; 0 if none.", _OF_PIPELINE),
-        Described(
+        _of("tidegate_committed_txid", "Last txid that has committed; 0 before the first.", lambda p: p.committed),
+        _of("tidegate_opened_txid", "Last txid that was planned.", lambda p: p.opened),
+        _of("tidegate_lag_txids", "Batches that were planned and have not committed.", lambda p: p.opened - p.committed),
+        _of("tidegate_lag_seconds", "Age of the oldest batch that has not committed; 0 if none.", lambda p: p.lag_seconds),
+        _of(
             "tidegate_last_commit_timestamp_seconds",
             "When the last txid committed; none before the first.",
-            _OF_PIPELINE,
+            lambda p: _timestamp(p.committed_at),
         ),
-        Described(
-            "tidegate_batches",
-            "Batches that were planned and have not committed, by phase.",
-            (*_OF_PIPELINE, "phase"),
-        ),
+        Described("tidegate_batches", "Batches that were planned and have not committed, by phase.", (*_OF_PIPELINE, "phase")),
         Described(
             "tidegate_batch_errors",
             "Of these, those that failed or are halted, by the error's code and where its cause lies.",
             (*_OF_PIPELINE, "phase", "code", "fault"),
         ),
-        Described("tidegate_tries", "Attempts at the batch that has had most, of those that have not committed.", _OF_PIPELINE),
-        Described(
+        _of("tidegate_tries", "Attempts at the batch that has had most, of those that have not committed.", lambda p: p.tries),
+        _of(
             "tidegate_last_skip_timestamp_seconds",
             "When the newest batch was given up that is among the last 200 txids; none if none was.",
-            _OF_PIPELINE,
+            lambda p: _timestamp(p.skipped_at),
         ),
-        Described(
+        _of(
             "tidegate_last_set_aside_timestamp_seconds",
             "When a commit, of the last 200, last set partials aside: late for a final window, or found by a check.",
-            _OF_PIPELINE,
+            lambda p: _timestamp(p.set_aside_at),
         ),
         Described(
             "tidegate_failed_plans",
             "Plans that have failed since one succeeded, by the newest error's code and where its cause lies; none if none.",
             (*_OF_PIPELINE, "code", "fault"),
         ),
-        Described(
+        _of(
             "tidegate_last_plan_timestamp_seconds",
             "When a plan last found out what is new at the source; none before the first.",
-            _OF_PIPELINE,
+            lambda p: _timestamp(p.planned_at),
         ),
-        Described("tidegate_paused", "1 while a person has paused the pipeline.", _OF_PIPELINE),
-        Described("tidegate_paused_timestamp_seconds", "When it was paused; none while it is not.", _OF_PIPELINE),
-        Described(
+        _of("tidegate_paused", "1 while a person has paused the pipeline.", lambda p: int(p.paused_at is not None)),
+        _of(
+            "tidegate_paused_timestamp_seconds", "When it was paused; none while it is not.", lambda p: _timestamp(p.paused_at)
+        ),
+        _of(
             "tidegate_hole",
             "1 if commits are missing that are known: the database was restored, copied or promoted (HOLE_DETECTED).",
-            _OF_PIPELINE,
+            lambda p: int(not p.is_whole),
         ),
-        Described("tidegate_quarantine_records", "Bad records that wait in quarantine.", _OF_PIPELINE),
-        Described("tidegate_new_columns", "Columns of the source that came after the first batch, undeclared.", _OF_PIPELINE),
-        Described("tidegate_acks_due", "Committed batches whose source has not been notified yet.", _OF_PIPELINE),
-        Described("tidegate_staged_attempts", "Attempts whose staging tables are kept.", _OF_PIPELINE),
-        Described("tidegate_staged_bytes", "Bytes that were copied into these tables.", _OF_PIPELINE),
+        _of("tidegate_quarantine_records", "Bad records that wait in quarantine.", lambda p: p.quarantined),
+        _of(
+            "tidegate_new_columns",
+            "Columns of the source that came after the first batch, undeclared.",
+            lambda p: p.new_columns,
+        ),
+        _of("tidegate_acks_due", "Committed batches whose source has not been notified yet.", lambda p: p.acks_due),
+        _of("tidegate_staged_attempts", "Attempts whose staging tables are kept.", lambda p: p.staged_attempts),
+        _of("tidegate_staged_bytes", "Bytes that were copied into these tables.", lambda p: p.staged_bytes),
         Described("tidegate_staging_tables", "Tables in schema staging, of all pipelines."),
     )
 }
@@ -103,28 +113,9 @@ def families(measures: Measures | None, seconds: float) -> Iterator[Metric]:
 
 
 def _add_present(made: dict[str, GaugeMetricFamily], p: PipelineMeasures) -> None:
-    values = {
-        "tidegate_committed_txid": p.committed,
-        "tidegate_opened_txid": p.opened,
-        "tidegate_lag_txids": p.opened - p.committed,
-        "tidegate_lag_seconds": p.lag_seconds,
-        "tidegate_last_commit_timestamp_seconds": _timestamp(p.committed_at),
-        "tidegate_last_plan_timestamp_seconds": _timestamp(p.planned_at),
-        "tidegate_tries": p.tries,
-        "tidegate_last_skip_timestamp_seconds": _timestamp(p.skipped_at),
-        "tidegate_last_set_aside_timestamp_seconds": _timestamp(p.set_aside_at),
-        "tidegate_paused": int(p.paused_at is not None),
-        "tidegate_paused_timestamp_seconds": _timestamp(p.paused_at),
-        "tidegate_hole": int(not p.is_whole),
-        "tidegate_quarantine_records": p.quarantined,
-        "tidegate_new_columns": p.new_columns,
-        "tidegate_acks_due": p.acks_due,
-        "tidegate_staged_attempts": p.staged_attempts,
-        "tidegate_staged_bytes": p.staged_bytes,
-    }
-    for name, value in values.items():
-        if value is not None:
-            made[name].add_metric([p.pipeline], value)
+    for described in METRICS.values():
+        if described.value is not None and (value := described.value(p)) is not None:
+            made[described.name].add_metric([p.pipeline], value)
     for phase, count in p.phases.items():
         made["tidegate_batches"].add_metric([p.pipeline, phase], count)
     counted: Counter[tuple[str, ...]] = Counter()

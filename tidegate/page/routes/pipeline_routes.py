@@ -10,7 +10,7 @@ from tidegate.explain.why import Cause, explain, root_causes, root_of
 from tidegate.jobs.pipeline import Pipeline
 from tidegate.page import access, ledger_connection
 from tidegate.page.declared_pipelines import declared
-from tidegate.page.shared_models import Action, Column
+from tidegate.page.shared_models import Action, Column, columns_of
 from tidegate.state_store.declarations.pipeline_spec import StateSpec, exactly_once
 from tidegate.state_store.read_ledger import batch_status, pipeline_overview, wait_facts
 from tidegate.state_store.read_ledger.batch_phases import Phase
@@ -127,13 +127,10 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
     spec = found.spec
     is_exactly_once = all(exactly_once(spec.source_kind, state.kind) for state in spec.states)
     return PipelineDetail(
-        **dict(_row(found, root_of(causes), access.is_allowed(user, access.ACT, pipeline))),
+        **vars(found) | vars(_row(found, root_of(causes), access.is_allowed(user, access.ACT, pipeline))),
         now=now,
         causes=list(causes),
-        source_kind=found.source_kind,
         guarantee="exactly once" if is_exactly_once else "at least once",
-        window=found.window,
-        registered_at=found.registered_at,
         states=[_state(state) for state in spec.readable],
         declared=declared(pipeline) is not None,
         actions=[Action(**action) for action in actions],
@@ -146,9 +143,7 @@ def _names() -> list[str]:
 
 
 def _state(state: StateSpec) -> State:
-    keys = [Column(name=key.name, type=key.type.name) for key in state.row_key]
-    values = [Column(name=value.name, type=value.type.name) for value in state.results]
-    return State(name=state.name, kind=state.kind, keys=keys, values=values)
+    return State(name=state.name, kind=state.kind, keys=columns_of(state.row_key), values=columns_of(state.results))
 
 
 def _row(found: Progress, why: Cause, may_act: bool) -> PipelineRow:
@@ -156,18 +151,7 @@ def _row(found: Progress, why: Cause, may_act: bool) -> PipelineRow:
     paused = None
     if found.paused_at is not None:
         paused = Paused(at=found.paused_at, by=found.paused_by or "", reason=found.paused_reason or "")
+    description = code.description if code else ""
     return PipelineRow(
-        name=found.pipeline,
-        description=code.description if code else "",
-        committed=found.committed,
-        opened=found.opened,
-        pending=found.pending,
-        committed_at=found.committed_at,
-        lag_seconds=found.lag_seconds,
-        rows_per_second=found.rows_per_second,
-        quarantined=found.quarantined,
-        paused=paused,
-        phases=dict(found.phases),
-        why=why,
-        may_act=may_act,
-    )
+        **vars(found), name=found.pipeline, description=description, paused=paused, why=why, may_act=may_act
+    )  # the model takes what it shows

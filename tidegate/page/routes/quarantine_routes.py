@@ -1,5 +1,6 @@
 """Routes for bad records that were set aside: look at them, mend one. Replaying them is an action."""
 
+import re
 from datetime import datetime
 from typing import Annotated
 
@@ -9,12 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from tidegate import operator_actions
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Refusal, body_of
-from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS
+from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS, Txid
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import UsageError
 from tidegate.state_store.commit import quarantined_records as ledger_quarantine
 from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend
-from tidegate.state_store.read_ledger import pipeline_overview
 
 router = APIRouter(prefix="/api/pipelines/{pipeline}/quarantine")
 TXIDS_SHOWN = 100
@@ -69,13 +69,12 @@ class Nothing(BaseModel):
 @router.get("")
 def quarantine(
     pipeline: access.Readable,
-    txid: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
+    txid: Txid = None,
     after: Annotated[str | None, Query(max_length=50)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Quarantine:
     """Return some of the records that wait."""
-    with ledger_connection.reader().snapshot(f"reading the quarantine of {pipeline}") as connection:
-        pipeline_overview.check_registered(connection, pipeline)
+    with ledger_connection.snapshot_of(pipeline, f"reading the quarantine of {pipeline}") as connection:
         found = ledger_quarantine.page_of_records(connection, pipeline, txid, _place(after), limit + 1)
         totals = ledger_quarantine.totals(connection, pipeline, txid)
         by_txid = list(ledger_quarantine.counts(connection, pipeline, None, limit=TXIDS_SHOWN).items())
@@ -93,8 +92,7 @@ def quarantine(
 def record(pipeline: access.Readable, txid: int, number: int) -> QuarantinedRecord:
     """Return one record with its whole payload."""
     _check_range(pipeline, txid, number)
-    with ledger_connection.reader().snapshot(f"reading a record of {pipeline} {txid}") as connection:
-        pipeline_overview.check_registered(connection, pipeline)
+    with ledger_connection.snapshot_of(pipeline, f"reading a record of {pipeline} {txid}") as connection:
         found = ledger_quarantine.record(connection, pipeline, txid, number)
     if found is None:
         raise _unknown(pipeline, txid, number)
@@ -117,12 +115,10 @@ def _place(after: str | None) -> tuple[int, int] | None:
     """Return the txid and number of a record."""
     if after is None:
         return None
-    txid, _, number = after.partition("-")
-    if not (txid.isascii() and txid.isdecimal() and number.isascii() and number.isdecimal()):
+    place = re.fullmatch(r"([0-9]{1,16})-([0-9]{1,16})", after)
+    if place is None or max(map(int, place.groups())) > LARGEST:
         raise UsageError("`after` is not what an earlier answer called `next`.")
-    if max(int(txid), int(number)) > LARGEST:
-        raise UsageError("`after` is not what an earlier answer called `next`.")
-    return int(txid), int(number)
+    return int(place[1]), int(place[2])
 
 
 def _check_range(pipeline: str, txid: int, number: int) -> None:

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import anyio
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, FailFast, Field
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from tidegate.page import access, ledger_connection
 from tidegate.page.http_answers import Answer, Refusal, body_of
-from tidegate.page.shared_models import Column
+from tidegate.page.shared_models import Column, columns_of
 from tidegate.state_store.base.errors import StoreUnavailable, UsageError
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 from tidegate.state_store.ledger import cursors
@@ -71,7 +72,7 @@ def rows(
     The ETag changes with every commit, rebuild and prune; until then, a request with `If-None-Match` gets an empty answer, 304.
     """
     with ledger_connection.reader().snapshot(f"reading state {state}", states=[state]) as connection:
-        spec = _state(pipeline_overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
+        spec = _state(connection, pipeline, state)
         version = state_rows.version_of(connection, pipeline)
         headers = {"ETag": f'"{version}"', "Cache-Control": "private, no-cache"}
         if if_none_match == headers["ETag"]:
@@ -86,7 +87,7 @@ def rows(
             shown, more_follow = state_rows.rows_after(connection, spec, begin, limit)
     answer = Rows(
         txid=version.txid,
-        columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],
+        columns=columns_of(spec.shown),
         rows=[_as_json(spec, row) for row in shown],
         next=_token(spec, shown[-1]) if more_follow else None,
     )
@@ -100,12 +101,12 @@ def rows_of_keys(pipeline: access.Readable, state: str, requested: Annotated[Key
     They have as many characters as a page of rows, at most.
     """
     with ledger_connection.reader().snapshot(f"reading state {state}", states=[state]) as connection:
-        spec = _state(pipeline_overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
+        spec = _state(connection, pipeline, state)
         txid = cursors.committed(connection, pipeline)
         found = state_rows.rows_of(connection, spec, requested.keys, most_characters=state_rows.PAGE_CHARACTERS)
     return FoundRows(
         txid=txid,
-        columns=[Column(name=name, type=kind) for name, kind in state_rows.columns_of(spec)],
+        columns=columns_of(spec.shown),
         rows=[None if row is None else _as_json(spec, list(row.values())) for row in found],
     )
 
@@ -122,7 +123,7 @@ def download(pipeline: access.Readable, state: str) -> StreamingResponse:
             f"reading state {state}", states=[state], timeout_seconds=DOWNLOAD_STATEMENT_SECONDS
         )
         connection = opened.enter_context(snapshot)
-        spec = _state(pipeline_overview.spec_of_pipeline(connection, pipeline).state(state), pipeline, state)
+        spec = _state(connection, pipeline, state)
         rows = state_rows.all_rows(connection, spec)
         first = next(rows, None)  # what fails at once is an answer of its own
     except BaseException:
@@ -157,7 +158,7 @@ class Download(StreamingResponse):
 
 
 def _parts(spec: StateSpec, first: Sequence[str | None] | None, rows: Iterator[Sequence[str | None]]) -> Iterator[str]:
-    part = [_line([name for name, _ in state_rows.columns_of(spec)])]
+    part = [_line([column.name for column in spec.shown])]
     if first is not None:
         part.append(_line(first))
     for row in rows:
@@ -178,15 +179,15 @@ def _field(value: str) -> str:
     return '"' + value.replace('"', '""') + '"'
 
 
-def _state(spec: StateSpec | None, pipeline: str, name: str) -> StateSpec:
+def _state(connection: Connection, pipeline: str, name: str) -> StateSpec:
+    spec = pipeline_overview.spec_of_pipeline(connection, pipeline).state(name)
     if spec is None or not spec.is_table:
         raise Refusal(404, "UNKNOWN_STATE", f"{pipeline} has no state {name}.")
     return spec
 
 
 def _as_json(spec: StateSpec, row: Sequence[Any]) -> list[Any]:
-    kinds = [kind for _, kind in state_rows.columns_of(spec)]
-    return [_value(value, kind) for value, kind in zip(row, kinds, strict=True)]
+    return [_value(value, column.type.name) for value, column in zip(row, spec.shown, strict=True)]
 
 
 def _value(value: Any, kind: str) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tidegate.stack.components.airflow_login import POSTGRES_USER_VARIABLE
-from tidegate.stack.components.postgres import EmbeddedPostgres, write_secret
+from tidegate.stack.components.postgres import EmbeddedPostgres, make_secret, write_secret
 from tidegate.stack.components.server_process import COMPONENT_VARIABLE, STACK_VARIABLE, Component, listens, log_file
 from tidegate.stack.machine.private_files import private, private_folder
 from tidegate.state_store.base import project
@@ -60,16 +60,12 @@ class EmbeddedAirflow:
         """Write password, scrape token and keys, unless they exist."""
         private_folder(self.folder)
         private_folder(self._secrets)
-        if not self.password_file.exists():
-            write_secret(self.password_file, secrets.token_urlsafe(16))
-        if not self.metrics_token_file.exists():
-            write_secret(self.metrics_token_file, secrets.token_urlsafe(32))
+        make_secret(self.password_file, lambda: secrets.token_urlsafe(16))
+        make_secret(self.metrics_token_file, lambda: secrets.token_urlsafe(32))
         self._write_passwords()
         for key in ("jwt_secret", "api_secret_key"):
-            if not (self._secrets / key).exists():
-                write_secret(self._secrets / key, secrets.token_urlsafe(48))
-        if not (self._secrets / "fernet_key").exists():
-            write_secret(self._secrets / "fernet_key", base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+            make_secret(self._secrets / key, lambda: secrets.token_urlsafe(48))
+        make_secret(self._secrets / "fernet_key", lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
 
     def _write_passwords(self) -> None:
         """Write the administrator's password for Airflow, and one for each other user, which stays as it is."""

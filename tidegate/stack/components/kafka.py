@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack.components import java_libraries
-from tidegate.stack.components.postgres import write_secret
+from tidegate.stack.components.postgres import make_secret, write_secret
 from tidegate.stack.components.server_process import Component, listens
 from tidegate.stack.components.spark import java_program
 from tidegate.stack.machine.private_files import private_folder
@@ -81,8 +81,7 @@ class EmbeddedKafka:
         private_folder(self.folder)
         private_folder(self.client_properties.parent)
         for file in self._passwords.values():
-            if not file.exists():
-                write_secret(file, secrets.token_urlsafe(24))
+            make_secret(file, lambda: secrets.token_urlsafe(24))
         client = {
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": MECHANISM,

@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -232,8 +233,7 @@ class EmbeddedPostgres:
     def bootstrap(self) -> None:
         """Create roles and databases that do not exist yet. Safe to repeat."""
         passwords = self._passwords()
-        connection = self._connect(ADMINISTRATOR, "postgres")
-        try:
+        with contextlib.closing(self.connect()) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute("SELECT rolname FROM pg_roles")
@@ -251,23 +251,22 @@ class EmbeddedPostgres:
                 # Only roles that need a database can connect to it.
                 cursor.execute("REVOKE ALL ON DATABASE tidegate, airflow, postgres, template1 FROM PUBLIC")
                 cursor.execute("GRANT CONNECT ON DATABASE tidegate TO tidegate, tidegate_stager, tidegate_reader")
-        finally:
-            connection.close()
 
     def _check(self) -> str | None:
         if missing := listens(self.secrets_folder.parent, "postgres", self.port):
             return missing
         try:
-            self._connect(ADMINISTRATOR, "postgres").close()
+            self.connect().close()
         except psycopg2.OperationalError as error:
             return str(error).strip().splitlines()[0]
         return None
 
-    def _connect(self, user: str, database: str) -> psycopg2.extensions.connection:
+    def connect(self, database: str = "postgres") -> psycopg2.extensions.connection:
+        """Connect as the administrator."""
         return psycopg2.connect(
             host="127.0.0.1",
             port=self.port,
-            user=user,
+            user=ADMINISTRATOR,
             dbname=database,
             passfile=str(self.passfile),
             connect_timeout=3,
@@ -336,6 +335,12 @@ def write_secret(file: Path, content: str) -> None:
     """Write a file that only its owner can read, from its first byte; after a crash, it has the old content or the new."""
     unfinished_name(file).unlink(missing_ok=True)  # a new file is private, whatever was left there
     write_whole(file, content, durable=True)
+
+
+def make_secret(file: Path, content: Callable[[], str]) -> None:
+    """Write a file that only its owner can read, unless it exists."""
+    if not file.exists():
+        write_secret(file, content())
 
 
 def _all_users_reach(path: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tidegate.stack.components.postgres import write_secret
+from tidegate.stack.components.postgres import make_secret, write_secret
 from tidegate.stack.components.server_process import Component, listens
 from tidegate.stack.machine.private_files import private_folder
 from tidegate.state_store.base.errors import PermanentError
@@ -49,8 +49,7 @@ class EmbeddedSpark:
         """
         private_folder(self.folder)
         private_folder(self.token_file.parent)
-        if not self.token_file.exists():
-            write_secret(self.token_file, secrets.token_urlsafe(32))
+        make_secret(self.token_file, lambda: secrets.token_urlsafe(32))
         memory = min(psutil.virtual_memory().total // 6, MAX_DRIVER_MEMORY) // 1024**2
         properties = {
             "spark.master": "local[*]",
