@@ -90,13 +90,11 @@ NOT_FOLLOWED = {
 
 
 def steps_of(page: str) -> list[str]:
-    """Return the steps below `What to do` of a page, each in one line but for its commands."""
     body = page.partition("What to do\n")[2].partition("\nRelated: ")[0]
     return [step for step in STEP.split(f"\n{body.strip()}") if step.strip()]
 
 
 def advices() -> dict[str, str]:
-    """Return every advice of error pages and of `why`: its name, and what it says."""
     found = {
         f"{code}.{number}": step
         for code in error_pages.codes()
@@ -122,12 +120,9 @@ def _causes_with_advice() -> set[str]:
 
 @dataclass
 class Followed:
-    """Which advices were followed, of all that there are."""
-
     times: Counter[str] = field(default_factory=Counter)
 
     def report(self) -> tuple[float, str]:
-        """Return which part of the advices was followed, and the lines that say so, with the others by why they were not."""
         known = set(advices())
         others = known - self.times.keys()
         part = 1 - len(others) / len(known)
@@ -140,8 +135,6 @@ class Followed:
 
 @dataclass(frozen=True)
 class Answer:
-    """One cause as `why` prints it."""
-
     code: str
     text: str
     advice: str
@@ -168,7 +161,6 @@ class Project:
 
     @classmethod
     def made(cls, settings: Settings, followed: Followed) -> "Project":
-        """Return a project that has one committed batch."""
         project = cls(CommandLine(settings, {HOME_VARIABLE: str(settings.home)}), followed)
         project.declare()
         (project.home / "migrations").mkdir()
@@ -179,7 +171,6 @@ class Project:
         return project
 
     def begin(self) -> None:
-        """Begin another test, with the usual declaration."""
         self.tests += 1
         self.has_ended = False
         if self.parts:
@@ -189,24 +180,19 @@ class Project:
 
     @property
     def home(self) -> Path:
-        """Return its folder."""
         return self.line.settings.home
 
     @property
     def folder(self) -> Path:
-        """Return the folder of its input."""
         return self.home / "data/flights"
 
     def newest(self) -> int:
-        """Return the newest txid."""
         return len(self.line.json("inspect", "flights"))
 
     def file(self, name: str) -> Path:
-        """Return the path of an input file of this test."""
         return self.folder / f"{self.tests:02d}{name}"
 
     def declare(self, **parts: str) -> None:
-        """Write the pipeline's file, as its next version unless one is given."""
         self.version += "version" not in parts
         self.parts = {name: part for name, part in parts.items() if name != "version"}
         (self.home / "pipelines").mkdir(exist_ok=True)
@@ -226,7 +212,6 @@ class Project:
         self.rows[self.file(name).name] = [tuple(row.split(",")) for row in rows]  # type: ignore[misc]
 
     def type(self, command: str, *, exits: int = DONE, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Type a command of `tidegate`."""
         done = self.line(*shlex.split(command)[1:], **environment)
         self.printed = done.stdout + done.stderr
         self.typed.append(command)
@@ -234,13 +219,11 @@ class Project:
         return done
 
     def fails(self, command: str, code: str, *, exits: int = 1, **environment: str) -> str:
-        """Type a command that fails with this error; return what it says."""
         self.type(command, exits=exits, **environment)
         assert f"More: tidegate error {code}" in self.printed, f"{command}: {self.printed}"
         return self.printed
 
     def why(self, code: str, *, txid: int | None = None, pipeline: str = "flights", **environment: str) -> Answer:
-        """Ask `why` of the pipeline; return the cause with this code as it is printed."""
         words = f"tidegate why {pipeline}" if txid is None else f"tidegate why {pipeline} {txid}"
         self.type(words, **environment)
         printed = self.printed
@@ -323,12 +306,10 @@ class Project:
         return printed
 
     def state(self) -> dict[str, tuple[int, int]]:
-        """Return the state as `inspect` shows it."""
         found = self.line.json("inspect", "flights", "--state", "daily")
         return {row["carrier"]: (row["flights"], int(row["cents"])) for row in found}
 
     def clean(self) -> dict[str, tuple[int, int]]:
-        """Return what plain Python makes of the files that count."""
         made: dict[str, tuple[int, int]] = {}
         for carrier, cents in (row for rows in self.rows.values() for row in rows):
             flights, total = made.get(carrier, (0, 0))
@@ -336,7 +317,6 @@ class Project:
         return made
 
     def goes_on(self) -> None:
-        """Take up another file, and find the state that plain Python makes of all that count, and nothing that waits."""
         self.write("z.csv", "AA,5")
         self.type("tidegate run flights")
         self.end()

@@ -25,8 +25,6 @@ SCHEMAS = {f.stem.replace("-", " "): json.loads(f.read_text()) for f in sorted((
 
 @dataclass
 class CommandLine:
-    """Runs `tidegate` with the given settings, and returns its exit code and output."""
-
     settings: Settings
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -35,15 +33,12 @@ class CommandLine:
         return in_process.run(arguments, self._environ(environment), self.settings.home)
 
     def apart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run one command in a process of its own."""
         return subprocess.run(**self.command(arguments, environment), timeout=400, check=False)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start one command in a process of its own."""
         return subprocess.Popen(**self.command(arguments, {}))
 
     def command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        """Return how to start one command, with its output piped."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return {"args": [COMMAND, *arguments], "env": self._environ(environment), "cwd": self.settings.home, **pipes}
 
@@ -103,7 +98,6 @@ def shops(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
 
 
 def write_file(home: Path, name: str, *lines: str) -> Path:
-    """Write a file below the data folder."""
     file = home / "data" / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -111,5 +105,4 @@ def write_file(home: Path, name: str, *lines: str) -> Path:
 
 
 def write_flights(home: Path, day: int, *rows: str) -> Path:
-    """Write one daily file of flights."""
     return write_file(home, f"flights/2013-01-{day:02d}.csv", ",".join(flights.PIPELINE.source.schema), *rows)

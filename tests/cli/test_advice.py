@@ -29,7 +29,6 @@ AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 @pytest.fixture(scope="module")
 def followed() -> Followed:
-    """The advices that this module's tests have followed."""
     return Followed()
 
 
@@ -57,12 +56,10 @@ def project(
 
 @pytest.fixture
 def own_project(settings: Settings, followed: Followed) -> Project:
-    """A project of the test's own, whose tables it may change."""
     return Project.made(settings, followed)
 
 
 def transform(expression: str) -> str:
-    """Return the part of a declaration that transforms rows."""
     return f"transform=lambda rows: rows.{expression},"
 
 
@@ -89,7 +86,6 @@ CORRECTED = {"BAD_KEY": "Filter or repair", "DECLARATION_INVALID": "Correct the 
 
 
 def test_content_that_fails(project: Project) -> None:
-    """Is corrected by the declaration, as `why` and as the page say, or given up."""
     project.write("dl.csv", "DL,9")
     project.type("tidegate run flights")
     for code, (row, counts, wrong, right) in CONTENT.items():
@@ -122,7 +118,6 @@ def test_content_that_fails(project: Project) -> None:
 
 
 def test_content_that_is_given_up(project: Project) -> None:
-    """By the command that `why` prints, or by that of the page."""
     for code in (*CONTENT, "SOURCE_CHANGED"):
         if code != "DECLARATION_INVALID":
             for ask in ("heed", "follow"):
@@ -156,8 +151,6 @@ def plan(project: Project, name: str) -> int:
 
 
 def test_a_source_that_has_changed(project: Project) -> None:
-    """Is put back, or its batch is given up; a folder that is away is brought back."""
-
     def changed(name: str) -> tuple[int, str]:
         txid, kept = plan(project, name), project.file(name).read_text()
         project.file(name).write_text(kept.replace("7", "8"))
@@ -191,7 +184,6 @@ def test_a_source_that_has_changed(project: Project) -> None:
 
 
 def test_a_source_that_is_away_late_or_unread(project: Project) -> None:
-    """Is brought back; what is left waits for a run."""
     folder, away = project.folder, project.home / "away"
 
     folder.rename(away)
@@ -229,7 +221,6 @@ def test_a_source_that_is_away_late_or_unread(project: Project) -> None:
 
 
 def test_an_operator_has_paused_or_retired_the_pipeline(project: Project) -> None:
-    """It is let go on."""
     project.type("tidegate pause flights --reason moved")
     project.fails("tidegate run flights", "PIPELINE_PAUSED", exits=75)
     project.heed(project.why("PAUSED"))
@@ -258,7 +249,6 @@ def test_an_operator_has_paused_or_retired_the_pipeline(project: Project) -> Non
 
 
 def test_a_declaration_that_is_not_registered_or_invalid(project: Project) -> None:
-    """Is registered, corrected or taken back."""
     plan(project, "b.csv")
     project.declare()
     project.fails("tidegate run flights", "DECLARATION_CHANGED")
@@ -273,7 +263,6 @@ def test_a_declaration_that_is_not_registered_or_invalid(project: Project) -> No
 
 
 def test_a_state_without_its_table(settings: Settings, followed: Followed) -> None:
-    """Is migrated, registered and read."""
     made = Project(CommandLine(settings, {HOME_VARIABLE: str(settings.home)}), followed)
     made.declare()
     (settings.home / "migrations").mkdir()
@@ -306,7 +295,6 @@ def test_a_state_without_its_table(settings: Settings, followed: Followed) -> No
 
 
 def test_code_that_is_broken_or_gone(project: Project) -> None:
-    """Is corrected, or brought back."""
     file = project.home / "pipelines/flights.py"
     plan(project, "b.csv")
     kept = file.read_text()
@@ -324,7 +312,6 @@ def test_code_that_is_broken_or_gone(project: Project) -> None:
 
 
 def test_a_request_that_is_refused(project: Project) -> None:
-    """Is corrected as the page says."""
     project.write("b.csv", "UA,1")
     following = project.newest() + 1
     project.fails(f"tidegate inspect flights --txid {following + 7}", "UNKNOWN_BATCH", exits=2)
@@ -359,7 +346,6 @@ WRONG_SETTINGS = {
 
 
 def test_settings_that_cannot_be_used(project: Project) -> None:
-    """Are corrected where the message or `settings` says that they come from; then the command is typed again."""
     for code, (wrong, then) in WRONG_SETTINGS.items():
         project.write(f"{code}.csv", "UA,1")
         printed = project.fails("tidegate run flights", code, **wrong)
@@ -382,19 +368,16 @@ def test_settings_that_cannot_be_used(project: Project) -> None:
 
 
 def run_as_owner(project: Project, *statements: str) -> None:
-    """Run some statements in one session of the owner of the tables."""
     with migrations.connected(project.line.settings) as connection:
         for statement in statements:
             connection.execute(sa.text(statement))
 
 
 def write_by_hand(project: Project, statement: str) -> None:
-    """Change the state against its guard."""
     run_as_owner(project, "SET tidegate.writer = 'flights'", statement)
 
 
 def rows_of(project: Project, statement: sa.Executable) -> list[sa.Row]:
-    """Return rows as the owner of the tables sees them."""
     with migrations.connected(project.line.settings) as connection:
         return list(connection.execute(statement))
 
@@ -407,7 +390,6 @@ def record(project: Project, error: str, *, halts: bool = False) -> int:
 
 
 def fail(project: Project, txid: int, error: str, *, halts: bool = False) -> None:
-    """Let the ledger have this error of another attempt at a batch, which may halt it."""
     with store_of(project) as (store, spec):
         store.retry("flights", txid, "a test", "another error")
         attempt = store.start_attempt(spec, txid, "test")
@@ -419,7 +401,6 @@ def fail(project: Project, txid: int, error: str, *, halts: bool = False) -> Non
 
 @contextmanager
 def store_of(project: Project) -> Iterator[tuple[StateStore, PipelineSpec]]:
-    """Yield the store and what the project declares."""
     environment = {**in_process.environment_of(project.line.settings), **project.line.environment}
     with in_process.started_with(environment, alone=False), StateStore.connect(project.line.settings) as store:
         yield store, find_pipeline("flights").spec
@@ -463,7 +444,6 @@ def causes_of(project: Project, errors: Mapping[str, tuple[str, ...]], *, halts:
 
 
 def test_errors_that_the_ledger_has(project: Project) -> None:
-    """Once their causes are corrected, one run or retry takes up a batch that has had all of them."""
     txid, causes = causes_of(project, FAILED)
     project.type("tidegate migrate")
     project.type(f"tidegate retry flights {txid}")
@@ -489,7 +469,6 @@ def test_errors_that_the_ledger_has(project: Project) -> None:
 
 
 def test_attempts_that_fall_silent_and_batches_that_are_given_up(project: Project) -> None:
-    """Another run takes them up; a retry takes back that a batch is given up."""
     first = plan(project, "b.csv")
     with store_of(project) as (store, spec):
         store.fail_attempt(store.start_attempt(spec, first, "test"), "SPARK_FAILED: a test")
@@ -517,7 +496,6 @@ def test_attempts_that_fall_silent_and_batches_that_are_given_up(project: Projec
 
 
 def test_records_that_were_set_aside(project: Project) -> None:
-    """Are taken up when their cause is gone."""
     more = "check={{'paid': 'cents > {}'}}, on_poison='quarantine',"
     project.declare(**CONTENT["TRANSFORM_FAILED"][2])
     project.type("tidegate migrate")
@@ -537,7 +515,6 @@ def test_records_that_were_set_aside(project: Project) -> None:
 
 
 def test_states_that_were_changed_by_hand(own_project: Project, as_owner: AsOwner) -> None:
-    """Are put back, or accepted."""
     project = own_project
     daily = "state.daily"
 
@@ -579,7 +556,6 @@ def test_states_that_were_changed_by_hand(own_project: Project, as_owner: AsOwne
 
 
 def test_a_ledger_that_was_restored_or_damaged(own_project: Project, as_owner: AsOwner) -> None:
-    """Is accepted or put back by a person."""
     project = own_project
     for ask in ("heed", "follow"):
         as_owner(sa.update(tables.cursor).values(epoch="1/2/3"))
@@ -637,7 +613,6 @@ def test_a_ledger_that_was_restored_or_damaged(own_project: Project, as_owner: A
 
 
 def test_servers_that_are_away(project: Project) -> None:
-    """Are waited for; who holds a lock is ended."""
     project.write("b.csv", "UA,7")
     project.fails("tidegate run flights", "STORE_UNAVAILABLE", exits=75, PGPORT="1")
     away = project.why("STORE_UNAVAILABLE", PGPORT="1")
@@ -726,7 +701,6 @@ def test_batches_that_are_processed(own_project: Project, as_owner: AsOwner) -> 
 
 
 def test_states_that_are_declared_otherwise(own_project: Project) -> None:
-    """Are computed again; another source is confirmed; what is not meant is taken back."""
     project = own_project
     project.declare(glob="*.cs*", version="1")
     project.fails("tidegate migrate", "DECLARATION_CHANGED")
@@ -751,7 +725,6 @@ def test_states_that_are_declared_otherwise(own_project: Project) -> None:
 
 
 def test_a_rebuild_that_is_halted(own_project: Project) -> None:
-    """Goes on with corrected code of the same version; a batch of it can be given up."""
     project = own_project
     wider = {"cents": 'Sum("cents", "bigint")'}
     broken = transform("selectExpr('carrier', \"IF(cents = 2, raise_error('two'), cents) AS cents\")")
@@ -777,7 +750,6 @@ def test_a_rebuild_that_is_halted(own_project: Project) -> None:
 
 
 def test_a_policy_that_leaves_batches_out(project: Project) -> None:
-    """Needs nothing; a batch that is corrected in time is taken back."""
     project.declare(more="on_poison='skip',")
     project.type("tidegate migrate")
     txid = record(project, "BAD_KEY")
@@ -790,7 +762,6 @@ def test_a_policy_that_leaves_batches_out(project: Project) -> None:
 
 
 def test_a_constraint_that_refuses_rows(own_project: Project, as_owner: AsOwner) -> None:
-    """Is dropped, as the message says."""
     project = own_project
     drop = sa.text("ALTER TABLE state.daily DROP CONSTRAINT few")
     for ask in ("heed", "follow"):
@@ -808,7 +779,6 @@ def test_a_constraint_that_refuses_rows(own_project: Project, as_owner: AsOwner)
 
 
 def test_an_attempt_that_takes_too_long(project: Project) -> None:
-    """Is given more time."""
     sleeps = transform("selectExpr('carrier', \"IF(java_method('java.lang.Thread', 'sleep', 1500L) = '', 0, cents) AS cents\")")
     project.declare(more=sleeps + "message_timeout_seconds=1,")
     project.type("tidegate migrate")
@@ -821,7 +791,6 @@ def test_an_attempt_that_takes_too_long(project: Project) -> None:
 
 
 def test_plans_that_have_failed(project: Project) -> None:
-    """Are made again, once the source is corrected."""
     for code in ("MALFORMED_RECORD", "RANGE_EXPIRED"):
         with store_of(project) as (store, _):
             assert store.fail_plan("flights", store.begin_plan("flights", "a test"), "a test", f"{code}: it is made by a test.")
@@ -833,7 +802,6 @@ def test_plans_that_have_failed(project: Project) -> None:
 
 
 def test_columns_and_acks(own_project: Project) -> None:
-    """A column that comes is declared; a source that has had no ack of a commit gets it from the next run."""
     project = own_project
     project.write("b.csv", "UA,1,x", header="carrier,cents,city", counts=False)
     project.counts("b.csv", "UA,1")
@@ -853,7 +821,6 @@ def test_columns_and_acks(own_project: Project) -> None:
 
 
 def test_a_port_that_another_account_has(project: Project, free_port: Callable[[], int]) -> None:
-    """Is freed, or the account is trusted."""
     port, other = free_port(), account()
     spark = {"TIDEGATE_SPARK_REMOTE": f"sc://127.0.0.1:{port}"}
     project.write("b.csv", "UA,7")
@@ -866,7 +833,6 @@ def test_a_port_that_another_account_has(project: Project, free_port: Callable[[
 
 
 def test_the_advice_that_was_followed(followed: Followed, request: pytest.FixtureRequest) -> None:
-    """Is most of what there is; of the others, each is named with its reason."""
     part, report = followed.report()
     request.config.stash[ADVICE] = report
     ran = {item.name for item in request.session.items if item.path == request.path}

@@ -51,12 +51,10 @@ def offered(words: str, **environment: str) -> list[str]:
 
 
 def test_words_are_completed() -> None:
-    """Only what the shell needs is looked up."""
     assert {words: offered(words) for words in OFFERED} == OFFERED
 
 
 def test_only_states_that_can_be_read_are_offered(tmp_path: Path) -> None:
-    """An author's update has no table that `get` could read; `changes` shows states that record theirs."""
     (tmp_path / "pipelines").mkdir()
     update = (
         DECLARATION.format(name="shop")
@@ -70,7 +68,6 @@ def test_only_states_that_can_be_read_are_offered(tmp_path: Path) -> None:
 
 
 def test_bash_takes_the_script(tmp_path: Path) -> None:
-    """In a real shell."""
     environ = {"PATH": f"{COMMAND.parent}:/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb", "TIDEGATE_HOME": str(EXAMPLES)}
     done = subprocess.run(["bash", "-c", ASK_BASH], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,6 @@ from tidegate.stack.components.airflow import PROJECT
 
 
 def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> None:
-    """A triggerer needs Postgres, and neither Spark nor a source."""
     lacking = CommandLine(replace(tidegate.settings, spark_remote="sc://127.0.0.1:1"), tidegate.environment)
     page = (PROJECT / "docs" / "airflow-workers.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^\$ tidegate (.*)$", page, re.MULTILINE)
@@ -27,7 +26,6 @@ def test_a_component_that_has_everything_is_told_so(tidegate: CommandLine) -> No
 
 @pytest.mark.promise("verb:doctor")
 def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp_path: Path) -> None:
-    """The source's folder does not exist yet, and there is no Airflow; Postgres and Spark are there."""
     done = tidegate("doctor", "--component", "command-line")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
@@ -38,7 +36,6 @@ def test_each_missing_thing_is_a_line_with_what_to_do(tidegate: CommandLine, tmp
 
 @pytest.mark.promise("json:doctor")
 def test_the_answer_for_programs_is_as_its_schema_says(tidegate: CommandLine) -> None:
-    """For every component, whatever is missing."""
     for component in COMPONENTS:
         done = tidegate("doctor", "--component", component, "--json")
         found = json.loads(done.stdout)

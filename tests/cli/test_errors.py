@@ -47,7 +47,6 @@ def _fails(done, exit_code: int, *fragments: str) -> None:
 
 
 def test_an_unknown_pipeline_is_named_with_the_nearest_one(tidegate: CommandLine) -> None:
-    """Every verb that takes a pipeline refuses it in the same way."""
     for verb in (VERBS | OF_DECLARATIONS).values():
         arguments = [argument.format("flight") for argument in verb]
         _fails(tidegate(*arguments), USAGE, "no pipeline flight.", "Did you mean flights?", "flights, word_count")
@@ -62,7 +61,6 @@ MISTYPED = {
 
 
 def test_a_typing_error_is_named_with_the_way_to_the_help(tidegate: CommandLine) -> None:
-    """Nothing is done."""
     for arguments, message in MISTYPED.items():
         done = tidegate(*arguments)
         assert (done.returncode, done.stdout) == (USAGE, ""), arguments
@@ -71,7 +69,6 @@ def test_a_typing_error_is_named_with_the_way_to_the_help(tidegate: CommandLine)
 
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
-    """In one line, with the exit code that shells expect."""
     mended = tidegate.settings.home / "mended"
     os.mkfifo(mended)
     mend = ("quarantine", "mend", "flights", "1", "1", "--reason", "a slip")
@@ -84,7 +81,6 @@ def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) ->
 
 
 def test_a_range_that_cannot_be_is_refused(tidegate: CommandLine) -> None:
-    """Before anything is planned: upside down, or with a gap, as commits go in order."""
     for verb in ("trigger", "run", "backfill"):
         done = tidegate(verb, "flights", "--from-txid", "3", "--to-txid", "2")
         _fails(done, USAGE, "upside down", "from_txid 3", "to_txid 2")
@@ -113,7 +109,6 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
 
 
 def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None:
-    """The batch is planned and waits."""
     write_flights(tidegate.settings.home, 1, GOOD)
     done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
     _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
@@ -122,7 +117,6 @@ def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None
 
 @pytest.mark.promise("error:MALFORMED_RECORD")
 def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine) -> None:
-    """No row of its batch counts, and the ledger says why it waits."""
     file = write_flights(tidegate.settings.home, 1, GOOD, "2013,1,1,five,2,UA,1545,EWR,IAH,1400", GOOD)
     done = tidegate("run", "flights")
     _fails(done, PERMANENT, f"{file}, line 3", "does not fit the schema")
@@ -143,6 +137,5 @@ WRONG = [
 
 @pytest.mark.promise("limit:MAX_BATCHES_PER_RUN")
 def test_a_wrong_request_names_the_right_one(tidegate: CommandLine) -> None:
-    """Exit code 2, in one line."""
     for arguments, fragments in WRONG:
         _fails(tidegate(*arguments), USAGE, *fragments)

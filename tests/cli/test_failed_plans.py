@@ -9,13 +9,11 @@ from tests.cli.conftest import CommandLine
 
 
 def causes(tidegate: CommandLine) -> list[dict]:
-    """Return what `why` says of flights."""
     return tidegate.json("why", "flights")["causes"]
 
 
 @pytest.mark.promise("fault:plan-fails-its-source-is-away-or:processing")
 def test_every_verb_shows_that_plans_fail_until_one_succeeds(tidegate: CommandLine) -> None:
-    """By a folder that is missing: status, its JSON and lines, inspect and why; then by nothing any more."""
     for _ in range(2):
         assert tidegate("run", "flights").returncode == 1
 

@@ -39,13 +39,11 @@ CHOSEN = {
 
 @pytest.mark.promise("verb:inspect", "json:inspect")
 def test_conditions_choose_batches(ledger: CommandLine) -> None:
-    """All that are given have to hold; the newest are last, as in the whole ledger."""
     chosen = {given: [batch["txid"] for batch in ledger.json("inspect", "flights", *given)] for given in CHOSEN}
     assert chosen == CHOSEN
 
 
 def test_times_are_utc_unless_they_name_a_zone(ledger: CommandLine) -> None:
-    """An hour from now in Samoa is still to come; the same clock in UTC is past."""
     now = datetime.now(UTC)
     long_ago = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
     assert len(ledger.json("inspect", "flights", "--since", long_ago)) == 6
@@ -65,7 +63,6 @@ WRONG = [
 
 
 def test_conditions_that_make_no_sense_are_refused(tidegate: CommandLine) -> None:
-    """With the way they are written, before anything is read."""
     for arguments, message in WRONG:
         done = tidegate("inspect", "flights", *arguments)
         assert (done.returncode, message in " ".join(done.stderr.split())) == (USAGE, True), (arguments, done.stderr)

@@ -28,7 +28,6 @@ def _airflow_away(tidegate: CommandLine) -> dict[str, str]:
 
 @pytest.mark.promise("verb:pause", "verb:resume", "json:pause", "json:resume")
 def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLine) -> None:
-    """Every verb that starts runs names who paused it, why, and the way out; a second pause or resume changes nothing."""
     assert tidegate.json("resume", "flights") == {"pipeline": "flights", "paused": False, "already": True}
     first = tidegate.json("pause", "flights", "--reason", "the warehouse is moved.")
     again = tidegate.json("pause", "flights", "--reason", "another reason")
@@ -55,7 +54,6 @@ def test_a_paused_pipeline_starts_no_run_until_it_is_resumed(tidegate: CommandLi
 
 
 def test_an_empty_reason_is_refused(tidegate: CommandLine) -> None:
-    """Later readers of the ledger need the reason."""
     for verb in (("pause", "flights"), ("skip", "flights", "1"), ("redo", "flights", "1"), ("quarantine", "replay", "flights")):
         done = tidegate(*verb, "--reason", " ")
         assert (done.returncode, done.stderr.startswith("tidegate: Give a reason: --reason '")) == (USAGE, True)
@@ -90,7 +88,6 @@ def test_a_retry_names_what_it_lifts_and_the_next_step(tidegate: CommandLine, st
 
 @pytest.mark.promise("verb:retry", "json:retry")
 def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: CommandLine) -> None:
-    """A file that was missing is back, and its batch commits; new files are left to the next run."""
     write_flights(tidegate.settings.home, 1, GOOD)
     with StateStore.connect(tidegate.settings) as store:
         metadata = coordinator_of(flights.PIPELINE.source, tidegate.settings).initialize_transaction(1, None, None)
@@ -104,7 +101,6 @@ def test_a_retry_here_commits_left_over_batches_and_no_new_ones(tidegate: Comman
 
 
 def test_only_failed_batches_are_skipped_and_in_their_turn(tidegate: CommandLine, store: StateStore) -> None:
-    """Any failed txid can be given up; it is skipped when its turn comes."""
     batches = Batches(store, flights.PIPELINE)
     batches.plan("run", 3)
     skip = ("skip", "flights", "2", "--reason", "no use")
@@ -131,7 +127,6 @@ def test_only_failed_batches_are_skipped_and_in_their_turn(tidegate: CommandLine
 
 @pytest.mark.promise("verb:redo", "json:redo", "decision:0017")
 def test_the_last_batch_is_redone_only_with_yes_and_counts_once(shops: CommandLine) -> None:
-    """The state equals that of one clean run, and the ledger keeps both attempts, operator and reason."""
     write_file(shops.settings.home, "orders/1.csv", *ORDERS)
     assert shops.json("run", "orders")["committed"] == [1]
     before = shops.json("inspect", "orders", "--state", "revenue")
@@ -209,7 +204,6 @@ def test_old_changes_and_partitions_are_removed_only_with_yes(shops: CommandLine
 
 @pytest.mark.promise("verb:quarantine", "json:quarantine-list", "json:quarantine-mend", "json:quarantine-replay")
 def test_bad_records_are_listed_mended_and_replayed(shops: CommandLine) -> None:
-    """What is still bad waits again, under the new txid; a mended record counts once, and the ledger keeps the original."""
     home = shops.settings.home
     write_file(home, "orders/1.csv", *ORDERS)
     assert "No record of orders waits in quarantine." in shops("quarantine", "list", "orders").stderr
@@ -274,7 +268,6 @@ BAD_MENDS: dict[str, tuple[bytes | None, str]] = {
 
 
 def test_what_is_no_record_of_a_txid_is_refused(tidegate: CommandLine) -> None:
-    """Before anything changes; with a sentence, not a traceback. A mistyped txid does not look like an empty quarantine."""
     file, mend = tidegate.settings.home / "mended", ("quarantine", "mend", "flights", "1", "1", "--reason", "why not")
     for content, message in BAD_MENDS.values():
         if content is not None:
@@ -335,7 +328,6 @@ INPUTS: list[tuple[dict, list[str]]] = [
 
 
 def test_a_batch_shows_its_input_in_the_terms_of_its_source(tidegate: CommandLine, store: StateStore) -> None:
-    """Offsets, ranges and files are tables; other metadata is shown as JSON."""
     assert store.open_batches(SPEC, "run", [], None, [encode_metadata(metadata) for metadata, _ in INPUTS])
     for txid, (metadata, lines) in enumerate(INPUTS, start=1):
         shown = [" ".join(line.split()) for line in tidegate("inspect", "flights", "--txid", str(txid)).stdout.splitlines()]

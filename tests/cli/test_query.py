@@ -12,7 +12,6 @@ from tidegate.state_store import StateStore
 
 @pytest.fixture
 def words(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
-    """The command line on a database that has counted some words."""
     register(word_count.PIPELINE)
     with StateStore.connect(tidegate.settings) as store:
         tally = Tally(store, word_count.PIPELINE.spec)
@@ -24,7 +23,6 @@ def words(tidegate: CommandLine, register: Callable[..., None]) -> CommandLine:
 
 @pytest.mark.promise("verb:query", "json:query")
 def test_a_query_is_answered_with_its_txid(words: CommandLine) -> None:
-    """For people and for programs; words that were not counted add nothing."""
     assert words.json("query", "words_total", "the", "new 1", "unknown") == {
         "query": "words_total",
         "txids": {"word_count": 2},
@@ -38,7 +36,6 @@ def test_a_query_is_answered_with_its_txid(words: CommandLine) -> None:
 
 @pytest.mark.promise("json:query")
 def test_queries_are_listed(words: CommandLine) -> None:
-    """With their arguments, and what they read."""
     (found,) = words.json("query")
     assert (found["name"], found["reads"], found["arguments"]) == (
         "words_total",
@@ -49,7 +46,6 @@ def test_queries_are_listed(words: CommandLine) -> None:
 
 
 def test_a_question_that_cannot_be_asked_is_refused(tidegate: CommandLine) -> None:
-    """As a wrong request, with what there is; a pipeline that is not registered has no tables yet."""
     for arguments, message in (
         (["words_totl", "the"], "There is no query words_totl. Did you mean words_total? Queries: words_total."),
         (["words_total", "the", "--no-such-option"], "No such option"),

@@ -42,7 +42,6 @@ MORE = '{"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents
 
 @pytest.fixture
 def project(settings: Settings) -> CommandLine:
-    """The command line in a project with the pipeline `sales`, which is registered."""
     line = CommandLine(settings, {"TIDEGATE_HOME": str(settings.home)})
     (settings.home / "pipelines").mkdir()
     declare(settings.home)
@@ -51,7 +50,6 @@ def project(settings: Settings) -> CommandLine:
 
 
 def declare(home: Path, **changed: Any) -> None:
-    """Write the pipeline's file."""
     usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
     (home / "pipelines/sales.py").write_text(SALES.format(**usual | changed))
 
@@ -73,20 +71,17 @@ def specs_of(project: CommandLine) -> list[PipelineSpec]:
 
 
 def migrate(project: CommandLine, message: str) -> None:
-    """Write the missing migration, and run it."""
     project.json("migrate", "--new", message)
     project.json("migrate")
 
 
 def sell(project: CommandLine, day: int) -> None:
-    """Write a day's file."""
     rows = [f"2026-01-{day:02d},{shop},{cents}" for shop, cents in (("Lisbon", 100 * day), ("Porto", 7), ("Porto", 9 - day))]
     write_file(project.settings.home, f"sales/{day:02d}.csv", "day,shop,cents", *rows)
 
 
 @contextmanager
 def connected(project: CommandLine, user: str) -> Iterator[Any]:
-    """A cursor of a role, in a transaction."""
     connection = psycopg2.connect(**project.settings.conninfo(user=user))
     try:
         with connection, connection.cursor() as cursor:
@@ -96,7 +91,6 @@ def connected(project: CommandLine, user: str) -> Iterator[Any]:
 
 
 def rows(project: CommandLine, table: str = "daily") -> list[tuple[Any, ...]]:
-    """Return what a state has, without its txid."""
     with connected(project, project.settings.pg_user) as cursor:
         cursor.execute(f"SELECT * FROM state.{table}")
         names = [column.name for column in cursor.description]
@@ -104,13 +98,11 @@ def rows(project: CommandLine, table: str = "daily") -> list[tuple[Any, ...]]:
 
 
 def oracle(project: CommandLine, select: str) -> list[tuple[Any, ...]]:
-    """Return what DuckDB makes of the raw files."""
     files = project.settings.home / "data/sales/*.csv"
     return sorted(duckdb.sql(select.replace("SALES", f"read_csv('{files}')")).fetchall())
 
 
 def asked(project: CommandLine, statement: str) -> list[tuple[Any, ...]]:
-    """Return what the owner of the tables is answered."""
     with connected(project, project.settings.pg_owner) as cursor:
         cursor.execute(statement)
         return cursor.fetchall() if cursor.description else []
@@ -122,7 +114,6 @@ BY_SHOP = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHER
 
 @pytest.mark.promise("verb:rebuild", "json:rebuild")
 def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine) -> None:
-    """Readers have the former state until the rebuild takes its place; new batches go on from there."""
     for day in (1, 2, 3):
         sell(project, day)
     assert project.json("run", "sales")["committed"] == [1, 2, 3]
@@ -164,10 +155,6 @@ def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine)
 
 @pytest.mark.soak
 def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the changed code is deployed with its migration: nothing of it runs before its rebuild has caught up.
-
-    The rebuild is killed in the middle, and goes on where it stood.
-    """
     other = SALES.replace('name="sales"', 'name="counts"').replace('"daily"', '"by_day"').replace('"total"', '"in_all"')
     usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
     (project.settings.home / "pipelines/counts.py").write_text(other.format(**usual))

@@ -25,7 +25,6 @@ def restored(tidegate: CommandLine, server: Server) -> Iterator[CommandLine]:
 
 @pytest.mark.soak
 def test_the_loss_is_named_with_what_to_do_and_no_run_starts(restored: CommandLine) -> None:
-    """Until a person has accepted it; then they are silent."""
     status = restored.json("status")
     assert status["losses"] == {"flights": STORY}
     shown = restored("status")

@@ -24,7 +24,6 @@ class Airflow:
         self._settings = settings
 
     def trigger(self, pipeline: str, _parameters: dict[str, int]) -> str:
-        """Plan, after another operator has done something."""
         with StateStore.connect(self._settings) as store:
             metadata = [encode_metadata({"files": [], "n": n}) for n in range(self.planned)]
             assert len(store.open_batches(SPEC, "run", [], None, metadata)) == self.planned
@@ -35,15 +34,12 @@ class Airflow:
         return "run"
 
     def run_state(self, _pipeline: str, _run_id: str) -> str:
-        """Return what the plan, or a person, has made of the run."""
         return "failed" if self.plan_error else "success"
 
     def has_run(self, _pipeline: str, _run_id: str) -> bool:
-        """Return whether a plan has queued this run."""
         return False
 
     def task_instances(self, _pipeline: str, _run_id: str, _state: str | None = None) -> list[dict[str, str]]:
-        """Return the plan."""
         return [{"task_id": "plan", "state": self.plan_state}]
 
     def close(self) -> None:
@@ -52,7 +48,6 @@ class Airflow:
 
 @pytest.fixture
 def airflow(tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch) -> type[Airflow]:
-    """Return the class of the Airflow that verbs meet in this process."""
     monkeypatch.setattr(airflow_client, "AirflowClient", Airflow)
     monkeypatch.setattr(Settings, "load", lambda *_, **__: tidegate.settings)
     monkeypatch.setattr(Airflow, "planned", Airflow.planned)  # what a test sets is taken back
@@ -76,7 +71,6 @@ def test_a_run_that_was_marked_as_done_is_no_success(airflow: type[Airflow], cap
 
 
 def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.CaptureFixture[str]) -> None:
-    """Only its own plan knows that the source has nothing new; a paused pipeline, or a marked run, were not looked at."""
     _trigger()
     assert "Skipped: nothing new at the source" in capsys.readouterr().out
     airflow.plan_state = "success"
@@ -91,11 +85,9 @@ def test_a_run_without_batches_says_why(airflow: type[Airflow], capsys: pytest.C
 def test_the_runs_that_go_on_with_a_backlog_are_followed_to_the_last(
     airflow: type[Airflow], tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program that waits for `trigger` waits for all that it asked for."""
     airflow.planned = 2
 
     def run_state(_airflow: Airflow, pipeline: str, run_id: str) -> str:
-        """Let a run process and commit all that it covers; the second one opens the last batch."""
         with StateStore.connect(tidegate.settings) as store:
             if run_id == "continued_2__run":
                 store.open_batches(SPEC, run_id, [], store.last_opened(pipeline), [encode_metadata({"files": [], "n": 3})])
@@ -116,7 +108,6 @@ def test_the_runs_that_go_on_with_a_backlog_are_followed_to_the_last(
 
 
 def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
-    """It does not wait for nothing."""
     airflow.plan_error = "SOURCE_UNREADABLE: The folder is gone.\nCreate it."
     story = r"failed in plan \(1\)\. flights waits for a plan that succeeds: SOURCE_UNREADABLE: The folder is gone\. Create it"
     with pytest.raises(SourceUnreadable, match=story):  # its code, not that of any error
@@ -124,7 +115,6 @@ def test_a_run_whose_plan_fails_says_why(airflow: type[Airflow]) -> None:
 
 
 def test_the_log_as_json_names_the_batch_of_each_line(tidegate: CommandLine) -> None:
-    """With pipeline, txid and attempt as fields, whatever a file is called."""
     write_flights(tidegate.settings.home, 1, "2013,1,1,517,2,UA,1545,EWR,IAH,1400")
     done = tidegate("run", "flights", "--log-json", "--json")
     assert done.returncode == 0, done.stderr

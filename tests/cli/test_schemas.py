@@ -14,13 +14,11 @@ VERBS = [verb for verb, command in COMMANDS.items() if any("--json" in parameter
 
 @pytest.mark.promise("json:*")
 def test_every_verb_with_json_output_has_a_schema() -> None:
-    """And no other."""
     assert list(SCHEMAS) == sorted(VERBS)
 
 
 @pytest.mark.promise("json:*")
 def test_each_schema_is_valid_and_says_its_version() -> None:
-    """Every described field is required."""
     for verb, schema in SCHEMAS.items():
         jsonschema.Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:tidegate:json:{verb.replace(' ', '-')}:1"
@@ -31,14 +29,12 @@ def test_each_schema_is_valid_and_says_its_version() -> None:
 
 
 def _objects(schema: Any) -> list[dict[str, Any]]:
-    """Return all parts that describe an object with fields."""
     parts = list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else []
     found = [part for each in parts for part in _objects(each)]
     return [schema, *found] if isinstance(schema, dict) and "properties" in schema and schema.get("type") == "object" else found
 
 
 def test_a_time_is_utc_and_a_txid_a_number() -> None:
-    """By the schemas of the ledger."""
     batch = {
         **dict.fromkeys(["source_rows", "key_count", "started_at", "sealed_at", "committed_at", "owner", "waits_for", "error"]),
         **{"pipeline": "flights", "txid": 1, "phase": "planned", "attempt": 0, "opened_at": "2026-11-25T10:30:00.5+00:00"},

@@ -31,7 +31,6 @@ UNITED = {
 
 
 def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield every verb with its command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -48,7 +47,6 @@ COMMANDS = dict(_commands(app))
 @pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "verb:backfill")
 @pytest.mark.promise("json:backfill", "json:get", "json:inspect", "json:run", "json:status")
 def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
-    """One small batch, seen from all sides."""
     write_flights(tidegate.settings.home, 1, *ROWS)
 
     outcome = tidegate.json("run", "flights")
@@ -82,7 +80,6 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
 
 
 def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: CommandLine) -> None:
-    """An unread file is reported wherever a person looks for its rows: run, status and inspect."""
     home = tidegate.settings.home
     for name in ("_old.csv", "notes.txt", "\x1b[31m.csv~"):
         write_file(home, f"flights/{name}", "not for us")
@@ -107,7 +104,6 @@ def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: Comma
 
 @pytest.mark.promise("limit:Pipeline.tries", "verb:pipelines", "json:pipelines")
 def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None:
-    """With source, keys, values, guarantee and reason, checks, handling of bad records, and undetected losses."""
     found = {row["pipeline"]: row for row in shops.json("pipelines")}
 
     of_flights = found["flights"]
@@ -134,7 +130,6 @@ def test_pipelines_lists_declarations_and_guarantees(shops: CommandLine) -> None
 
 @pytest.mark.promise("verb:pipelines")
 def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> None:
-    """The whole matrix, as the store decides it, without a database."""
     shown = in_process.run(["pipelines", "--matrix"], {}, tmp_path).stdout
     rows = {words[0]: words[1:] for line in shown.splitlines()[2:5] if (words := line.split())}
     for source in get_args(SourceKind):
@@ -148,7 +143,6 @@ def test_pipelines_shows_the_guarantee_of_each_pair_of_kinds(tmp_path: Path) -> 
 
 @pytest.mark.promise("verb:settings", "json:settings")
 def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) -> None:
-    """The table can be shown to other people."""
     rows = {row["setting"]: row for row in tidegate.json("settings")}
     assert rows["pg_port"]["from"] == "environment PGPORT"
     assert rows["pg_port"]["value"] == tidegate.settings.pg_port
@@ -160,7 +154,6 @@ def test_settings_name_their_origin_and_hold_no_password(tidegate: CommandLine) 
 
 @pytest.mark.promise("verb:explain", "json:explain")
 def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
-    """By their size, and whether they are committed together."""
     found = tidegate.json("explain", "flights")
     assert [(path["batch"].split(",")[0], path["tasks"]) for path in found["paths"]] == [
         ("1 file of 1 MiB", "one"),
@@ -176,14 +169,12 @@ def test_the_ways_of_batches_are_explained(tidegate: CommandLine) -> None:
 
 @pytest.mark.promise("verb:migrate", "json:migrate")
 def test_migrate_can_be_repeated(tidegate: CommandLine) -> None:
-    """The second time changes nothing."""
     assert tidegate.json("migrate")["changed"] == ["word_count"]
     assert tidegate.json("migrate")["changed"] == []
 
 
 @pytest.mark.promise("verb:*")
 def test_every_verb_and_option_has_help_and_every_verb_json_output(tmp_path: Path) -> None:
-    """A sentence for the verb, and help for each option and argument; programs need no tables."""
     shown = in_process.run(["--help"], {}, tmp_path).stdout
     for verb, command in COMMANDS.items():
         assert command.help, verb
@@ -206,7 +197,6 @@ def test_a_lookup_loads_nothing_slow() -> None:
 
 @pytest.mark.promise("verb:skip", "json:skip", "decision:0017")
 def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
-    """Then the next batch commits, and the ledger keeps operator and reason."""
     write_flights(tidegate.settings.home, 1, "2013,1,1,five,2,UA,1545,EWR,IAH,1400")
     assert tidegate("run", "flights").returncode == 1
 

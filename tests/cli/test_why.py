@@ -19,13 +19,11 @@ BAD = "2013,1,1,\x1b[31mnoon<b>,2,UA,1545,EWR,IAH,1400"
 
 
 def codes(tidegate: CommandLine, *arguments: str) -> list[str]:
-    """Return the codes of the causes, nearest first."""
     return [cause["code"] for cause in tidegate.json("why", *arguments)["causes"]]
 
 
 @pytest.mark.promise("verb:why", "json:why")
 def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandLine) -> None:
-    """Nearest cause first; what the data says is shown with every character visible."""
     home = tidegate.settings.home
     write_flights(home, 1, BAD)
     assert tidegate("run", "flights").returncode == 1
@@ -76,7 +74,6 @@ def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
 
 
 def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:
-    """Its advice stands at its end."""
     with StateStore.connect(tidegate.settings) as store:
         store.open_batches(flights.PIPELINE.spec, "run", [], None, [encode_metadata({"files": []})])
         store.halt_batch("flights", 1, f"SOURCE_CHANGED: {'a long story ' * 60}Put it back.")
@@ -100,7 +97,6 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
 
 
 def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:
-    """A pipeline, a txid, an error."""
     for arguments, message in {
         ("why", "flight"): "Did you mean flights?",
         ("why", "flights", "7"): "flights has no txid 7.",
@@ -117,7 +113,6 @@ def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:
 
 @pytest.mark.promise("verb:error", "json:error")
 def test_errors_are_listed_and_explained(tidegate: CommandLine) -> None:
-    """As text for people, as JSON for programs."""
     listed = tidegate("error").stdout
     assert all(code in listed for code in error_pages.codes())
     assert tidegate.json("error") == {code: error_pages.summary(code) for code in error_pages.codes()}

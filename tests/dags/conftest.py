@@ -20,6 +20,5 @@ CLICKS = Pipeline(
 
 @pytest.fixture
 def batches(store: StateStore, register: Callable[..., None]) -> Batches:
-    """Register pipeline clicks, without a batch yet."""
     register(CLICKS)
     return Batches(store, CLICKS)

@@ -41,7 +41,6 @@ def created(task_id: str, map_index: int, *, state: str | None = None, tries: in
 
 @pytest.mark.promise("performance:so-do-process-tasks-except-first-ones")
 def test_as_many_are_scheduled_as_the_run_may_have_workers_for() -> None:
-    """In their first try, as Airflow schedules any task; the others are left to the triggerer."""
     tasks = [created(PROCESS, map_index) for map_index in range(10)]
 
     assert [task.state for task in tasks] == ["scheduled"] * CONCURRENCY + [None] * 7
@@ -58,7 +57,6 @@ def test_the_state_of_the_first_is_not_that_of_all() -> None:
 
 
 def test_commit_tasks_wait_for_their_process_tasks() -> None:
-    """They are only named."""
     commit = created(COMMIT, 0)
 
     assert (commit.state, commit.try_number, commit._rendered_map_index) == (None, 0, "txid 11")
@@ -70,7 +68,6 @@ def test_commit_tasks_wait_for_their_process_tasks() -> None:
     ids=lambda given: next(iter(given)),
 )
 def test_tasks_that_airflow_has_to_look_at_are_left_to_it(default_args: dict[str, Any]) -> None:
-    """Those that depend on earlier runs, and those that start in a worker anyway."""
     assert created(PROCESS, 0, default_args=default_args).state is None
 
 
@@ -87,7 +84,6 @@ def test_a_task_that_exists_is_never_scheduled_again() -> None:
     ("state", "tries"), [("running", 1), ("scheduled", 1), ("deferred", 1), ("success", 0), ("removed", 0)]
 )
 def test_a_task_that_got_no_name_at_first_is_only_named_later(state: str, tries: int) -> None:
-    """As in runs that began before this policy was there."""
     task = created(PROCESS, 0, state=state, tries=tries)
 
     assert (task.state, task.try_number, task._rendered_map_index) == (state, tries, "txid 11")

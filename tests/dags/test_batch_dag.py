@@ -42,13 +42,11 @@ ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issub
 
 @pytest.fixture(scope="module")
 def dag_bag() -> DagBag:
-    """Find the Dags of the examples as Airflow finds them."""
     return DagBag(EXAMPLES / "dags")
 
 
 @pytest.fixture(scope="module")
 def flights(dag_bag: DagBag) -> DAG:
-    """Return the example Dag."""
     return dag_bag.dags["flights"]
 
 
@@ -91,7 +89,6 @@ def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
 
 @pytest.mark.promise("decision:0026", "performance:commit-waits-beside-process-not-after-it")
 def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) -> None:
-    """The Dag shows the design: per txid a task that processes, and a sensor that commits when the ledger opens its turn."""
     serialized = DagSerialization.from_dict(DagSerialization.to_dict(flights))
 
     found = {task.task_id: task.downstream_task_ids for task in serialized.tasks}
@@ -106,8 +103,6 @@ def test_a_batch_is_processed_then_committed_by_an_ordered_sensor(flights: DAG) 
 
 
 def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> None:
-    """Scheduler, triggerer and workers have folders of their own; a worker finds the Dag's file in its own Dag folder."""
-
     def texts(value: Any) -> Iterator[str]:
         if isinstance(value, dict):
             for name, part in value.items():
@@ -171,7 +166,6 @@ def test_where_airflow_sends_lineage_each_process_task_starts_in_a_worker(monkey
 
 
 def test_an_author_may_set_any_argument_of_a_dag() -> None:
-    """The factory adds to the given arguments and removes none."""
     dag = batch_dag.batch_dag(
         "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args={"retries": 1, "owner": "ops"}
     )
@@ -185,8 +179,6 @@ def test_an_author_may_set_any_argument_of_a_dag() -> None:
 
 @pytest.mark.parametrize("given", ["one", ["one", "another"], ("one", "another")], ids=["one", "list", "tuple"])
 def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
-    """The ledger notes a failure whatever else an author wants to hear."""
-
     def one(context: Any) -> None:
         """Tell somebody."""
 
@@ -206,7 +198,6 @@ def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
 
 
 def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> None:
-    """Airflow refuses other values before a run exists; the form explains each parameter."""
     for name in ("from_txid", "to_txid", "max_batches"):
         parameter = flights.params.get_param(name)
         assert (parameter.resolve(), parameter.resolve(7)) == (None, 7)
@@ -225,7 +216,6 @@ def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
 
 
 def test_what_another_scheduler_adds_to_a_run_is_ignored(flights: DAG, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged: the parameters are read before the ledger is asked, which the test does not reach."""
     conf = {"requested_by": "a colleague", "ticket": 4711, "reason": "", "dag_run_conf": None}
     with caplog.at_level("INFO"), pytest.raises(KeyError):
         batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf=conf))
@@ -233,7 +223,6 @@ def test_what_another_scheduler_adds_to_a_run_is_ignored(flights: DAG, caplog: p
 
 
 def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) -> None:
-    """The one mapping from our error families to Airflow's decisions; an unforeseen error deserves other tries, with pauses."""
     for task in flights.tasks:
         assert task.retry_policy.evaluate(OSError("gone"), 1, 5).action == RetryAction.RETRY
         assert (task.retries, task.retry_delay, task.max_retry_delay) == (5, timedelta(seconds=5), timedelta(minutes=2))
@@ -245,8 +234,6 @@ def test_permanent_errors_fail_at_once_and_all_others_are_retried(flights: DAG) 
 @pytest.mark.promise("limit:Pipeline.tries")
 @pytest.mark.usefixtures("clicks")
 def test_a_task_is_tried_as_often_as_its_pipeline_says() -> None:
-    """With its pauses; tries before the task was cleared do not count, and tries that the ledger counts are its business."""
-
     def pauses(error: Exception, *tries: int, max_tries: int = 5) -> list[float | None]:
         task = batch_dag.batch_dag("clicks").get_task(PROCESS)
         decided = [task.retry_policy.evaluate(error, number, max_tries, {"task": task}) for number in tries]
@@ -279,7 +266,6 @@ def _task(map_index: int = 1, **arguments: Any) -> SimpleNamespace:
 
 
 def _plan(*, concurrency: int = 4, batches_per_run: int = 9, run_id: str = "run", **given: int) -> list[int]:
-    """Do what the first task of a run does."""
     params, dag = {**dict.fromkeys(batch_tasks.PARAMS), **given}, batch_dag.batch_dag("clicks")
     run = SimpleNamespace(conf={})
     return batch_tasks.plan(CLICKS.name, concurrency, batches_per_run, params=params, run_id=run_id, dag=dag, dag_run=run)
@@ -303,7 +289,6 @@ def _phases(batches: Batches) -> list[tuple[int, str]]:
 def test_a_batch_that_is_given_up_with_its_last_try_is_skipped_without_its_task(
     clicks: Batches, *, committed_before: bool
 ) -> None:
-    """A failed task is over: the predecessor's commit skips the batch, or, if that is over too, the failure callback does."""
     clicks.plan("run", 3)
     clicks.seal(3)
     if committed_before:
@@ -337,10 +322,6 @@ ENDS: dict[str, tuple[BaseException | None, str]] = {
 @pytest.mark.soak
 @pytest.mark.parametrize("content_failures", [1, 3])
 def test_the_end_of_a_task_never_gives_a_batch_up(clicks: Batches, content_failures: int) -> None:
-    """A batch is given up if its content has failed in all `tries` and in the newest attempt, however its task ended.
-
-    Later txids, in this run and others, get the reason why they wait in vain.
-    """
     clicks.plan("run", len(ENDS) + 1)
     for txid, (error, _) in enumerate(ENDS.values(), start=1):
         for _ in range(content_failures):
@@ -426,7 +407,6 @@ def test_a_plan_that_leaves_batches_over_queues_the_next_run(
     covered: list[int],
     rest: dict[str, int] | None,
 ) -> None:
-    """Within the range and the number that were asked for; a plan that is repeated names the same run."""
     _arrive(settings, *range(1, 9))
 
     assert [_plan(batches_per_run=3, **given) for _ in range(2)] == [covered] * 2
@@ -456,7 +436,6 @@ def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
 
 
 def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
-    """A schedule goes on meanwhile; nothing is planned, and no task fails."""
     clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
 
     with pytest.raises(AirflowSkipException, match=r"clicks was paused by ann on .*: the warehouse is moved\."):
@@ -470,7 +449,6 @@ def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplo
 def test_a_plan_warns_of_a_dag_that_does_not_fit_its_pipeline(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though there is nothing to do."""
     (settings.home / "clicks").mkdir()
     (tmp_path / "clicks.py").write_text((tmp_path / "clicks.py").read_text().replace("tries=3", "tries=7"))
 
@@ -509,7 +487,6 @@ def test_a_plan_task_that_fails_is_in_the_ledger(clicks: Batches, tmp_path: Path
 
 
 def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
-    """In its log, beside the message; a plan that is skipped names none."""
     with pytest.raises(errors.RangeRefused):
         _plan(from_txid=7)
     assert "More: tidegate error RANGE_REFUSED" in caplog.text
@@ -523,7 +500,6 @@ def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pyte
 
 
 def test_an_announcement_says_what_the_run_has_committed(clicks: Batches) -> None:
-    """Whichever task did it; a batch that was skipped has changed no state, and another run's are not this run's."""
     clicks.plan("other", 1)
     clicks.plan("run", 4)
     asset = batch_dag.asset_of("clicks")
@@ -565,7 +541,6 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_tells_its_trace_what_it_did(clicks: Batches, exporter: InMemorySpanExporter) -> None:
-    """Of its own batch, one that it took over, and one that it found in its run; its commits are recorded by their tasks."""
     clicks.plan("run", 3)
     clicks.seal(1)
     clicks.begin(2)
@@ -597,7 +572,6 @@ def _ours(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
 def test_processing_succeeds_once_its_batch_is_sealed(
     clicks: Batches, monkeypatch: pytest.MonkeyPatch, *, fenced: bool
 ) -> None:
-    """Also by another attempt that has taken the batch over: the task waits for its end."""
     clicks.plan("run", 2)
     clicks.begin(1)
     if fenced:
@@ -615,7 +589,6 @@ def test_processing_succeeds_once_its_batch_is_sealed(
 )
 @pytest.mark.usefixtures("without_spark")
 def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: int, max_tries: int, attempts: int) -> None:
-    """A retry after a failure keeps sealed work; a person who clears the task wants it done again."""
     clicks.plan("run", 2)
     clicks.begin(1)
     clicks.seal(2)
@@ -628,7 +601,6 @@ def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: i
 
 @pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in", "decision:0026")
 def test_the_commit_task_starts_in_the_triggerer() -> None:
-    """Its arguments are the same for all batches of a pipeline: the trigger's task instance says which batch it is."""
     start = _commit(2).start_trigger_args
 
     assert import_string(start.trigger_cls)(**start.trigger_kwargs).awaited == "commit"
@@ -647,7 +619,6 @@ def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_l
 
 
 def test_the_commit_task_commits_in_order_where_airflow_starts_it_in_a_worker(clicks: Batches) -> None:
-    """As `airflow tasks test` does: it does not wait for its turn there."""
     clicks.plan("run", 2)
     clicks.seal(2)
     with pytest.raises(errors.CommitOutOfOrder):
@@ -663,7 +634,6 @@ def test_the_commit_task_commits_in_order_where_airflow_starts_it_in_a_worker(cl
 def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
     clicks: Batches, limit: timedelta | None
 ) -> None:
-    """None of it is staged meanwhile; when there is room, the task goes on as usual."""
     clicks.plan("run", WINDOW + 1)
     clicks.begin(1)
     for txid in range(2, WINDOW + 1):
@@ -692,7 +662,6 @@ def test_a_batch_that_the_window_has_no_room_for_waits_for_it_in_the_triggerer(
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_pause_holds_tasks_whose_batches_have_not_begun(clicks: Batches) -> None:
-    """They wait in the triggerer until it is resumed; the batch that has begun ends with its commit."""
     clicks.plan("run", 3)
     clicks.store.fail_attempt(clicks.begin(1), "SPARK_UNAVAILABLE: gone")
     clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
@@ -712,7 +681,6 @@ def test_a_pause_holds_tasks_whose_batches_have_not_begun(clicks: Batches) -> No
 
 @pytest.mark.usefixtures("without_spark")
 def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> None:
-    """In order, including their commits, instead of one task of Airflow for each; the ledger names the task that ran them."""
     clicks.plan("run", 5)
     clicks.store.fail_attempt(clicks.begin(4), "STORE_UNAVAILABLE: gone")
 
@@ -727,8 +695,6 @@ def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> Non
 def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
     clicks: Batches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own task tries again and reports; the task that was only helping stops helping, and succeeds."""
-
     def stage(processor: Processor, attempt: Attempt) -> None:
         if attempt.txid == 2:
             raise errors.SourceUnavailable("a.csv is away.")
@@ -747,7 +713,6 @@ def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
 
 
 def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:
-    """Let another attempt take over and end before this one does."""
     batches.seal(attempt.txid)
     store.seal(attempt, [], Tracked(0))
 

@@ -23,8 +23,6 @@ CONCURRENCY = 2
 
 
 class Airflow:
-    """What Airflow says of a run's process tasks."""
-
     def __init__(self) -> None:
         self.states: dict[int, str] = {}
         self.failed: list[int] = []
@@ -32,7 +30,6 @@ class Airflow:
 
 @pytest.fixture
 def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
-    """Return an Airflow that is asked often."""
     monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(batch_trigger, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(batch_trigger, "FAILED_TASKS_EVERY_SECONDS", 0.2)
@@ -41,13 +38,10 @@ def airflow(monkeypatch: pytest.MonkeyPatch) -> Airflow:
 
 @pytest.fixture
 def poller(settings: Settings, airflow: Airflow) -> TurnPoller:
-    """Return a poller over the test's database."""
     return TurnPoller(lambda: StateStore.connect(settings), lambda *_: airflow.failed, lambda *_: airflow.states)
 
 
 class Waits:
-    """The waits of a run's process tasks."""
-
     def __init__(self, poller: TurnPoller, count: int) -> None:
         places = [Place(CLICKS.name, "run", index, "process", CONCURRENCY) for index in range(count)]
         self.tasks = [asyncio.create_task(poller.wait(place)) for place in places]
@@ -77,7 +71,6 @@ def _run(body: Callable[[], Any]) -> Any:
 def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
-    """The tasks with workers process all batches: no process is started to find its work done."""
     batches.plan("run", 5)
 
     async def body() -> None:
@@ -97,7 +90,6 @@ def test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_withou
 def test_a_task_whose_worker_is_gone_is_replaced_by_the_first_that_waits(
     batches: Batches, poller: TurnPoller, airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches that are in work elsewhere are passed over; one whose attempt has failed is not."""
     monkeypatch.setattr(dispatch, "SECONDS_ON_THE_WAY", 0.0)
     batches.plan("run", 5)
 
@@ -134,7 +126,6 @@ def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
 
 
 def test_batches_that_are_given_up_or_committed_need_no_worker(batches: Batches, poller: TurnPoller) -> None:
-    """Nor do those of a run that another one has processed."""
     batches.plan("run", 2)
     batches.seal(1)
     batches.commit(1)
@@ -163,7 +154,6 @@ def test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker(
 def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
-    """No worker is started to find the window full."""
     batches.plan("run", WINDOW + 2)
 
     async def body() -> None:
@@ -183,7 +173,6 @@ def test_a_batch_beyond_the_window_waits_until_there_is_room_or_a_halt(
 def test_a_task_that_failed_silently_ends_only_waits_beyond_the_window(
     batches: Batches, poller: TurnPoller, airflow: Airflow
 ) -> None:
-    """Later batches are processed although an earlier one has failed, as far as the window goes."""
     batches.plan("run", WINDOW + 2)
     airflow.failed = [0]
     airflow.states |= {1: "running", 2: "running"}

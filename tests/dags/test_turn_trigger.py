@@ -49,13 +49,11 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
 
 @pytest.fixture
 def connects(settings: Settings) -> list[StateStore]:
-    """Collect the connections that the poller opens."""
     return []
 
 
 @pytest.fixture
 def poller(settings: Settings, connects: list[StateStore]) -> TurnPoller:
-    """Return a poller over the test's database, in a run where no task has failed or has a worker."""
     return _poller(settings, connects)
 
 
@@ -94,7 +92,6 @@ def _run(body: Callable[[], Any]) -> Any:
 
 
 def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
-    """A batch that was processed early waits until all earlier ones have committed."""
     batches.plan("run", 3)
 
     async def body() -> None:
@@ -115,7 +112,6 @@ def test_turns_open_in_txid_order(batches: Batches, polls: Polls, poller: TurnPo
 
 
 def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
-    """That is long before the batch's turn to commit."""
     batches.plan("run", WINDOW + 2)
 
     async def body() -> None:
@@ -137,7 +133,6 @@ def test_a_wait_for_the_window_ends_when_there_is_room(batches: Batches, polls: 
 
 
 def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, poller: TurnPoller) -> None:
-    """No wait goes on for a batch that needs a person; waits of earlier batches are not disturbed."""
     batches.plan("run", 3)
     batches.seal(1)
     batches.store.halt_batch(CLICKS.name, 2, "SOURCE_CHANGED: a.csv")
@@ -172,7 +167,6 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, po
 
 
 def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, polls: Polls, settings: Settings) -> None:
-    """That task has sealed the batch, and is about to commit it, or commits it at this moment."""
     batches.plan("run", 2)
     batches.seal(1)
     states = {0: "running", 1: "running"}
@@ -249,7 +243,6 @@ def test_a_task_that_failed_silently_ends_the_later_waits(batches: Batches, sett
 def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
     batches: Batches, settings: Settings, situation: str
 ) -> None:
-    """Another task processes the batch, or an earlier batch's commit takes it along: the ledger shows it."""
     batches.plan("run", 3)
     (batches.begin if situation == "an attempt at work" else batches.seal)(2)
     looks: list[str] = []
@@ -332,7 +325,6 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
 
 
 def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow's word that a commit is done counts for no more than that it has failed, once its process task is over too."""
     states = {"batch.process_0": "success", "batch.process_1": "failed", "batch.process_2": "running"}
     states |= {
         "batch.process_3": "success",
@@ -392,10 +384,6 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
     event: TriggerEvent,
     message: str,
 ) -> None:
-    """A batch needs a worker if it has not committed, or if its source has had no ack yet.
-
-    Airflow creates the trigger again from its serialized form.
-    """
     monkeypatch.setattr(batch_trigger, "_poller", poller)
     batches.plan("run", 1, awaits_ack="acked" in situation)
     batches.seal(1)
@@ -420,7 +408,6 @@ def test_the_trigger_ends_its_task_if_no_worker_is_needed(
 def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
     batches: Batches, settings: Settings, *, is_next: bool
 ) -> None:
-    """The predecessor's commit skips it; but if that is over, and the batch is not skipped, the later waits end."""
     batches.plan("run", 3)
     batches.give_up(2)
     if is_next:
@@ -453,7 +440,6 @@ def test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait(
 
 
 def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Batches, settings: Settings) -> None:
-    """Airflow knows of a failure before our callback has run: here, the batch is given up between two queries."""
     batches.plan("run", 3)
     looks = 0
 
@@ -481,7 +467,6 @@ def test_a_task_that_has_just_failed_may_still_report_to_the_ledger(batches: Bat
 def test_triggers_record_the_waits_and_commits_of_many_batches(
     batches: Batches, settings: Settings, poller: TurnPoller, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each within its own trigger's span, though all end at once and none of their tasks has committed anything."""
     count = 2 * WINDOW + 1
     batches.plan("run", count)
     for txid in range(1, count + 1):

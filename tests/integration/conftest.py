@@ -61,7 +61,6 @@ class Tally:
         self.spec = spec
 
     def plan(self, number: int = 1, *, run_id: str = "run") -> list[int]:
-        """Open `number` batches and assign them to a run."""
         after = self.store.last_opened(self.spec.name)
         last = after.txid if after else 0
         txids = self.store.open_batches(self.spec, run_id, [], after, frozen(*range(last + 1, last + 1 + number)))
@@ -69,7 +68,6 @@ class Tally:
         return txids
 
     def start(self, txid: int, *, mode: Mode = "resume") -> Attempt:
-        """Start an attempt that takes the fence."""
         attempt = self.store.start_attempt(self.spec, txid, "test", mode=mode)
         assert isinstance(attempt, Attempt)
         return attempt
@@ -87,20 +85,17 @@ class Tally:
         return StagedPartition(state, partition, task_attempt, written, checksum)
 
     def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume") -> Attempt:
-        """Start an attempt, stage its partials and seal it."""
         return self.process_states(txid, {"per_shop": shops, "per_day": days}, mode=mode)
 
     def process_states(
         self, txid: int, rows: Mapping[str, Iterable[Row]], *, source_rows: int = 0, mode: Mode = "resume"
     ) -> Attempt:
-        """Start an attempt, stage these partials of each state and seal it."""
         attempt = self.start(txid, mode=mode)
         staged = [self.stage(attempt, state, partials) for state, partials in rows.items()]
         self.store.seal(attempt, staged, Tracked(source_rows))
         return attempt
 
     def commit(self, txid: int) -> Commit:
-        """Commit a processed batch."""
         return self.store.commit_batch(self.spec, txid, "test")
 
     def state(self, name: str = "per_shop") -> list[tuple]:
@@ -114,13 +109,11 @@ TallyOf = Callable[[Pipeline], Tally]
 
 
 def run_verb(settings: Settings, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `tidegate` in a project's folder, on the test's database."""
     environment = os.environ | in_process.environment_of(replace(settings, home=folder))
     return in_process.run(arguments, environment, folder)
 
 
 def frozen(*numbers: int) -> list[bytes]:
-    """Return the metadata of batches as a planner freezes it."""
     return [encode_metadata({"files": [], "number": number}) for number in numbers]
 
 
@@ -137,7 +130,6 @@ def contents(settings: Settings) -> dict[str, list[str]]:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Wait until a condition holds and return its value; fail if it does not hold in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not true within {PATIENCE_SECONDS} s"
@@ -159,8 +151,6 @@ def tally(store: StateStore, register: Callable[..., None]) -> Tally:
 
 @pytest.fixture
 def tally_of(store: StateStore, register: Callable[..., None]) -> TallyOf:
-    """A function that registers a pipeline, and returns what moves its batches."""
-
     def registered(pipeline: Pipeline) -> Tally:
         register(pipeline)
         return Tally(store, pipeline.spec)
@@ -186,7 +176,6 @@ def as_role(settings: Settings) -> Execute:
 
 @pytest.fixture
 def waiting(as_role: Execute) -> Callable[[], int]:
-    """A function that returns how many sessions of this database wait for a lock."""
     statement = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     return lambda: as_role("postgres", statement)[0][0]
 

@@ -46,7 +46,6 @@ FOR EACH ROW EXECUTE FUNCTION public.waits()
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stop a process of the server, and let it go on afterwards."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -56,7 +55,6 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def holding(settings: Settings, statement: str) -> Iterator[psycopg2.extensions.connection]:
-    """Yield a session that holds a lock until its transaction ends."""
     with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as holder:
         holder.cursor().execute(statement)
         yield holder
@@ -116,7 +114,6 @@ class _Slow(io.BytesIO):
 def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_stopped(
     tally: Tally, settings: Settings, *, is_stopped: bool
 ) -> None:
-    """What Spark takes to make rows is no wait for Postgres."""
     tally.plan()
     attempt = tally.start(1)
     spec = TALLY.spec.states[0]
@@ -158,7 +155,6 @@ def test_a_page_waits_no_longer_than_its_own_limit(settings: Settings, monkeypat
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS")
 def test_a_source_whose_process_is_stopped_is_away(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source's error names the session; its batch has not failed by its content."""
     module = "tidegate.jobs.sources.postgres.source_connection"
     monkeypatch.setattr(f"{module}.LONGEST_SOURCE_ANSWER_SECONDS", 1)
     query = TableQuery("t", ("public", "t"), "", ("id",), {})

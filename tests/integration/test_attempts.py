@@ -108,7 +108,6 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
 def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The planner that waited for it takes its place."""
     with closing(psycopg2.connect(**settings.conninfo())) as dying, dying.cursor() as cursor, ThreadPoolExecutor(1) as thread:
         digest = hashlib.sha256(b"{}").digest()
         cursor.execute(
@@ -127,7 +126,6 @@ def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, w
 
 
 def test_an_attempt_starts_in_a_few_statements(tally: Tally) -> None:
-    """Limits, lock, facts; if it starts, four for its record and the rows to expect, five for the staging of two states."""
     tally.plan(2)
     tally.process(1)
     statements: list[str] = []
@@ -242,7 +240,6 @@ def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally, se
 
 @pytest.mark.promise("I4")
 def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """A database that has lost commits hands out the numbers of attempts again: an attempt counts in its own history only."""
     tally.plan(1)
     attempt = tally.start(1)
     staged = tally.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])
@@ -466,10 +463,6 @@ def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
 def test_a_batch_without_an_attempt_is_not_given_up_and_a_late_one_learns_that_its_staging_is_gone(
     tally: Tally, as_role: Execute
 ) -> None:
-    """Nothing has failed: there is no attempt whose commit could take its place.
-
-    A table dropped with old staging is no lost migration.
-    """
     tally.plan(1)
     assert not tally.store.give_up("tally", 1, "the pipeline's policy", "x")
     attempt = tally.start(1)
@@ -505,13 +498,11 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
 
 
 def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:
-    """Return the newest batch and the metadata of the next, as a planner does."""
     after = tally.store.last_opened("tally")
     return after, frozen(after.txid + 1 if after else 1)
 
 
 def seen_batch(txid: int) -> BatchInput:
-    """Return a batch as a planner would have seen it."""
     return BatchInput(txid, {}, b"digest", None)
 
 
@@ -521,7 +512,6 @@ def _register(settings: Settings, spec: object) -> None:
 
 
 def test_a_message_that_postgres_cannot_store_is_escaped(tally: Tally) -> None:
-    """A NUL from a record, a file name that is not UTF-8: the batch is halted or given up all the same."""
     message, stored = "a\udcff.csv, line 1: the header is 'na\0me'.", "a\\udcff.csv, line 1: the header is 'na\\0me'."
     tally.plan(2)
     for txid in (1, 2):

@@ -30,7 +30,6 @@ class OtherProcess:
         self.session = psycopg2.connect(**settings.conninfo(), application_name=OTHER)
 
     def start(self, txid: int) -> Attempt:
-        """Begin an attempt."""
         attempt = self._tally.start(txid)
         of_batch = tables.attempt.c.txid == txid
         self._as_owner(sa.update(tables.attempt).where(of_batch).values(session=OTHER))
@@ -43,7 +42,6 @@ class OtherProcess:
 
 @pytest.fixture
 def other(tally: Tally, settings: Settings, as_owner: AsOwner) -> Iterator[OtherProcess]:
-    """Start another process, which lives until the end of the test."""
     process = OtherProcess(tally, settings, as_owner)
     with closing(process.session):
         yield process
@@ -82,7 +80,6 @@ def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: T
 
 
 def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
-    """Even for idle tasks, the staging after the cursor is bounded. A batch that was begun before keeps its work."""
     tally.plan(6)
     tally.process(5)
     tally.spec = replace(tally.spec, window=2)
@@ -100,7 +97,6 @@ def test_batches_outside_the_window_are_not_begun(tally: Tally) -> None:
 
 
 def test_another_process_is_at_work_until_its_attempt_ends(tally: Tally, other: OtherProcess) -> None:
-    """Sealed or failed: who waited commits, or tries again, whatever the other process does next."""
     tally.plan(3)
     assert not tally.store.is_in_work("tally", 1)
     attempts = [other.start(txid) for txid in (1, 2)]
@@ -115,7 +111,6 @@ def test_another_process_is_at_work_until_its_attempt_ends(tally: Tally, other: 
 
 @pytest.mark.parametrize("end", ["killed", "suspended"])
 def test_a_process_that_is_gone_holds_nobody_up(tally: Tally, other: OtherProcess, as_owner: AsOwner, end: str) -> None:
-    """A killed one loses its sessions at once; one that was stopped, or is cut off, stops sending heartbeats."""
     tally.plan(1)
     other.start(1)
     assert tally.store.is_in_work("tally", 1)

@@ -21,7 +21,6 @@ class Words(Flow):
     """Batches of words and numbers, into a state of counts and one of rows."""
 
     def finish_words(self, txid: int, words: list[Word], **how: Any) -> None:
-        """Process a batch of these words."""
         attempt = self.start(txid, **how)
         counts = {word or "none": sum(other == word for other, _ in words) for word, _ in words}
         counted = self.stage(attempt, "counted", counts.items())
@@ -53,7 +52,6 @@ def words(settings: Settings, register: Callable[..., None]) -> Iterator[Callabl
 
 
 def outcome(flow: Words, txid: int) -> dict[str, Any]:
-    """Return what each check of a batch found."""
     return {check["name"]: check["found"] for check in flow.store.batch_history("words", txid).checks}
 
 
@@ -73,7 +71,6 @@ FINDINGS: dict[str, tuple[Finds, list[Word], str]] = {
 def test_what_a_check_finds_blocks_the_batch_or_is_kept(
     words: Callable[..., Words], settings: Settings, finds: Finds, batch: list[Word], found: str
 ) -> None:
-    """Nothing of a blocked batch is visible; once the check only warns, the same staging commits, and the ledger says why."""
     flow = words(check=Check(finds))
     flow.finish_words(1, [("a", 1), ("a", 2)])
     flow.commit(1)
@@ -99,7 +96,6 @@ def repeated(batch: Any) -> Any:
 
 
 def test_what_a_check_finds_is_set_aside(words: Callable[..., Words], settings: Settings) -> None:
-    """With the check's name, in the commit; the rest of the batch counts, and a batch without such rows is whole."""
     few = Check(lambda batch: sa.select(batch.partials("counted")).where(sa.text("lines > 2")), "quarantine", of="counted")
     flow = words(once=Check(repeated, otherwise="quarantine", of="log"), few=few)
     flow.finish_words(1, [("a", 1), ("b", 2), ("a", 3), (None, 4), (None, 5), ("a", 6)])
@@ -127,7 +123,6 @@ def test_what_a_check_finds_is_set_aside(words: Callable[..., Words], settings: 
 
 
 def known(batch: Any) -> Any:
-    """Find counts of words that the state has already."""
     brought, counted = batch.partials("counted"), batch.state("counted")
     return sa.select(brought).where(brought.c.word.in_(sa.select(counted.c.word)))
 
@@ -153,7 +148,6 @@ def test_what_was_set_aside_stays_the_same_once_the_batch_is_merged(words: Calla
 
 
 def test_a_column_may_be_called_like_a_record(settings: Settings, register: Callable[..., None]) -> None:
-    """It is one of the columns of what is set aside, and not taken for all of them."""
     empty = Check(lambda batch: sa.select(batch.partials("log")).where(sa.text("record = ''")), "quarantine", of="log")
     columns = {"record": "text", "found": "bigint"}
     pipeline = Pipeline("records", Stream("transactional"), {"log": Rows(columns)}, checks={"empty": empty})
@@ -170,7 +164,6 @@ def test_a_column_may_be_called_like_a_record(settings: Settings, register: Call
 
 
 def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words]) -> None:
-    """When it is declared; or in the commit, of which nothing is left."""
     wrong: list[tuple[Callable[[], Check], str]] = [
         (lambda: Check(repeated, otherwise="quarantine"), "names the state whose partials"),
         (lambda: Check(repeated, of="log"), "others do not"),
@@ -190,7 +183,6 @@ def test_a_check_that_cannot_set_aside_is_refused(words: Callable[..., Words]) -
 def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
     words: Callable[..., Words], as_role: Callable[..., Any]
 ) -> None:
-    """It has as many rows as waited: it passes, and is no part of the mean of later batches. A single bound will do."""
     flow = words(alike=Check(like_before(least=0.5)))
     flow.finish_words(1, [("a", number) for number in range(10)])
     flow.commit(1)
@@ -210,12 +202,6 @@ def test_a_replay_of_quarantine_is_not_compared_with_slices_of_the_source(
 
 
 def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the pipeline's code that is wrong, and the batch waits; a message about many findings has a bound.
-
-    One row per check that passes.
-
-    Batches are checked one by one, each against the states after it alone: the second is at fault, and the first commits.
-    """
     wrong: list[tuple[Finds, str]] = [
         (lambda batch: sa.select(batch.state("nothing")), "looks at state nothing, which it does not have"),
         (lambda _batch: 1 / 0, "The check 'wrong' of pipeline words failed: ZeroDivisionError"),

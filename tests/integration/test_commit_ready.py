@@ -64,7 +64,6 @@ def either_way(request: pytest.FixtureRequest, settings: Settings, as_role: Exec
 
 @pytest.mark.usefixtures("either_way")
 def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Tally) -> None:
-    """States with the last txid of each row, the cursor, and a commit row per batch with its own count."""
     batches = [
         ([("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)]),
         ([("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)]),
@@ -97,7 +96,6 @@ def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Ta
 @pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("seed", range(5))
 def test_any_batches_in_any_grouping(store: StateStore, tally_of: TallyOf, seed: int) -> None:
-    """NULL keys, NULL values, booleans, texts, decimals, a state without a key and one without a txid."""
     draw = random.Random(seed)
     kinds = tally_of(KINDS)
     kinds.plan(12)
@@ -191,7 +189,6 @@ VERSIONS = Pipeline(
 @pytest.mark.promise("performance:newest-rows-of-several-batches-are-found")
 @pytest.mark.usefixtures("either_way")
 def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(store: StateStore, tally_of: TallyOf) -> None:
-    """Also if an earlier batch has brought it, if versions are equal or NULL, and whatever process finds it."""
     draw = random.Random(3)
     kept: dict[str, dict[Row, tuple[Any, int]]] = {state: {} for state in VERSIONS.states}
     versions = tally_of(VERSIONS)
@@ -224,7 +221,6 @@ def _rank(row: Row) -> list[tuple[bool, Any]]:
 
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
 def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
-    """Two sums, a min and a max: none is converted in a separate step, and bigint sums do not go through numeric."""
     tally.plan(2)
     tally.process(1, [("a", 2, 30, 10, 20)])
     tally.process(2, [("a", 1, 5, 5, 5)])
@@ -253,7 +249,6 @@ SHOPS = 30_000  # enough for Postgres to let processes share them
 def test_every_key_is_in_one_part(
     settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    """Each process adds up all of its keys, of which one column has a single value and the other is NULL in some rows."""
     monkeypatch.setattr(combine_batches, "SHARED_ROWS", 3 * (SHOPS + 1))
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(DAYS)
@@ -287,7 +282,6 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     processes: int,
     are_in_order: bool,
 ) -> None:
-    """Whether or not the rows were staged in key order, which only makes the merge quicker."""
     monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
     register(VISITS)
@@ -358,7 +352,6 @@ def test_batches_that_overflow_one_by_one_are_not_merged_together(
     *,
     is_first_committed: bool,
 ) -> None:
-    """Together they stay in range, but one by one they leave it: the same batches halt, however they are grouped."""
     money = tally_of(MONEY)
     money.plan(3)
     for txid, row in enumerate((first, beyond, back), start=1):
@@ -387,7 +380,6 @@ NOTHING = ("0", 1, "0", "0", 1)
 
 
 def test_sums_far_from_the_limit_are_merged_together(store: StateStore, tally_of: TallyOf) -> None:
-    """Half of a type's limit is far enough, in both directions."""
     rows = [("a", 2**62 - 3, 2**30 - 3, "49.98"), ("a", 1, 1, "0.01"), ("a", -1, -1, "-0.01")]
     money = tally_of(MONEY)
     for txid, row in zip(money.plan(3), rows, strict=True):
@@ -426,7 +418,6 @@ def test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_togethe
 
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
 def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tally, settings: Settings) -> None:
-    """Each batch fits into the state, but both together exceed a bigint: nothing is committed, and nothing is lost."""
     tally.plan(3)
     tally.process(1, [("a", 1, -5, -5, -5)])
     tally.commit(1)
@@ -507,11 +498,6 @@ def test_a_batch_can_be_sealed_while_those_before_it_are_merged(
 
 
 def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, settings: Settings) -> None:
-    """Unsealed, halted, failed or given up: later batches wait, earlier batches count.
-
-    Without waiting, a locked cursor is an error at once, not after the lock timeout, and nothing is changed.
-    """
-
     def ready() -> list[int]:
         return [commit.txid for commit in tally.store.commit_ready(tally.spec, "test", wait=False)]
 
@@ -560,7 +546,6 @@ def test_opaque_states_are_committed_one_by_one(store: StateStore, tally_of: Tal
 
 @pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
-    """The backend is killed while it merges: no batch counts, and the next commit goes on."""
     tally.plan(3)
     for txid in (1, 2, 3):
         tally.process(txid, [("a", 1, 1, 1, 1)])
@@ -613,7 +598,6 @@ RULES: dict[str, tuple[int, Sequence[Callable[..., Any]]]] = {
 
 
 def _folded(state: str, model: Sequence[dict[str, list[Row]]]) -> list[tuple]:
-    """Merge the partials of all batches by the merge rules."""
     width, rules = RULES[state]
     groups: dict[Row, list[Row]] = {}
     for txid, rows in enumerate(model, start=1):
@@ -633,8 +617,6 @@ def _comparable(rows: Sequence[tuple]) -> list[str]:
 
 @pytest.mark.promise("limit:MERGE_PATIENCE_FACTOR", "performance:ready-batch-waits-for-others-up-to", "decision:0005")
 def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as_role: Execute) -> None:
-    """It waits for batches in progress, up to three times the last merge; not for halted or idle ones."""
-
     def opens() -> bool:
         return tally.store.turn("tally", 2).opens
 
@@ -668,11 +650,6 @@ def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as
 
 @pytest.mark.promise("fault:clocks-step-by-any-amount:commit", "limit:LONGEST_MERGE_WAIT_SECONDS")
 def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execute) -> None:
-    """Set back since the seal, or forward during the last merge: the turn opens at once, or within the limit.
-
-    Nor does a batch wait for one outside the window, which begins only when this one has committed.
-    """
-
     def opens(sealed_at: str, merged_at: str) -> bool:
         as_role("tidegate_owner", f"UPDATE tidegate.attempt SET sealed_at = now() + interval '{sealed_at}' WHERE txid = 2")
         as_role("tidegate_owner", f"UPDATE tidegate.commit SET merged_at = committed_at + interval '{merged_at}'")
@@ -721,7 +698,6 @@ def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
 def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
     store: StateStore, register: Callable[..., None]
 ) -> None:
-    """Of one merged state over files: limits, two locks, facts, files, recount, merge, record, mark."""
     pipeline = replace(TALLY, states={"per_shop": TALLY.states["per_shop"]})
     register(pipeline)
     tally, spec = Tally(store, pipeline.spec), pipeline.spec
@@ -748,7 +724,6 @@ def test_a_commit_asks_postgres_nine_times_and_many_at_once_little_more(
 @pytest.mark.promise("I12")
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 def test_a_file_that_two_batches_list_counts_once(store: StateStore, register: Callable[..., None], together: bool) -> None:
-    """As two planners might list it that did not know of each other; the ledger has the last word."""
     register(TALLY)
     tally = Tally(store)
     file = {"name": "1.csv", "sha256": f"{1:064x}", "size": 1, "mtime_ns": 1, "inode": 1}

@@ -20,17 +20,12 @@ SECONDS = 10
 
 
 def has_connections(server: Server, settings: Settings) -> bool:
-    """Return whether the test's database has any connection."""
     statement = sql.SQL("SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'")
     return bool(server.execute(statement, [settings.pg_database]))
 
 
 @pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
 def test_the_last_store_closes_all_connections(server: Server, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that closes during another's work leaves its connection open, and the other closes it in the end.
-
-    A refused store keeps none.
-    """
     first, second = StateStore.connect(settings), StateStore.connect(settings)
     assert first.engine is second.engine
     gc.disable()
@@ -53,8 +48,6 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
 
 @pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
 def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings: Settings) -> None:
-    """Connections that were open at once are used again by any store, instead of opening new ones."""
-
     def sessions_of_three_at_once(store: StateStore) -> list[int]:
         with ExitStack() as at_once:  # the first to be opened is the last to be given back
             connections = [at_once.enter_context(store.engine.connect()) for _ in range(3)]

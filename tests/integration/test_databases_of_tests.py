@@ -34,7 +34,6 @@ CHANGES = {
 
 @pytest.fixture
 def pool(server: Server, template: str) -> Pool:
-    """A pool of this test's own."""
     return Pool(server, template)
 
 
@@ -46,7 +45,6 @@ def run(server: Server, name: str, statements: str) -> None:
 
 
 def test_rows_and_states_go_and_the_database_stays(pool: Pool, server: Server) -> None:
-    """Also under sessions that a test has left open."""
     first = pool.take()
     run(server, first, ROWS)
     pool.give_back(first)
@@ -62,7 +60,6 @@ def test_rows_and_states_go_and_the_database_stays(pool: Pool, server: Server) -
 
 @pytest.mark.soak
 def test_a_database_that_differs_from_the_template_is_not_used_again(pool: Pool, server: Server) -> None:
-    """Whatever the difference is."""
     kept = []
     for change, statement in CHANGES.items():
         name = pool.take()

@@ -58,14 +58,12 @@ def while_it_is_held(
 
 @pytest.fixture
 def poisoned(tally: Tally) -> Tally:
-    """Tally with one batch that has failed once by its content."""
     tally.plan(1)
     tally.store.fail_attempt(tally.start(1), "MALFORMED_RECORD: line 1", is_poison=True)
     return tally
 
 
 def test_a_batch_that_is_being_sealed_is_not_given_up(poisoned: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    """The policy decides on the previous try; the new one has just succeeded, and counts."""
     attempt = poisoned.start(1)
     staged = [poisoned.stage(attempt, "per_shop", [("a", 1, 1, 1, 1)])]
 
@@ -83,7 +81,6 @@ def test_a_batch_that_is_being_sealed_is_not_given_up(poisoned: Tally, settings:
 
 @pytest.mark.promise("limit:Pipeline.tries")
 def test_a_batch_has_all_its_tries(poisoned: Tally) -> None:
-    """It is given up after the last of them has ended, and not before."""
     given_up = ("tally", 1, "the pipeline's policy", "2 tries failed")
     assert not poisoned.store.give_up(*given_up, tries=2)
     attempt = poisoned.start(1)
@@ -96,7 +93,6 @@ def test_a_batch_has_all_its_tries(poisoned: Tally) -> None:
 def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
     poisoned: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute, *, named: bool
 ) -> None:
-    """No retry is promised for a batch whose tombstone commits at this moment, and the ledger records none."""
     assert poisoned.store.give_up("tally", 1, "the pipeline's policy", "it failed")
 
     reopened = while_it_is_held(
@@ -114,7 +110,6 @@ def test_a_batch_that_is_being_skipped_cannot_be_tried_again(
 def test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted(
     tally: Tally, settings: Settings, waiting: Callable[[], int], as_role: Execute
 ) -> None:
-    """A task that reports its failure late changes nothing about a batch that counts, or waits for its turn to be skipped."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     tally.store.fail_attempt(tally.start(2), "MALFORMED_RECORD: line 1", is_poison=True)
@@ -133,7 +128,6 @@ def test_a_batch_that_is_being_committed_or_was_given_up_meanwhile_is_not_halted
 def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(
     settings: Settings, register: Callable[..., None]
 ) -> None:
-    """Its worker asked before it processed the batch again; what counts is what the commit finds."""
     followed = {name: replace(state, kind="opaque", changes=True) for name, state in TALLY.states.items()}
     upstream = replace(TALLY, states=followed)
     register(upstream)
@@ -151,7 +145,6 @@ def test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile(
 def test_a_rebuild_that_has_all_batches_and_lacks_a_commit_does_not_take_its_pipelines_place(
     tally: Tally, settings: Settings
 ) -> None:
-    """It is pending until the last of them counts."""
     for txid in tally.plan(2):
         tally.process(txid, [("a", 1, txid, txid, txid)])
         tally.commit(txid)

@@ -28,7 +28,6 @@ def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
 
 
 def declare(**parts: Any) -> PipelineSpec:
-    """Declare a pipeline with a history."""
     usual: dict[str, Any] = {
         "key": {"tail": "text"}, "columns": {"seats": "integer"}, "order_by": {"at": "timestamptz"}, "deleted": "gone",
         "collapse": True,

@@ -95,7 +95,6 @@ def old(tally: Tally, impatient: Settings, as_role: Execute) -> Tally:
 def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
     old: Tally, impatient: Settings, as_role: Execute, caplog: pytest.LogCaptureFixture, locks: list[str]
 ) -> None:
-    """The run goes on, the state is that of a clean run, the log names the session, and the next plan does the rest."""
     pipeline = replace(TALLY, window=7) if "row of the window" in locks else TALLY
     before = {lock: as_role("postgres", LOCKS[lock][2]) for lock in locks}
     with ExitStack() as sessions:
@@ -199,7 +198,6 @@ def test_what_meets_a_lock_names_the_session(tally: Tally, impatient: Settings, 
 def test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again(
     tally: Tally, settings: Settings, waiting: Callable[[], int]
 ) -> None:
-    """A person has a state's table and asks for the cursor that the commit has; Postgres ends the commit."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
     before = contents(settings)

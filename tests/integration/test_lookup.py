@@ -95,8 +95,6 @@ def filled(server: Server, template: str) -> Iterator[Settings]:
 
 @pytest.fixture
 def get(filled: Settings) -> Get:
-    """A function that looks keys up in a state, by its name."""
-
     def look_up(state: str, *keys: tuple[str, ...]) -> list[Mapping[str, object] | None]:
         spec = KEYED.spec.state(state)
         assert spec is not None
@@ -106,7 +104,6 @@ def get(filled: Settings) -> Get:
 
 
 def test_keys_of_every_type_are_found(get: Get) -> None:
-    """A key is text, as a person types it; the row has the columns' own types and its txid."""
     assert get("pairs", ("UA", "2013-01-01")) == [{"carrier": "UA", "day": date(2013, 1, 1), "seen": 165, "txid": 1}]
     assert get("pairs", ("O'Hare", "0001-01-01"), ("", "9999-12-31")) == [
         {"carrier": "O'Hare", "day": date(1, 1, 1), "seen": 2, "txid": 1},
@@ -127,10 +124,6 @@ def test_keys_of_every_type_are_found(get: Get) -> None:
 
 
 def test_any_text_finds_its_own_row(get: Get) -> None:
-    """Quotes, SQL, placeholders and all of Unicode are data; a near miss is a miss.
-
-    One answer per key, in order, however many.
-    """
     texts = [*TEXTS, *MORE_TEXTS]
     assert get("words", *((text,) for text in texts)) == [
         {"word": text, "seen": number, "longest": text, "txid": 1} for number, text in enumerate(texts)
@@ -147,7 +140,6 @@ def test_any_text_finds_its_own_row(get: Get) -> None:
 
 
 def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get) -> None:
-    """The one-line message shows the value, or how the state is keyed, also beside good keys; nothing is rounded."""
     for state, key, value in NO_VALUES:
         with pytest.raises(UsageError) as refused:
             get(state, *([ROWS[state][0][: len(key)]] * 3), key)
@@ -159,7 +151,6 @@ def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get) -> None:
 
 
 def test_a_database_that_cannot_answer_says_why(settings: Settings, store: StateStore) -> None:
-    """No table, no such user, no server: each has its own error and remedy."""
     (state,) = (state for state in KEYED.spec.states if state.name == "words")
     with pytest.raises(SchemaOutOfDate, match=r'relation "state\.words" does not exist.*Run: tidegate migrate'):
         key_lookup.get(settings, state, [("a",)])
@@ -172,10 +163,6 @@ def test_a_database_that_cannot_answer_says_why(settings: Settings, store: State
 
 
 def test_a_time_that_python_cannot_represent_is_read_as_text(filled: Settings) -> None:
-    """A row from the years before 1 or after 9999 hides neither itself nor other rows.
-
-    Infinity is not the last of the year 9999.
-    """
     days = KEYED.spec.state("days")
     assert days is not None
     far = {"day": "12000-02-03", "last": "20000-01-01 00:00:00+00", "txid": 1}

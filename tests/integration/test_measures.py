@@ -25,8 +25,6 @@ SELECT (SELECT txid FROM tidegate.cursor WHERE pipeline = 'tally'),
 
 @pytest.fixture
 def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
-    """A function that compares what is measured with SQL."""
-
     def compare() -> PipelineMeasures:
         (measured,) = measured_of(tally.store.settings)
         ((committed, opened, waiting, skipped_at, tries, staged, acks),) = as_role("tidegate_reader", COUNTED)
@@ -41,18 +39,15 @@ def agree(tally: Tally, as_role: Execute) -> Callable[[], PipelineMeasures]:
 
 
 def measured_of(settings: Settings) -> list[PipelineMeasures]:
-    """Measure as the page does."""
     with LedgerReader(settings) as reader, reader.snapshot("measuring") as connection:
         return measures(connection, reader.witness).pipelines
 
 
 def seal(tally: Tally, txid: int, rows: int) -> None:
-    """Process a batch of this many source rows."""
     tally.store.seal(tally.start(txid), [], Tracked(rows, quarantined_rows=0, staged_bytes=10 * rows))
 
 
 def test_measures_follow_the_ledger_step_by_step(tally: Tally, agree: Callable[[], PipelineMeasures]) -> None:
-    """Commits, failures, fences, halts and skips are seen at once."""
     assert agree().lag_seconds == 0
     tally.plan(9)
     assert agree().phases["planned"] == 9
@@ -129,7 +124,6 @@ INSERT INTO tidegate.commit (pipeline, txid, attempt, source_digest, owner, key_
 
 
 def rows_read(plan: dict[str, Any]) -> float:
-    """Return how many rows the scans of a plan have looked at."""
     seen = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
     own = seen * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
     return own + sum(map(rows_read, plan.get("Plans", ())))
@@ -140,7 +134,6 @@ LARGE = ("batch", "attempt", "commit")
 
 @pytest.mark.soak
 def test_measuring_reads_few_rows(store: StateStore, as_role: Execute) -> None:
-    """Of 100,000 committed batches, those of open and of recent ones, whatever Postgres knows of the tables."""
     for table in LARGE:  # autovacuum would decide in the middle of the test which statistics there are
         as_role("tidegate_owner", f"ALTER TABLE tidegate.{table} SET (autovacuum_enabled = false)")
     as_role("tidegate_owner", MANY.format(pipelines=PIPELINES, batches=BATCHES))

@@ -34,21 +34,15 @@ def waiting(tally: Tally, as_role: Execute) -> Tally:
 
 
 def mend(tally: Tally, record: tuple[int, int], payload: str, *, by: str = "anna", again: bool = False) -> None:
-    """Mend a record."""
     tally.store.mend_quarantined("tally", *record, Mend(payload, by, "the till was wrong", again))
 
 
 def record(tally: Tally, key: tuple[int, int]) -> dict[str, Any]:
-    """Return a record that waits."""
     (found,) = (row for row in tally.store.quarantined("tally") if (row["txid"], row["number"]) == key)
     return found
 
 
 def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings: Settings) -> None:
-    """The original stays beside the mended payload, with operator, reason and time; all mends are in the audit trail.
-
-    A mistyped number is refused.
-    """
     for key, message in {(1, 3): "tally 1 has no record 3 in quarantine", (7, 1): "tally has no txid 7"}.items():
         with pytest.raises(UnknownBatch, match=message):
             mend(waiting, key, "a,5")
@@ -99,7 +93,6 @@ BAD_PAYLOADS = {
 @pytest.mark.soak
 @pytest.mark.promise("limit:MAX_BYTES")
 def test_a_payload_that_cannot_be_right_is_refused(waiting: Tally, settings: Settings) -> None:
-    """Before anything changes; one sentence says what to do."""
     before = contents(settings)
     for key, payload, message in BAD_PAYLOADS.values():
         with pytest.raises(UsageError, match=message) as refusal:
@@ -110,10 +103,6 @@ def test_a_payload_that_cannot_be_right_is_refused(waiting: Tally, settings: Set
 
 @pytest.mark.promise("limit:MAX_BYTES")
 def test_a_parsed_record_takes_json_of_its_columns(waiting: Tally) -> None:
-    """In any notation, kept as it was given. A raw record takes any text, up to the longest that is kept at all.
-
-    The replay's parser reads it.
-    """
     for payload in (
         PARSED.replace("-5", "5"),
         PARSED.replace("-5", "5.00"),
@@ -149,7 +138,6 @@ def test_a_record_that_was_taken_up_is_not_mended(waiting: Tally, settings: Sett
 
 
 def outcomes(*actions: Callable[[StateStore], Any], store: StateStore) -> list[Any]:
-    """Do several things at the same moment; return each result or error."""
     barrier, found = threading.Barrier(len(actions)), [None] * len(actions)
 
     def act(number: int) -> None:
@@ -190,7 +178,6 @@ def test_of_two_operators_who_mend_at_once_one_is_told(waiting: Tally) -> None:
 
 
 def test_a_mend_during_a_replay_counts_or_is_refused(waiting: Tally, as_role: Execute) -> None:
-    """Never is it accepted and not read."""
     for txid in range(2, 22):
         results = outcomes(
             lambda store, n=txid: store.mend_quarantined("tally", 1, 1, Mend(f"a,{n}", "anna", "why", again=True)),
@@ -205,7 +192,6 @@ def test_a_mend_during_a_replay_counts_or_is_refused(waiting: Tally, as_role: Ex
 
 
 def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, settings: Settings) -> None:
-    """Deterministically: the replay's transaction holds the record, then commits."""
     with waiting.store.engine.connect() as connection:
         with connection.begin():
             connection.exec_driver_sql("UPDATE tidegate.quarantine SET replayed_txid = 9")
@@ -225,7 +211,6 @@ def _mend_first(store: StateStore) -> None:
 
 @pytest.mark.soak
 def test_a_record_that_stays_locked_is_reported_as_a_server_that_does_not_answer(waiting: Tally) -> None:
-    """Nobody waits for ever; the mend can be tried again."""
     with waiting.store.engine.connect() as connection, connection.begin():
         connection.exec_driver_sql("SELECT 1 FROM tidegate.quarantine FOR UPDATE")
         waiting.store.settings = replace(waiting.store.settings, lock_timeout_seconds=1)
@@ -235,7 +220,6 @@ def test_a_record_that_stays_locked_is_reported_as_a_server_that_does_not_answer
 
 
 def test_the_original_cannot_be_changed_by_the_role_that_mends(waiting: Tally, as_role: Execute) -> None:
-    """The database itself refuses."""
     for column in ("payload", "origin", "reason", "is_raw", "quarantined_at"):
         with pytest.raises(Exception, match="permission denied"):
             as_role("tidegate", f"UPDATE tidegate.quarantine SET {column} = {column}")

@@ -48,7 +48,6 @@ SPECS = [SALES.spec, WORDS.spec]
 
 @pytest.fixture
 def empty(server: Server, tmp_path: Path) -> Iterator[Settings]:
-    """Settings with an empty database."""
     name = server.create_database()
     yield replace(server.settings, pg_database=name, home=tmp_path)
     server.drop_database(name)
@@ -120,7 +119,6 @@ def shape(settings: Settings) -> dict[str, list[str]]:
 
 
 def revision(settings: Settings) -> str | None:
-    """Return a database's revision of the project."""
     with migrations.connected(settings) as connection:
         return schema_revision.current_revision(connection)
 
@@ -129,7 +127,6 @@ def revision(settings: Settings) -> str | None:
 
 
 def test_migrations_lead_to_the_declared_tables_and_back(empty: Settings, home: Path) -> None:
-    """Not a column, constraint, trigger or grant is missing or left over; a second run finds nothing to do."""
     assert migrations.upgrade(empty, []) == ("0001", [])
     assert migrations.new_revision(empty, SPECS, "nothing") is None
     assert [file.name for file in (home / "migrations").glob("*.py")] == ["0001_states.py"]
@@ -175,7 +172,6 @@ CHANGED = {
 
 
 def test_a_state_that_its_migrations_do_not_make_is_refused_and_nothing_is_done(empty: Settings, home: Path) -> None:
-    """The comparison sees every kind of change; one sentence names the pipeline, its state and the command."""
     extra = replace(SPECS[0], name="extra", states=(replace(DAILY, name="extra_state"),))
     with pytest.raises(SchemaOutOfDate) as refused:
         migrations.upgrade(empty, [*SPECS, extra])
@@ -190,7 +186,6 @@ def test_a_state_that_its_migrations_do_not_make_is_refused_and_nothing_is_done(
 
 
 def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execute) -> None:
-    """It is not migrated in part, or read: the message says what to do."""
     before = shape(settings)
     steps: list[Callable[[], object]] = [
         lambda: migrations.upgrade(settings, SPECS),
@@ -212,7 +207,6 @@ def test_a_ledger_of_other_code_is_left_alone(settings: Settings, as_role: Execu
 
 @pytest.mark.promise("decision:0020")
 def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings, home: Path) -> None:
-    """As when a stack starts: the others are registered, and a message for each that is not says why."""
     daily, counts = SPECS
     extra = replace(daily, name="extra", states=(replace(daily.states[0], name="extra_state"),))
     wider = replace(counts.states[0], values=(*counts.states[0].values, ValueColumn("more", ColumnType("bigint"), "sum")))
@@ -235,7 +229,6 @@ def test_a_pipeline_without_a_migration_does_not_stop_the_others(empty: Settings
 
 @pytest.mark.parametrize("upgrade", [migrations.upgrade, migrations.upgrade_all_but_broken])
 def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: Path, upgrade: Callable[..., Any]) -> None:
-    """Its former owner is registered before the new one, in the same migration."""
     daily, counts = SPECS
     upgrade(empty, SPECS)
     without = replace(counts, states=(replace(counts.states[0], name="noted", updates=True),))
@@ -321,8 +314,6 @@ PIPELINE = Pipeline(
 
 
 class Author:
-    """Somebody who works in a project's folder, with an empty database."""
-
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
@@ -330,19 +321,16 @@ class Author:
             (folder / part).mkdir(parents=True)
 
     def declare(self, declared: str) -> None:
-        """Write the only pipeline."""
         name = re.search('name="(.*)"', declared)
         assert name is not None
         (self.folder / "pipelines" / f"{name[1]}.py").write_text(declared)
 
     def tries(self, *arguments: str) -> str:
-        """Run a verb that fails, and return what it says."""
         done = run_verb(self.settings, self.folder, *arguments)
         assert done.returncode == 1
         return done.stderr
 
     def runs(self, *arguments: str) -> str:
-        """Run a verb that succeeds, and return what it says."""
         done = run_verb(self.settings, self.folder, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
@@ -355,12 +343,10 @@ class Author:
         assert "No migration is missing" in self.runs("migrate", "--new", "again")
 
     def walks(self, target: str) -> None:
-        """Go to a revision of the project."""
         with in_process.started_with({project.HOME_VARIABLE: str(self.folder)}, alone=False):
             migrations.walk(self.settings, [], target)
 
     def by_hand(self, statement: str) -> list[tuple]:
-        """Run statements as an administrator does."""
         connection = psycopg2.connect(**self.settings.conninfo(user=self.settings.pg_owner))
         with closing(connection), connection, connection.cursor() as cursor:
             cursor.execute(statement)
@@ -369,13 +355,11 @@ class Author:
 
 @pytest.fixture
 def author(empty: Settings, tmp_path: Path) -> Author:
-    """An author with a project that is empty."""
     return Author(empty, tmp_path / "author")
 
 
 @pytest.mark.promise("verb:migrate")
 def test_an_author_gets_a_migration_that_works(empty: Settings, author: Author) -> None:
-    """Declare, `migrate --new`, `migrate`: typed, guarded tables, downwards too; nothing is written elsewhere."""
     tree = _digest(REPOSITORY / "migrations")
     author.declare(PAGE_VIEWS)
     assert re.search("page_views.*tidegate migrate --new", author.tries("migrate"))
@@ -431,7 +415,6 @@ PIPELINE = Pipeline(
 
 
 def divided(by: str) -> str:
-    """Declare the visits in ranges."""
     return VISITS.replace('"bigint"})},', f'"bigint"}}, range_partitions=Ranges({by}))}},')
 
 
@@ -441,7 +424,6 @@ TABLES = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 
 
 @pytest.mark.soak
 def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: Author) -> None:
-    """Up and down, with every row and grant; a row that is in no range stops it, and nothing is changed."""
     author.migrates(VISITS)
     times = "(1, 0, 'a', '2026-01-31 23:59:59Z', -1), (1, 1, NULL, '2026-02-01Z', 5), (2, 0, 'a', '2026-02-02Z', NULL)"
     author.by_hand(f"SET LOCAL tidegate.writer = 'visits'; INSERT INTO state.visit VALUES {times}")
@@ -484,8 +466,6 @@ PIPELINE = Pipeline(
 
 
 def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, author: Author) -> None:
-    """The migration makes the index by which windows are found, and lets commits delete."""
-
     def of_table() -> list[str]:
         return [line for line in shape(empty)["relations"] if "state.hours" in line or "state.ix_hours" in line]
 
@@ -537,8 +517,6 @@ BY_MONTH = divided('"at", "month"')
 
 @pytest.mark.soak
 def test_a_table_that_is_divided_keeps_what_it_had(empty: Settings, author: Author) -> None:
-    """Exactly its privileges, its triggers, and what an administrator gave it; up and down."""
-
     def found() -> dict[str, list[str]]:
         """Return all but what says that the table is divided, and by which migration."""
         lines = {
@@ -613,7 +591,6 @@ IN_THE_WAY = {
 
 
 def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: Settings, author: Author) -> None:
-    """It is named, and nothing is changed; without it, the same migration goes on."""
     author.migrates(VISITS)
     author.by_hand(A_ROW)
     author.declare(BY_MONTH)
@@ -630,7 +607,6 @@ def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: S
 
 
 def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: Settings, tmp_path: Path) -> None:
-    """The files say nothing about loaded code: it knows the ledger that it was started with."""
     code = copy_to(tmp_path / "code")
     program = (
         "from tidegate.state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"

@@ -114,7 +114,6 @@ def test_a_ledger_that_is_not_that_of_the_code_commits_nothing(tally: Tally, set
 def test_a_migration_of_states_and_commits_do_not_wait_for_each_other(
     tally: Tally, settings: Settings, as_role: Execute
 ) -> None:
-    """A new state disturbs no process that has connected before."""
     tally.plan(1)
     tally.process(1, [("a", 1, 1, 1, 1)])
     with tally.store.engine.begin() as commit:
@@ -225,7 +224,6 @@ DAMAGE = {
     "performance:digests-of-staging-are-chained-hashes-of",
 )
 def test_staging_that_differs_from_its_seal_never_counts(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """The commit recounts under the lock: damaged staging leaves the state unchanged, and a new attempt repairs it."""
     shops = [("a", 1, 3, 3, 3), ("b", 4, 10, 1, 9), ("c", 1, 0, None, 5)]
     tally.plan(1)
     for number, damage in enumerate(DAMAGE.values(), start=1):
@@ -331,7 +329,6 @@ def test_partials_merge_by_the_rules_of_their_aggregates(store: StateStore, regi
 
 @pytest.mark.promise("security:author-of-data")
 def test_any_text_is_a_separate_key(tally: Tally) -> None:
-    """No text is mistaken for another one, for a NULL or for SQL, on its way through staging into state."""
     folds = ["a", "a ", "A", "i", "\u0130", "\u0131", "e\u0301", "\u00e9", "\U0001f6a2"]
     looks_special = ["", " ", "a,b\nc", "a\r", "\\N", "\\.", "NULL", '"', "'\";--", "{}", "%s"]
     texts = [*folds, *looks_special]
@@ -402,7 +399,6 @@ class Wire:
                 Link(self, self._listener.accept()[0], socket.create_connection(self._server))
 
     def run(self, target: Callable[[], None]) -> None:
-        """Start a thread that `close` waits for."""
         self.threads.append(threading.Thread(target=target, daemon=True))
         self.threads[-1].start()
 
@@ -455,7 +451,6 @@ class Link:
 
     @staticmethod
     def cut(end: socket.socket) -> None:
-        """Close one end."""
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         end.close()
@@ -463,7 +458,6 @@ class Link:
 
 @pytest.fixture
 def wire(settings: Settings) -> Iterator[Wire]:
-    """A wire to the test's database."""
     wire = Wire(settings)
     yield wire
     wire.close()
@@ -669,7 +663,6 @@ def test_a_failed_batch_can_be_skipped_and_order_goes_on(tally: Tally, settings:
 
 
 def test_a_batch_that_could_still_commit_is_not_skipped(tally: Tally, settings: Settings) -> None:
-    """Only the batch that the pipeline waits for, and only after it has failed."""
     tally.plan(3)
     tally.process(1)
     tally.commit(1)

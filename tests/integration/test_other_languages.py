@@ -17,7 +17,6 @@ GERMAN = Path("/usr/share/locale/de/LC_MESSAGES/postgres-15.mo")  # of Debian's 
 
 @pytest.fixture(scope="module")
 def german(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
-    """A server that answers in German."""
     if not (GERMAN.exists() and Path("/usr/lib/postgresql/15/bin/postgres").exists()):
         pytest.skip("Debian's PostgreSQL 15 with its translations is not installed")
     home = tmp_path_factory.mktemp("german")
@@ -53,7 +52,6 @@ def test_errors_of_statements_mean_what_they_mean_in_english(german: AnyPostgres
 
 
 def test_a_refused_connection_is_not_called_a_server_that_does_not_answer(german: AnyPostgres) -> None:
-    """It has no code: what the server says is shown, with where to look."""
     for wrong in ({"password": "wrong"}, {"dbname": "nothing"}):
         with pytest.raises(psycopg2.OperationalError) as raised:
             psycopg2.connect(**{**german.settings.conninfo(), **wrong})
@@ -74,7 +72,6 @@ def test_a_refused_connection_is_not_called_a_server_that_does_not_answer(german
 
 
 def test_a_standby_is_waited_for_until_it_is_the_primary(german: AnyPostgres) -> None:
-    """As after a failover, until the address leads to the new primary: no batch halts."""
     german.stop()
     (german.data / "standby.signal").touch()
     german.start()

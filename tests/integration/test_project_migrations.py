@@ -34,7 +34,6 @@ PIPELINE = Pipeline(
 
 @pytest.fixture
 def shop(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """A project with a pipeline, and settings for it with an empty database."""
     for part in ("pipelines", "migrations"):
         (tmp_path / "100% my shop" / part).mkdir(parents=True)
     name = server.create_database()
@@ -46,12 +45,10 @@ def shop(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def declare(shop: Settings, *more: str) -> None:
-    """Write the project's pipeline, with further aggregates."""
     (shop.home / "pipelines/sales.py").write_text(SALES.replace("@MORE@", "".join(f", {each}" for each in more)))
 
 
 def refusal(shop: Settings, *arguments: str) -> str:
-    """Run a verb that fails in a project, and return what it says."""
     refused = run_verb(shop, shop.home, *arguments)
     assert refused.returncode == 1
     return refused.stderr
@@ -68,7 +65,6 @@ def migrated(shop: Settings, *more: str, message: str = "sales") -> str:
 
 
 def asked(shop: Settings, statement: str, user: str | None = None) -> list[tuple]:
-    """Return what a role is answered."""
     connection = psycopg2.connect(**shop.conninfo(user=user))
     try:
         with connection, connection.cursor() as cursor:
@@ -106,7 +102,6 @@ def test_a_project_has_a_line_of_its_own(shop: Settings, monkeypatch: pytest.Mon
 
 
 def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
-    """A database that is older or newer than the project, or another branch's, is refused, with what to do."""
     migrated(shop)
     own, other, more = (shop.home / f"migrations/{name}.py" for name in ("0001_sales", "0001_of_another_branch", "0002_more"))
     StateStore.connect(shop).close()
@@ -141,7 +136,6 @@ def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
 
 @pytest.mark.promise("decision:0020")
 def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
-    """Also one whose table another project has: both lines are one transaction with the registration."""
     assert run_verb(shop, shop.home, "migrate", "--new", "sales").returncode == 0
     with pytest.raises(SchemaOutOfDate, match=r"at revision none of the project's migrations, which are at 0001. Run"):
         StateStore.connect(shop)

@@ -22,7 +22,6 @@ READS = [SHOPS, DAYS]
 
 @pytest.fixture
 def reader(tally: Tally, settings: Settings) -> Iterator[LedgerReader]:
-    """A reader of a ledger with two batches."""
     for txid in tally.plan(2):
         days = [(date(2026, 1, day), 1) for day in (1, txid + 1)]
         tally.process(txid, [("north", 1, 5, 5, 5), (f"new {txid}", 2, 7, 3, 4)], days)
@@ -179,7 +178,6 @@ def test_an_answer_that_is_more_than_reading_is_refused(reader: LedgerReader, ta
 
 
 def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings: Settings) -> None:
-    """A batch that commits while the author's code runs is not seen, in the states or in the txid."""
     (txid,) = tally.plan(run_id="next")
     tally.process(txid, [("north", 100, 1, 1, 1)])
 
@@ -194,7 +192,6 @@ def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings
 
 
 def test_the_reader_may_not_write_even_if_it_tried(settings: Settings, tally: Tally) -> None:
-    """By its privileges alone, in a transaction that allows it."""
     del tally
     table = state_tables.state_table_of(TALLY.spec.states[0])
     with (

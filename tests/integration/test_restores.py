@@ -39,31 +39,26 @@ class Machine:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server on its current data folder."""
         component = self.postgres.component()
         self.process = components.start(component, self.settings.stack_folder)
         until(lambda: component.check() is None)
 
     def stop(self) -> None:
-        """Stop the server."""
         assert self.process is not None
         self.process.send_signal(self.postgres.component().stop_signal)
         self.process.wait(30)
         self.process = None
 
     def copy(self, source: Path, target: Path) -> None:
-        """Copy a data folder with owners and modes."""
         subprocess.run(["cp", "-a", source, target], check=True)
 
     def put_back(self, backup: Path) -> None:
-        """Replace the data folder by a backup."""
         self.stop()
         shutil.rmtree(self.postgres.data)
         self.copy(backup, self.postgres.data)
         self.start()
 
     def base_backup(self, target: Path, *arguments: str) -> None:
-        """Take a base backup of the running server, as an administrator would."""
         target.mkdir(mode=0o700)
         if self.postgres.user is not None:
             os.chown(target, self.postgres.user, -1)
@@ -100,7 +95,6 @@ def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
 
 
 def plan_next(settings: Settings) -> int:
-    """Plan a batch without processing it."""
     with StateStore.connect(settings) as store:
         return Tally(store).plan(run_id=f"run {time.monotonic_ns()}")[-1]
 
@@ -179,7 +173,6 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
 
 @pytest.mark.soak
 def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
-    """A backup from after the last commit has lost nothing."""
     machine.stop()
     machine.copy(machine.postgres.data, tmp_path / "backup")
     machine.start()
@@ -188,7 +181,6 @@ def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
 
 
 def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: Machine, tmp_path: Path) -> None:
-    """Its cursor is not before the mark, but its third commit is another one."""
     machine.stop()
     machine.copy(machine.postgres.data, tmp_path / "backup")
     machine.start()
@@ -307,10 +299,6 @@ def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_fold
 def test_the_next_plan_repairs_the_witness_after_a_crash(
     tally: Tally, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mark that is out of date or lost is harmless. A damaged one halts: its content is unknown.
-
-    One of a redo that is lost is noticed.
-    """
     commit_next(settings, 2)
 
     class Died(BaseException):
@@ -354,24 +342,15 @@ def test_the_next_plan_repairs_the_witness_after_a_crash(
 
 
 def marked(settings: Settings) -> int:
-    """Return the txid of the only history's mark."""
     (file,) = settings.marks_folder.glob("tally.*.json")
     return int(json.loads(file.read_text())["txid"])
 
 
 def mark(txid: int, attempt: int = 1, history: str = "h") -> Mark:
-    """Return a mark as a commit writes it."""
     return Mark("tally", history, "e", txid, attempt, "2026-01-01T00:00:00+00:00")
 
 
 def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older writer changes nothing, a redo is later than the commit that it replaces.
-
-    And the order in which several write does not matter.
-
-    A suspended writer blocks no others: the mark is out of date then, which is harmless. Databases that are created and
-    dropped leave a bounded number of marks; other pipelines keep theirs.
-    """
     folder = Witness(tmp_path / "witness", trusts_promotions=False)
 
     def place() -> tuple[int, int]:
@@ -405,7 +384,6 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
-    """Killed at any moment, it leaves the previous mark or the new one."""
     code = (
         "import sys, itertools; from pathlib import Path\n"
         "from tidegate.state_store.ledger.commit_witness import Mark, Witness\n"

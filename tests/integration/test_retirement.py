@@ -65,7 +65,6 @@ REQUEST = Request("anna, tidegate retire", "replaced by tally_by_hour")
 
 @pytest.fixture
 def owner(settings: Settings) -> Iterator[StateStore]:
-    """A store as the role that owns the tables."""
     with StateStore.connect(settings, user=settings.pg_owner) as store:
         yield store
 
@@ -89,7 +88,6 @@ def retire(store: StateStore, pipeline: str = "tally", **changes: object) -> Ret
 
 
 def drop_all_staging(store: StateStore) -> int:
-    """Drop the staging of tally."""
     dropped = 0
     while some := store.drop_staging_of_retired("tally"):
         dropped += some
@@ -97,7 +95,6 @@ def drop_all_staging(store: StateStore) -> int:
 
 
 def staging_tables(as_role: Execute) -> list[tuple]:
-    """Return the tables in schema staging."""
     return as_role("tidegate", "SELECT relname FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relkind = 'r'")
 
 
@@ -182,7 +179,6 @@ def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, s
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing")
 def test_a_process_that_began_before_is_fenced(busy: Tally, owner: StateStore, as_role: Execute) -> None:
-    """Its attempt has ended for the ledger, also after the pipeline was reinstated: nothing of it counts."""
     late = busy.start(3)
     staged = [busy.stage(late, "per_shop", ROW)]
     silent_for(as_role, attempts.LONGEST_SILENCE_SECONDS + 1)
@@ -204,10 +200,6 @@ def silent_for(as_role: Execute, seconds: int) -> None:
 
 
 def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, settings: Settings, as_role: Execute) -> None:
-    """The message names the attempt.
-
-    A process that died does not hold it up for longer than its silence, and its batch has failed then.
-    """
     busy.start(3)
     before = contents(settings)
     with pytest.raises(AttemptNotSealed, match=r"tally is at work: attempt 1 at txid 3, by test\. Let no other run begin"):
@@ -234,7 +226,6 @@ def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, ow
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:commit")
 def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """The commit that has the cursor counts; the one that comes later is refused."""
     busy.process(3, ROW, DAY)
     with busy.store.engine.begin() as connection:
         connection.execute(sa.text("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE"))
@@ -252,7 +243,6 @@ def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: State
 
 
 def raised(call: Callable[[], object]) -> object:
-    """Return what a call raises."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -260,14 +250,12 @@ def raised(call: Callable[[], object]) -> object:
 
 
 def ask(settings: Settings, query: str) -> list[tuple]:
-    """Return the answer to a query, as an administrator."""
     with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return cursor.fetchall()
 
 
 def waiting_for_locks(settings: Settings) -> int:
-    """Return how many sessions of this database wait for a lock."""
     return len(ask(settings, "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"))
 
 
@@ -319,7 +307,6 @@ def shop(settings: Settings, register: Callable, store: StateStore) -> Tally:
 
 
 def commit_sales(shop: Tally, values: list[int]) -> None:
-    """Commit a batch with these sales."""
     (txid,) = shop.plan(run_id=f"run {values}")
     attempt = shop.start(txid)
     staged = [
@@ -335,7 +322,6 @@ def commit_sales(shop: Tally, values: list[int]) -> None:
 def test_a_followed_pipeline_is_not_retired(
     shop: Tally, owner: StateStore, settings: Settings, register: Callable, how: str
 ) -> None:
-    """It is refused by the follower's name, until that is retired; then none can be registered or reinstated any more."""
     follower = Pipeline("totals", FOLLOWERS[how](), states={"total": State({}, {"n": Count()})}, transform=lambda rows: rows)
     register(follower)
     before = contents(settings)
@@ -354,7 +340,6 @@ def test_a_followed_pipeline_is_not_retired(
 
 
 def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
-    """Register a spec."""
     with migrations.connected(settings) as connection:
         return registration.register(connection, spec)
 
@@ -447,7 +432,6 @@ def test_rows_that_no_batch_of_the_pipeline_has_brought_stop_its_registration(
 
 
 def test_migrations_leave_retired_pipelines_out(settings: Settings, owner: StateStore) -> None:
-    """Also those that are still declared; the others are registered."""
     names = ["flights", "trains"]
     specs = [
         replace(SPEC, name=name, states=tuple(replace(state, name=f"{name}_{state.name}") for state in SPEC.states))
@@ -492,7 +476,6 @@ def test_a_reinstated_pipeline_goes_on_where_it_stood(busy: Tally, owner: StateS
 def test_a_database_from_before_brings_the_pipeline_back(
     busy: Tally, owner: StateStore, settings: Settings, server: Server
 ) -> None:
-    """It stands where it stood then, and is retired again without any acceptance: that loses nothing."""
     owner.engine.dispose()
     busy.store.engine.dispose()
     before = replace(settings, pg_database=server.create_database(settings.pg_database))
@@ -522,7 +505,6 @@ STATE_RELATIONS = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::re
 def test_states_are_dropped_with_all_their_parts(
     shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """Views, and partitions by range, in as many transactions as they take; the ledger stays, and the names are taken."""
     commit_sales(shop, [1, 11, 21])
     monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", at_once)
     looked = owner.retire("shop", replace(REQUEST, drops_states=True, is_confirmed=False))
@@ -564,8 +546,6 @@ STAGED = (
 
 
 def test_a_crash_at_any_statement_leaves_it_retired_or_not(busy: Tally, settings: Settings, server: Server) -> None:
-    """Whatever is left, the same command again leads to what it does without a crash."""
-
     def run(of: Settings) -> None:
         with StateStore.connect(of, user=of.pg_owner) as store:
             retire(store, drops_states=True)

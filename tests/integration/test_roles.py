@@ -75,7 +75,6 @@ ROLES = ["tidegate", "tidegate_stager", "tidegate_reader", "airflow"]
 
 @pytest.fixture
 def busy(tally: Tally) -> Tally:
-    """Tally with a committed batch whose staging still exists."""
     tally.plan()
     tally.process(1, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
     tally.commit(1)

@@ -129,7 +129,6 @@ CHANGES = {
 
 
 def test_a_declaration_may_change_until_the_first_commit(tally: Tally, register_spec: Register, as_role: Execute) -> None:
-    """No value has a meaning yet; earlier attempts will not count."""
     tally.plan()
     tally.process(1)
     for changed in (ANOTHER_SOURCE, *CHANGES.values()):
@@ -206,7 +205,6 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec:
 def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
     tally: Tally, settings: Settings, register_spec: Register
 ) -> None:
-    """What an attempt of the former owner has staged holds the new owner up no more than it counts."""
     (txid,) = tally.plan()
     left = tally.process(txid, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
     keeping, taking = replace(SPEC, states=SPEC.states[:1]), replace(SPEC, name="other", states=SPEC.states[1:])
@@ -235,7 +233,6 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
 def test_an_update_may_move_to_another_pipeline_until_the_first_commit(
     store: StateStore, settings: Settings, register_spec: Register
 ) -> None:
-    """It has no table, but its rows are staged by its name: what the former owner has left there blocks no batch."""
     declared = Pipeline(
         "one",
         FixedBatches([], {"a": "int"}),
@@ -332,7 +329,6 @@ def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
 
 
 def _postgres_tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
-    """Run one of Postgres' own programs on a database, as its administrator."""
     where = settings.conninfo(user="postgres")
     environment = {**os.environ, "PGPASSFILE": where["passfile"]}
     target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]

@@ -51,7 +51,6 @@ def ledger(tally: Tally, as_role: Execute) -> Tally:
 
 
 def all_of(tally: Tally, wanted: BatchFilter, limit: int) -> list[int]:
-    """Return the txids of all answers to a search."""
     found, before = [], None
     for _ in range(1000):
         answer = tally.store.search("tally", wanted, before=before, limit=limit)
@@ -65,7 +64,6 @@ def all_of(tally: Tally, wanted: BatchFilter, limit: int) -> list[int]:
 
 
 def last_event(batch: BatchStatus, as_role: Execute) -> datetime:
-    """Return a batch's last event, by its ledger rows."""
     ((failed, halted),) = as_role(
         "tidegate_reader",
         "SELECT a.failed_at, b.halted_at FROM tidegate.batch b LEFT JOIN tidegate.attempt a USING (pipeline, txid) "
@@ -82,7 +80,6 @@ def last_event(batch: BatchStatus, as_role: Execute) -> datetime:
 def test_every_combination_finds_what_a_filter_over_all_finds(
     ledger: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch, looked_at: int, limit: int
 ) -> None:
-    """However few txids a statement looks at, and however few are requested."""
     monkeypatch.setattr(batch_search, "LOOKED_AT", looked_at)
     batches = {batch.txid: (batch, last_event(batch, as_role)) for batch in ledger.store.batch_statuses("tally")}
     assert {batch.phase for batch, _ in batches.values()} == set(PHASES)
@@ -103,10 +100,6 @@ def test_every_combination_finds_what_a_filter_over_all_finds(
 
 
 def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> None:
-    """A batch that failed once and is tried again has none; a halted one has the reason's code.
-
-    An unregistered pipeline has no batches.
-    """
     tally.plan(3)
     tally.store.fail_attempt(tally.start(1), "SPARK_FAILED: it broke")
     tally.store.fail_attempt(tally.start(2), "ZeroDivisionError: division by zero")
@@ -121,10 +114,6 @@ def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> Non
 def test_a_search_among_many_batches_goes_on_page_by_page(
     ledger: Tally, monkeypatch: pytest.MonkeyPatch, as_role: Execute
 ) -> None:
-    """One answer looks at LOOKED_AT txids, and not at committed ones for a phase that only others have.
-
-    A search of what is new ends once many committed batches in a row had no event since then: earlier ones committed earlier.
-    """
     with monkeypatch.context() as few:
         few.setattr(batch_search, "LOOKED_AT", 5)
         looked: list[int | None] = []

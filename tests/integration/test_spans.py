@@ -37,7 +37,6 @@ class Recorded:
 
 @pytest.fixture
 def recorded(exporter: InMemorySpanExporter) -> Iterator[Recorded]:
-    """What records spans as children of a recorded span."""
     with trace.get_tracer("test").start_as_current_span("task"):
         spans = Spans.here()
         assert spans is not None
@@ -45,7 +44,6 @@ def recorded(exporter: InMemorySpanExporter) -> Iterator[Recorded]:
 
 
 def seconds(span: ReadableSpan) -> tuple[float, float]:
-    """Return when a span began and ended."""
     return span.start_time / 1e9, span.end_time / 1e9
 
 
@@ -58,7 +56,6 @@ def test_nothing_is_told_outside_a_recorded_span(exporter: InMemorySpanExporter)
 
 
 def test_an_attempt_and_its_commit_are_recorded_with_the_ledgers_times(tally: Tally, recorded: Recorded) -> None:
-    """Each span has the key, and the parts of processing follow each other."""
     (txid,) = tally.plan()
     attempt = tally.start(txid)
     staged_at = datetime.now(UTC)
@@ -131,7 +128,6 @@ def test_an_attempt_that_did_not_count_is_recorded_by_its_code(
 def test_a_clock_that_was_set_makes_no_span_negative(
     tally: Tally, recorded: Recorded, as_owner: Any, column: str, offset: int
 ) -> None:
-    """Parts stay within their whole, and what follows begins where the other ends."""
     (txid,) = tally.plan()
     tally.store.seal(tally.start(txid), [], Tracked(0, staged_at=datetime.now(UTC)))
     tally.commit(txid)

@@ -18,14 +18,12 @@ SHOPS = ["north", "south", "São Paulo", "", "NULL"]
 
 @pytest.fixture
 def shops(settings: Settings) -> Iterator[StateReader]:
-    """A reader of the state of shops."""
     with StateReader.open(settings, "tally", "per_shop") as reader:
         yield reader
 
 
 @pytest.fixture
 def days(settings: Settings) -> Iterator[StateReader]:
-    """A reader of the state of days."""
     with StateReader.open(settings, "tally", "per_day") as reader:
         yield reader
 
@@ -104,7 +102,6 @@ def test_rows_are_read_by_key_in_ranges_and_by_pages(
 
 
 def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
-    """As bytes, not as Python writes them."""
     state = State(key={"digest": "bytea"}, aggregates={"n": Count()})
     pipeline = Pipeline("blobs", Files("blobs", format="csv", schema={"digest": "binary"}), {"blob": state})
     register(pipeline)
@@ -118,7 +115,6 @@ def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, regist
 
 
 def test_a_key_of_null_and_bounds_of_more_digits(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
-    """NULL finds its group, beside other keys; and a bound is not rounded to the digits that the key has."""
     state = State(key={"price": "numeric(10,2)", "shop": "text"}, aggregates={"n": Count()}, null_keys=True)
     source = Files("prices", format="csv", schema={"price": "decimal(10,2)", "shop": "string"})
     pipeline = Pipeline("prices", source, {"price": state})
@@ -141,7 +137,6 @@ def test_a_key_of_null_and_bounds_of_more_digits(settings: Settings, store: Stat
 def test_times_are_in_utc_whatever_zone_the_session_has(
     settings: Settings, register: Callable[..., None], as_role: Execute
 ) -> None:
-    """A time without a zone in a key, a bound or an argument; what readers get; and what messages say of the ledger."""
     as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET timezone = 'Asia/Tokyo'")
     pipeline = Pipeline(
         "clock",
@@ -176,7 +171,6 @@ def test_times_are_in_utc_whatever_zone_the_session_has(
 
 @pytest.mark.promise("I17")
 def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:
-    """While another connection commits: all shops have sold as much as the txid says, and the txid only grows."""
     seen: list[int] = []
     done = threading.Event()
     wrong: list[object] = []

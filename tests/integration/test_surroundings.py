@@ -28,7 +28,6 @@ SETTINGS = {
 
 @pytest.fixture
 def latin(server: Server) -> Iterator[Settings]:
-    """A database whose texts are in LATIN1."""
     with closing(psycopg2.connect(**server.settings.conninfo(user="postgres"))) as connection:
         connection.autocommit = True
         cursor = connection.cursor()
@@ -47,7 +46,6 @@ def test_a_database_that_cannot_keep_every_text_is_refused(latin: Settings, tall
 
 
 def test_a_setting_under_which_steps_never_end_is_named_with_its_role(tally: Tally, server: Server, as_role: Execute) -> None:
-    """Doctor names it; a migration is refused until what it says has been done."""
     settings = tally.store.settings
     for statement in SETTINGS:
         as_role("postgres", statement.format(settings.pg_database))
@@ -80,7 +78,6 @@ def test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle(
 
 
 def test_a_source_is_read_without_the_limits_of_its_server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its statements, its transaction, and the time between two statements."""
     monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=1h -c idle_in_transaction_session_timeout=1h")
     names = ["statement_timeout", "idle_in_transaction_session_timeout", "transaction_timeout"]
     query = TableQuery("t", ("public", "t"), "", ("id",), {})

@@ -64,7 +64,6 @@ LOSSES = {
 @pytest.mark.promise("I9", "decision:0052")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_nothing_goes_on_without_a_table(counted: Tally, as_role: Execute, loss: str) -> None:
-    """Nor does a migration make it again, empty; the error names the table, the txid and what to do."""
     as_role(OWNER, LOSSES[loss])
     before = contents(counted.store.settings)
 
@@ -95,7 +94,6 @@ def test_nothing_goes_on_with_a_table_that_was_put_back(counted: Tally, as_role:
 
 
 def test_a_table_that_is_back_or_rewritten_is_the_same(counted: Tally, as_role: Execute) -> None:
-    """Renamed or moved, it keeps its rows; administrators rewrite tables."""
     for away, place, back in [
         ("RENAME TO elsewhere", "state.elsewhere", "RENAME TO per_shop"),
         ("SET SCHEMA public", "public.per_shop", "SET SCHEMA state"),
@@ -115,7 +113,6 @@ def test_a_table_that_is_back_or_rewritten_is_the_same(counted: Tally, as_role: 
 
 
 def test_a_copy_of_the_database_has_the_same_tables(counted: Tally, settings: Settings, server: Server) -> None:
-    """It needs to be accepted as a copy only."""
     counted.store.engine.dispose()
     with copied(server, settings) as copy, StateStore.connect(copy) as there:
         assert Tally(there).commit(3).txid == 3
@@ -123,7 +120,6 @@ def test_a_copy_of_the_database_has_the_same_tables(counted: Tally, settings: Se
 
 
 def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally, as_role: Execute) -> None:
-    """The ledger keeps by whom, and which table; then batches count on top of it, and a migration finds nothing to refuse."""
     put_back(as_role, "true")
 
     accepted = migrations.accept_epoch(counted.store.settings, "me")
@@ -190,7 +186,6 @@ def test_other_pipelines_go_on_beside_one_that_lost_a_table(counted: Tally, as_r
 
 
 def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role: Execute) -> None:
-    """A table that is made again then is the pipeline's."""
     tally.plan()
     put_back(as_role, "true")
     migrations.upgrade(tally.store.settings, [tally.spec])

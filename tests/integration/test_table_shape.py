@@ -136,14 +136,12 @@ TEAMS = [
 
 
 def alter(as_role: Execute, *statements: str) -> None:
-    """Change the table as its owner."""
     for statement in statements:
         as_role(OWNER, statement.format(table="TABLE state.per_shop"))
 
 
 @pytest.fixture
 def counted(tally: Tally) -> Tally:
-    """One batch has committed, another is processed."""
     tally.plan(3)
     for txid in (1, 2):
         tally.process(txid, [("a", txid, 10 * txid, txid, txid)], [("2026-01-01", txid)])
@@ -153,7 +151,6 @@ def counted(tally: Tally) -> Tally:
 
 @pytest.mark.promise("I15")
 def test_nothing_goes_on_with_a_table_of_another_shape(counted: Tally, as_role: Execute) -> None:
-    """Nor does a plan or an attempt; the error names what differs. With the declared shape, all goes on."""
     for shape, (statements, difference, back) in SHAPES.items():
         alter(as_role, *statements)
         before = contents(counted.store.settings)
@@ -196,7 +193,6 @@ def test_a_policy_that_hides_rows_from_a_commit_is_named(counted: Tally, as_role
 
 
 def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role: Execute) -> None:
-    """How Postgres writes names is a setting."""
     as_role("postgres", f"ALTER DATABASE {counted.store.settings.pg_database} SET quote_all_identifiers = on")
     with StateStore.connect(counted.store.settings, user=OWNER) as store:
         assert Tally(store).commit(2).key_count == 2
@@ -204,7 +200,6 @@ def test_a_shape_is_the_same_whatever_a_database_quotes(counted: Tally, as_role:
 
 @pytest.mark.promise("I15")
 def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Execute) -> None:
-    """A migration for another reason does not drop a team's columns, either. The guard fires in all sessions."""
     alter(as_role, *TEAMS)
 
     assert counted.commit(2).key_count == 2
@@ -219,10 +214,6 @@ def test_what_a_team_adds_is_no_difference_and_stays(counted: Tally, as_role: Ex
 
 
 def test_a_shape_that_a_person_accepts_counts_from_then_on(counted: Tally, as_role: Execute) -> None:
-    """Until it changes again, such as by the function of its trigger; migrations leave it as it is.
-
-    The ledger says who accepted what.
-    """
     settings = counted.store.settings
     for shape in ("type", "trigger"):
         alter(as_role, *SHAPES[shape][0])
@@ -253,7 +244,6 @@ def test_a_shape_that_a_person_accepts_counts_from_then_on(counted: Tally, as_ro
 def test_a_constraint_of_a_team_is_named_with_table_and_value(
     counted: Tally, as_role: Execute, constraint: str, shown: str
 ) -> None:
-    """And the advice does not lead to a command that says the same again."""
     alter(as_role, f"ALTER TABLE state.per_shop {constraint}")
     counted.process(3, [("b", 7, 7, 7, 7), ("d", 7, 7, 7, 7)], [])
     counted.commit(2)

@@ -53,17 +53,14 @@ def settled(cause: Cause) -> Cause | str:
 
 
 def codes(tally: Tally, txid: int | None = None, pipeline: Pipeline = TALLY) -> list[str]:
-    """Return the codes of the causes, nearest first."""
     return [cause.code for cause in causes(tally, txid, pipeline)]
 
 
 def fail(tally: Tally, txid: int, error: str, *, is_poison: bool = False) -> None:
-    """Let an attempt at a batch fail."""
     tally.store.fail_attempt(tally.start(txid), error, is_poison=is_poison)
 
 
 def test_each_step_of_a_batch(tally: Tally) -> None:
-    """A batch's own state is its cause, and the pipeline's if it comes next."""
     assert codes(tally) == ["IDLE"]
     tally.plan(3)
     (planned,) = causes(tally)
@@ -133,7 +130,6 @@ def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tall
 
 
 def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
-    """For every error of the ledger. Later batches wait for it; the button retries, unless only a skip helps."""
     tally.plan(2)
     tally.process(2)
     errors = [code for code in error_pages.codes() if remedies.code_of(code)]
@@ -151,7 +147,6 @@ def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
 
 
 def test_content_that_fails_is_given_up_after_its_tries(tally: Tally) -> None:
-    """Under the policy skip; a retry begins counting again."""
     tally.plan(2)
     for _ in range(2):
         fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
@@ -178,7 +173,6 @@ def test_content_that_fails_is_given_up_after_its_tries(tally: Tally) -> None:
 
 
 def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register: Callable[..., None]) -> None:
-    """The chain stays short, however many wait."""
     register(TALLY)
     tally = Tally(store, replace(TALLY, window=2).spec)
     tally.plan(MANY)
@@ -191,10 +185,6 @@ def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register:
 
 
 def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
-    """By whom, since when and why. A planned batch waits for a run, whose plan fails.
-
-    One that is in work or halted is still what it is.
-    """
     tally.store.pause("tally", "ann", "the warehouse is moved.")
     idle, paused = causes(tally)
     assert (idle.code, paused.code, paused.command) == ("IDLE", "PAUSED", "tidegate resume tally --reason ...")
@@ -256,12 +246,10 @@ def test_a_ready_batch_waits_to_be_merged_with_others(tally: Tally, as_owner: As
 
 
 def fail_plan(tally: Tally, error: str, run_id: str = "run") -> None:
-    """Record a plan that has failed."""
     assert tally.store.fail_plan("tally", tally.store.begin_plan("tally", run_id), run_id, error)
 
 
 def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner) -> None:
-    """Since the first of them, with the newest error; other things to see to are mentioned after it, and hide it nowhere."""
     fail_plan(tally, "SOURCE_UNREADABLE: orders: the folder\nis gone.", "one\nrun")
     (once,) = causes(tally)
     assert (once.code, once.error, once.severity) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
@@ -291,7 +279,6 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner
 
 
 def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run can plan, though the ledger is as the page needs it."""
     home = tally.store.settings.home
     for part in ("pipelines", "migrations"):
         (home / part).mkdir()
@@ -305,7 +292,6 @@ def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkey
 
 
 def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> None:
-    """By its epoch, by a witness that knows a later commit, by a damaged witness, and by a ledger that contradicts itself."""
     tally.plan(2)
     tally.process(1)
     tally.commit(1)
@@ -338,7 +324,6 @@ def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> Non
 
 
 def test_what_is_not_there(tally: Tally) -> None:
-    """A txid, a pipeline, a registration, a declaration."""
     with pytest.raises(UnknownBatch, match="tally has no txid 7"):
         explain(tally.store, TALLY, 7)
     with pytest.raises(UnknownPipeline, match="There is no pipeline nothing"):
@@ -354,7 +339,6 @@ def test_what_is_not_there(tally: Tally) -> None:
 
 
 def test_code_that_cannot_be_loaded_is_the_root(tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an author's module raises when it is imported."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "broken_tally.py").write_text("raise ZeroDivisionError('by [bold]zero')\n")
     metadata = tmp_path / "broken-1.dist-info"
@@ -369,13 +353,6 @@ def test_code_that_cannot_be_loaded_is_the_root(tally: Tally, tmp_path: Path, mo
 
 
 def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> None:
-    """A command can be copied; to skip a batch does not help a follower whose source has lost what was followed.
-
-    A plan has no batch to give up.
-
-    Long errors are cut to one line, as the batch's history has all of it. What the table of poison.md leads to is one of the
-    causes of this file.
-    """
     tally.plan(1)
     fail(tally, 1, "MALFORMED_RECORD: \x1b[31m<script>\n" + "x" * 100_000)
     (failed,) = causes(tally)
@@ -408,7 +385,6 @@ def test_advice_names_the_batch_and_no_way_out_that_is_none(tally: Tally) -> Non
 
 
 def test_the_number_of_statements_does_not_grow(store: StateStore, register: Callable[..., None]) -> None:
-    """With the number of pipelines, or of their batches."""
     states = TALLY.states
     pipelines = [
         replace(TALLY, name=f"tally_{number}", states={f"{name}_{number}": state for name, state in states.items()})
@@ -464,7 +440,6 @@ ERRORS = ("SPARK_UNAVAILABLE: away", "SOURCE_CHANGED: a.csv", "MALFORMED_RECORD:
 
 
 def step(tally: Tally, dice: random.Random) -> None:
-    """Do one thing that a run or an operator could do."""
     store = tally.store
     committed, newest = store.committed("tally"), store.last_opened("tally")
     open_txids = range(committed + 1, (newest.txid if newest else 0) + 1)
@@ -509,7 +484,6 @@ def own_codes(status: BatchStatus, following: int) -> set[str]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_causes_agree_with_the_view_whatever_was_done(store: StateStore, register: Callable[..., None], seed: int) -> None:
-    """For random sequences of steps: each batch's nearest cause is its row's, and all lead to the same root."""
     register(TALLY)
     dice = random.Random(seed)
     tally = Tally(store, replace(TALLY, window=4).spec)

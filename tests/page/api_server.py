@@ -33,7 +33,6 @@ class ApiServer:
         self._processes: dict[str, Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start both, with migrated databases."""
         self.layout.postgres.initialize()
         self.start_postgres()
         self.layout.postgres.bootstrap()
@@ -45,16 +44,13 @@ class ApiServer:
         self.start_api_server()
 
     def start_postgres(self) -> None:
-        """Start Postgres and wait for it."""
         self._start(self.layout.postgres.component())
 
     def start_api_server(self) -> None:
-        """Start the api-server and wait for it."""
         (api_server,) = [each for each in self.layout.airflow.components() if each.name == "airflow-api-server"]
         self._start(replace(api_server, environment={**api_server.environment, **self._environment()}))
 
     def stop(self, name: str) -> None:
-        """End one of both, if it runs."""
         if process := self._processes.pop(name, None):
             components.end([psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)])
             process.wait()
@@ -81,7 +77,6 @@ class ApiServer:
 
 @contextmanager
 def running_server(home: Path) -> Iterator[ApiServer]:
-    """Run a server in an empty folder, with the test's pipelines registered and authors' code for some of them."""
     (home / ".tidegate").mkdir(mode=0o711)
     write_authors(home / "authors")
     with ExitStack() as ports:

@@ -18,14 +18,12 @@ class PerDagAuthManager(SimpleAuthManager):
     asked: ClassVar[list[int]] = []  # for how many Dags each question was
 
     def is_authorized_dag(self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None) -> bool:
-        """Return whether a user may use a method on a Dag."""
         self.asked.append(1)
         return self._may(method, user, access_entity, details)
 
     def filter_authorized_dag_ids(
         self, *, dag_ids: set[str], user: Any, method: Any = "GET", team_name: str | None = None
     ) -> set[str]:
-        """Return the Dags on which a user may use a method."""
         self.asked.append(len(dag_ids))
         return {name for name in dag_ids if self._may(method, user, None, DagDetails(id=name, team_name=team_name))}
 

@@ -24,7 +24,6 @@ SIZES = {"narrow": {"width": 390, "height": 844}, "wide": {"width": 1440, "heigh
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """Run Chromium without a window."""
     with sync_playwright() as playwright:
         # Chromium's own sandbox does not work for root, as whom CI runs. It opens nothing but this project's page.
         options = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
@@ -47,8 +46,6 @@ def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
 
 
 class Visit:
-    """A user who is logged in, and the pages that they open."""
-
     def __init__(self, browser: Browser, project: Project, name: str) -> None:
         self._browser = browser
         self.url = project.settings.airflow_url
@@ -65,7 +62,6 @@ class Visit:
 
     @contextmanager
     def page(self, view: str | None = "", size: str = "wide", scheme: Any = "light", path: str = "") -> Iterator[Page]:
-        """Open a view of the page, or a path of Airflow; nothing may go wrong in the browser."""
         errors: list[str] = []
         shown: Any = {"viewport": SIZES[size], "color_scheme": scheme, "reduced_motion": "reduce"}
         context = self._browser.new_context(storage_state=self.login, **shown)
@@ -110,7 +106,6 @@ class Trouble:
         wait_for(lambda: self._airflow.run_state(self._pipeline, self.run_id) == "failed", "the end of the run", every=0.5)
 
     def put_back(self) -> None:
-        """Mend the source."""
         self.file.write_bytes(self._content)
 
     def views(self, state: str) -> dict[str, tuple[str, str]]:
@@ -157,7 +152,6 @@ def _serious(page: Page) -> list[str]:
 
 
 def dialog_of(page: Page, button: str) -> Locator:
-    """Press a button and return the dialog that it opens."""
     page.get_by_role("button", name=button, exact=True).first.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
@@ -165,12 +159,10 @@ def dialog_of(page: Page, button: str) -> Locator:
 
 
 def row_of(page: Page, pipeline: str) -> Locator:
-    """Return the row of a pipeline in the list of all."""
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=pipeline, exact=True))
 
 
 def tab_to(page: Page, text: str) -> None:
-    """Press Tab until this has the focus."""
     for _ in range(60):
         if focused(page) == text:
             return
@@ -179,5 +171,4 @@ def tab_to(page: Page, text: str) -> None:
 
 
 def focused(page: Page) -> str:
-    """Return the text of what has the focus."""
     return str(page.evaluate("document.activeElement.textContent.trim()"))

@@ -41,8 +41,6 @@ ACTION = {"X-Tidegate-Action": "1"}
 
 @dataclass
 class Server:
-    """The page's server."""
-
     settings: Settings
     url: str
     postgres: Relay
@@ -50,16 +48,13 @@ class Server:
 
     @property
     def home(self) -> Path:
-        """The project's folder."""
         return self.settings.home
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the server, and of a command line beside it."""
         return {**in_process.environment_of(self.settings), "PYTHONPATH": str(self.home / "authors")}
 
     def log(self) -> str:
-        """Return what the server has logged."""
         return self.written.getvalue()
 
 
@@ -70,17 +65,14 @@ class Visitor:
     http: httpx.Client
 
     def get(self, path: str, **parameters: object) -> httpx.Response:
-        """Request something of the page."""
         return self.http.get(f"/tidegate{path}", params=_given(parameters) or None)
 
     def json(self, path: str, **parameters: object) -> dict:
-        """Request something of the page's API, which has to be there."""
         answer = self.get(f"/api{path}", **parameters)
         assert answer.status_code == 200, (path, answer.status_code, answer.text)
         return answer.json()
 
     def act(self, pipeline: str, verb: str, *, txid: int | None = None, reason: str = "a test") -> httpx.Response:
-        """Act as the page's buttons do."""
         path = f"/tidegate/api/pipelines/{pipeline}/actions/{verb}"
         return self.http.post(path, json={"txid": txid, "reason": reason}, headers=ACTION)
 
@@ -107,7 +99,6 @@ def airflows_app() -> FastAPI:
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """Serve an app from a thread of this process; yield its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -121,7 +112,6 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running server, with the test's pipelines registered and authors' code for some of them."""
     postgres = servers.Server(stack)
     home, name, relay = (
         tmp_path_factory.mktemp("page"),
@@ -190,14 +180,12 @@ def visit(server: Server) -> Iterator[Visit]:
 
 @pytest.fixture
 def store(server: Server) -> Iterator[StateStore]:
-    """A store on the server's ledger, as the worker role."""
     with StateStore.connect(server.settings) as connected:
         yield connected
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """A browser."""
     from tests.page.browsers import launched  # noqa: PLC0415 - few tests need Playwright
 
     with launched() as started:

@@ -22,7 +22,6 @@ def as_owner(settings: Settings, statement: str | sql.Composable, parameters: An
 
 
 def write_rows(settings: Settings, pipeline: str, table: str, rows: list[tuple]) -> None:
-    """Write rows into a state table, as a commit of its pipeline could have."""
     values = sql.SQL(", ").join(sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, row))) for row in rows)
     insert = sql.SQL("SET LOCAL tidegate.writer = {}; INSERT INTO {} VALUES {}")
     as_owner(settings, insert.format(sql.Literal(pipeline), sql.Identifier("state", table), values))

@@ -44,19 +44,16 @@ def routes() -> list[tuple[str, str]]:
 
 
 def request(visitor: Visitor, method: str, path: str, **named: object) -> httpx.Response:
-    """Request a route as a program does."""
     body = {"json": {"reason": "a test", "payload": "x"}} if method == "POST" else {}
     headers = ACTION if method == "POST" else {}
     return visitor.http.request(method, f"/tidegate{path}", headers=headers, params={"pipeline": "clicks"}, **body, **named)
 
 
 def test_the_only_mount_is_of_public_files() -> None:
-    """The front end's code is the same for all; everything else is a route, and asked for a login below."""
     assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
 
 
 def test_every_route_asks_for_a_login(visit: Visit) -> None:
-    """Without one, and with a forged one."""
     wrong: list[tuple[object, ...]] = []
     for token in (
         None,
@@ -78,7 +75,6 @@ def test_every_route_asks_for_a_login(visit: Visit) -> None:
 
 
 def token_of(name: str, secret: str, *, expires_in: int = 600, role: str = "admin") -> str:
-    """Return a token as Airflow makes them."""
     now = int(time.time())
     claims = {"sub": name, "role": role, "teams": [], "iat": now - 900, "nbf": now - 900, "exp": now + expires_in}
     return jwt.encode(claims | {"aud": "apache-airflow", "jti": f"test {now}"}, secret, algorithm="HS512")
@@ -98,7 +94,6 @@ def test_an_expired_token_is_refused_and_the_same_one_in_time_is_not(server: Ser
 
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
-    """With broken code, without code and without a Dag, too."""
     shown = {
         name: sorted(row["name"] for row in visit(name).json("/pipelines")["pipelines"])
         for name in ("viewer", "clerk", "nobody")
@@ -145,7 +140,6 @@ def test_readers_read_and_do_not_act(visit: Visit, store: StateStore) -> None:
 
 
 def test_an_error_names_no_pipeline_that_the_user_may_not_see(visit: Visit) -> None:
-    """Of a Dag that is no pipeline, and of a pipeline without code."""
     clerk = visit("clerk")
     answers = [clerk.get(f"/api/pipelines/no_pipeline{path}") for path in ("", "/batches", "/actions/skip")]
     answers += [clerk.act(name, verb, txid=1) for name in ("no_pipeline", "orphan") for verb in VERBS]
@@ -175,7 +169,6 @@ def test_requests_that_another_site_has_made_up_do_nothing(visit: Visit) -> None
 
 
 def test_answers_of_one_user_are_not_kept_for_another(visit: Visit) -> None:
-    """Caches ask again each time, and tell users apart."""
     answer = visit("admin").get("/api/pipelines")
 
     assert answer.headers["Cache-Control"] == "private, no-cache"
@@ -187,7 +180,6 @@ def test_answers_of_one_user_are_not_kept_for_another(visit: Visit) -> None:
 
 @pytest.mark.promise("security:another-site-in-browser-of-logged-in")
 def test_browsers_are_told_what_the_page_may_do(visit: Visit) -> None:
-    """No foreign scripts, no frames on other sites, no guessing of types; on answers of every kind."""
     for path in ("/", "/api/me", "/api/no_such_path", "/errors/NO_SUCH_CODE"):
         headers = visit("admin").get(path).headers
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in headers["Content-Security-Policy"]
@@ -211,7 +203,6 @@ def test_files_of_the_front_end_are_served_and_no_others(visit: Visit) -> None:
 
 
 def test_airflows_pages_lead_to_the_batch(visit: Visit, store: StateStore) -> None:
-    """By run and map index; without permission only to the pipeline, which then refuses."""
     batches = Batches(store, ORPHAN)
     txids = batches.plan("manual__2026-11-25T10:00:00+00:00", 3)
     run = "manual__2026-11-25T10:00:00+00:00"
@@ -230,7 +221,6 @@ def test_airflows_pages_lead_to_the_batch(visit: Visit, store: StateStore) -> No
 
 
 def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Visit) -> None:
-    """And reports no error of the plugin."""
     http = visit("admin").http
     (plugin,) = [each for each in http.get("/api/v2/plugins").json()["plugins"] if each["name"] == "tidegate"]
 
@@ -240,7 +230,6 @@ def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Vi
 
 @pytest.mark.promise("security:user-who-asks-query")
 def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> None:
-    """Others learn nothing of them, not even that there are such queries."""
     listed = {name: [query["name"] for query in visit(name).json("/queries")] for name in ("viewer", "clerk", "nobody")}
     both, clicks = (f"/api/queries/{name}" for name in ("of_both", "clicks_of"))
     statuses = {
@@ -259,7 +248,6 @@ def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> 
 
 
 def test_a_query_takes_its_arguments_from_the_address(visit: Visit) -> None:
-    """As text; what JSON has no number for comes back as text, too."""
     viewer, path = visit("viewer"), "/tidegate/api/queries/clicks_of"
     answers = [
         viewer.http.get(path, params={"least": "3", "pages": ["a page", "another"]}),

@@ -26,7 +26,6 @@ KEPT = {"overview", "timeline", "batch"}
 
 @pytest.fixture(scope="module")
 def stack(project: Project) -> Project:  # noqa: F811 - the fixture
-    """A stack on which flights has committed four batches."""
     assert project.json("trigger", "flights", "--wait")["committed"] == [1, 2, 3, 4]
     assert project.json("trigger", "word_count", "--wait")["state"] == "success"
     return project
@@ -34,7 +33,6 @@ def stack(project: Project) -> Project:  # noqa: F811 - the fixture
 
 @pytest.fixture(scope="module")
 def operator(browser: Browser, stack: Project) -> Visit:
-    """The administrator."""
     return Visit(browser, stack, "admin")
 
 
@@ -57,7 +55,6 @@ def keep(page: Page, name: str) -> None:
 
 
 def test_airflow_shows_which_txid_failed_and_which_waits(trouble: Trouble, operator: Visit) -> None:
-    """In the run's own grid: process of txid 7 is red, commit of txid 6 waits."""
     wait_for(lambda: trouble.tasks()["commit", f"txid {trouble.waits}"] == "deferred", "the wait for its turn", every=0.5)
     with operator.page(path=f"/dags/flights/runs/{trouble.run_id}") as page:
         expect(page.get_by_text(f"txid {trouble.waits}").first).to_be_visible()
@@ -82,7 +79,6 @@ def test_every_view_is_accessible_and_fits(trouble: Trouble, operator: Visit, si
 
 
 def test_it_says_when_the_server_is_away_and_recovers(trouble: Trouble, operator: Visit) -> None:
-    """The old answer stays, with the focus where it was."""
     with operator.page("pipelines/flights") as page:
         link = page.get_by_role("link", name=re.compile("^txid 3, "))
         link.focus()
@@ -96,7 +92,6 @@ def test_it_says_when_the_server_is_away_and_recovers(trouble: Trouble, operator
 
 
 def test_it_works_inside_airflows_frame(trouble: Trouble, operator: Visit) -> None:
-    """In the menu, and as a tab of the Dag; a link leads out of the frame."""
     with operator.page(path="/plugin/tidegate") as page:
         frame = page.frame_locator("iframe")
         expect(frame.get_by_role("heading", level=1)).to_have_text("Pipelines")

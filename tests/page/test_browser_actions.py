@@ -46,7 +46,6 @@ def clicks(server: Server) -> Iterator[Batches]:
 
 
 def stored(server: Server, number: int) -> tuple[str, str | None]:
-    """Return a bad record as it came, and as it was mended."""
     (row,) = as_owner(
         server.settings,
         "SELECT payload, mended_payload FROM tidegate.quarantine WHERE pipeline = 'clicks' AND number = %s",
@@ -65,7 +64,6 @@ def test_a_partial_that_was_set_aside_is_only_shown(page: Page) -> None:
 
 
 def test_a_record_is_mended_whole(page: Page, server: Server) -> None:
-    """The list shows the beginning of a long record; the dialog has all of it, and what is saved is all of it."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
     mend = dialog_of(page, f"Mend record {LONG} of txid 1")
     field = mend.get_by_label("The record")
@@ -82,7 +80,6 @@ def test_a_record_is_mended_whole(page: Page, server: Server) -> None:
 
 
 def test_mending_again_starts_from_the_mended_record(page: Page, server: Server) -> None:
-    """And says that it replaces it."""
     page.goto("/tidegate/#/pipelines/clicks/quarantine")
     for found, text in [("a;2", "a,2"), ("a,2", "b,2")]:
         mend = dialog_of(page, f"Mend record {SHORT} of txid 1")

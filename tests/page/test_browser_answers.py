@@ -35,7 +35,6 @@ def clicks(server: Server) -> Iterator[Batches]:
 def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
     browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """With the time of what is shown, until the permission is given again."""
     with tab_of(browser, server, "clerk") as page:
         page.set_viewport_size({"width": width, "height": 844})
         page.goto(CLICKS_VIEW)
@@ -53,7 +52,6 @@ def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
 @pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
-    """Its error stays beside its data while all others answer, and no banner comes and goes."""
     page.goto(CLICKS_VIEW)
     expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
     page.route("**/timeline?*", lambda route: route.fulfill(status=503, json=AWAY))
@@ -67,7 +65,6 @@ def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
 @pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
-    """In the picture's words and in the table, though the server says that all is as it was."""
     for view in ("", "/batches"):
         page.goto("about:blank")
         page.goto(f"{CLICKS_VIEW}{view}")
@@ -83,8 +80,6 @@ def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
 @pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
-    """An answer that lacks a value: the page around it stays, and the next view is whole."""
-
     def spoil(route: Route) -> None:
         answer = route.fetch(headers={**route.request.headers, "if-none-match": ""})
         spoiled = {**answer.headers, "etag": '"spoiled"'}
@@ -102,7 +97,6 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
 
 @pytest.mark.soak
 def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
-    """What is announced after the action draws the page again, and throws nobody back."""
     page.goto(CLICKS_VIEW)
     expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
     dialog = dialog_of(page, "Pause")
@@ -122,7 +116,6 @@ def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> No
 
 @pytest.mark.soak
 def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
-    """Also one that is chosen while the page is open, in another of its documents."""
     page.goto(f"{CLICKS_VIEW}/batches/2")
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
     page.reload()

@@ -17,13 +17,11 @@ LARGEST_BYTES = 150_000
 
 
 def tracked(*names: str) -> list[str]:
-    """Return the files of the front end that git knows, by name."""
     listed = subprocess.run(["git", "ls-files", *names], cwd=FRONTEND, capture_output=True, text=True, check=True)
     return sorted(listed.stdout.splitlines())
 
 
 def test_the_page_is_built_from_these_sources() -> None:
-    """After a change in frontend, `make page` builds static again; vite.config.ts makes the same digest."""
     digest = hashlib.sha256()
     for name in tracked(*INPUTS):
         digest.update(name.encode() + b"\0" + (FRONTEND / name).read_bytes() + b"\0")
@@ -38,7 +36,6 @@ def test_the_pages_types_are_those_of_the_servers_models() -> None:
 
 
 def test_everything_that_the_page_loads_is_there_and_nothing_else() -> None:
-    """No file of an earlier build is left, and nothing is loaded from elsewhere."""
     page = (STATIC / "index.html").read_text()
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
 
@@ -49,14 +46,12 @@ def test_everything_that_the_page_loads_is_there_and_nothing_else() -> None:
 
 
 def test_the_page_is_small() -> None:
-    """All files together, as they are sent."""
     sent = sum(len(gzip.compress(file.read_bytes())) for file in STATIC.rglob("*") if file.is_file())
 
     assert sent < LARGEST_BYTES
 
 
 def test_the_lockfile_pins_contents_and_names_no_registry() -> None:
-    """Packages come from the registry that the machine is set up with, and are compared with their digests."""
     lock = (FRONTEND / "package-lock.json").read_text()
 
     assert '"resolved"' not in lock

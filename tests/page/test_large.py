@@ -34,7 +34,6 @@ IN_AIRFLOW = [{"attempt": 1, "airflow_run_id": "a run", "airflow_task_id": "batc
 
 @pytest.fixture(scope="module")
 def large(server: Server) -> Server:
-    """The server, with a large ledger."""
     with StateStore.connect(server.settings) as store:
         batches = Batches(store, CLICKS)
         batches.plan("a run", 1)
@@ -108,7 +107,6 @@ def test_queries_read_few_rows(large: Server) -> None:
 
 @pytest.mark.promise("decision:0056")
 def test_answers_are_small(large: Server, visit: Visit) -> None:
-    """Of the overview and of the pipeline with most txids, for the first content and for each poll."""
     admin = visit("admin")
     first = admin.json("/pipelines")
     assert (first["total"], len(first["pipelines"])) == (PIPELINES + 3, 50)

@@ -42,12 +42,10 @@ def clicks(store: StateStore) -> Batches:
 
 @pytest.fixture
 def admin(visit: Visit) -> Visitor:
-    """A user who may do everything."""
     return visit("admin")
 
 
 def tidegate(server: Server, *arguments: str) -> dict:
-    """Run a verb of the command line with --json on the same ledger."""
     done = in_process.run([*arguments, "--json"], server.environment, server.home)
     assert done.returncode == 0, done.stderr
     # Airflow's app runs in threads of this process, and may log to the same output meanwhile.
@@ -56,13 +54,11 @@ def tidegate(server: Server, *arguments: str) -> dict:
 
 
 def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
-    """Return what the ledger says that operators did, oldest first."""
     actions = admin.json(f"/pipelines/{pipeline}")["actions"]
     return [(each["action"], each["txid"], each["owner"], each["reason"]) for each in reversed(actions)]
 
 
 def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: Visitor, clicks: Batches) -> None:
-    """On batches in every phase, seen from the overview, the list, the timeline and one batch."""
     run = "manual__2026-11-25T10:00:00+00:00"
     first = clicks.plan(run, 20)[0]
     for txid in (first, first + 1):
@@ -104,7 +100,6 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
 
 @pytest.mark.promise("decision:0056")
 def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, clicks: Batches) -> None:
-    """Such as a file's time in nanoseconds, or an offset: from 2^53 on, its digits are sent as a text."""
     given = [2**53 - 1, 2**53, -(2**53), 1_764_080_000_123_456_789]
     shown = [2**53 - 1, *map(str, given[1:])]
 
@@ -121,8 +116,6 @@ def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, cli
 
 
 def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor, store: StateStore) -> None:
-    """In the list, alone, and as the command line says it."""
-
     def shown() -> dict:
         return next(row for row in admin.json("/pipelines")["pipelines"] if row["name"] == "orphan")
 
@@ -156,7 +149,6 @@ def test_a_plan_that_meets_a_lock_hides_no_batch_that_needs_a_person(server: Ser
 
 
 def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, admin: Visitor, clicks: Batches) -> None:
-    """Each action does what it has announced, once, and is recorded with user and reason."""
     failed = admin.json("/pipelines/clicks")["committed"] + 1
     before = actions_of(admin)
     announced = admin.json("/pipelines/clicks/actions/retry", txid=failed)
@@ -251,7 +243,6 @@ def test_requests_of_any_shape_are_answered(admin: Visitor) -> None:
 
 
 def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit) -> None:
-    """Also if many click at once, and the batch is not the next one."""
     committed = admin.json("/pipelines/clicks")["committed"]
     later = committed + 3
     clicks.fail(later)
@@ -267,7 +258,6 @@ def test_a_double_click_skips_once(admin: Visitor, clicks: Batches, visit: Visit
 
 @pytest.mark.soak
 def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: StateStore) -> None:
-    """Batches are opened and committed all the time while somebody turns pages."""
     batches = Batches(store, ORPHAN)
     batches.plan("a long run", 40)
     ended = threading.Event()
@@ -298,7 +288,6 @@ def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: 
 
 
 def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
-    """Browsed page by page, looked up, and downloaded: hostile text, large numbers, dates; nothing is changed."""
     rows = [(text, f"2026-01-{day:02}", 2**53 + day, f"{day}.1234", 1) for day, text in enumerate(HOSTILE, start=1)]
     write_rows(server.settings, "clicks", "per_page", rows)
     as_shown = [[text, day, str(count), spent, str(txid)] for text, day, count, spent, txid in rows]
@@ -327,7 +316,6 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
 
 @pytest.mark.promise("limit:MOST_KEYS_OF_A_REQUEST")
 def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(server: Server, admin: Visitor) -> None:
-    """In the order of the keys, with the txid; the ETag is that of the last commit."""
     path = "/tidegate/api/pipelines/clicks/states/per_page/rows"
     known = admin.json("/pipelines/clicks/states/per_page/rows", limit=2)
     keys = [row[:2] for row in known["rows"]]
@@ -344,7 +332,6 @@ def test_many_rows_are_found_at_once_and_an_unchanged_state_is_not_sent_again(se
 
 
 def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> None:
-    """NULLs come last in each column of the key, also across pages; in CSV they are empty, and empty text is not."""
     keys = [(page, shop) for page in ("", "a", "b", None) for shop in (1, 2, None)]
     rows = [(page, shop, number, None, None, number) for number, (page, shop) in enumerate(keys, start=1)]
     write_rows(server.settings, "orphan", "per_orphan", rows)
@@ -366,7 +353,6 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
 
 @pytest.mark.soak
 def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> None:
-    """A download that its reader leaves frees its connection; more than two at once are refused."""
     write = (
         "SET LOCAL tidegate.writer = 'clicks'; INSERT INTO state.per_page SELECT repeat('x', 900) || n, '2030-01-01', n, 0, 1"
     )
@@ -410,7 +396,6 @@ def quarantined(server: Server, admin: Visitor, clicks: Batches) -> int:
 
 
 def test_bad_records_are_read_mended_and_replayed(admin: Visitor, quarantined: int) -> None:
-    """By page, in order, long ones cut; the replay takes them all up."""
     txid, seen, after = quarantined, [], None
     while after is not None or not seen:
         page = admin.json("/pipelines/clicks/quarantine", limit=5, after=after)
@@ -438,7 +423,6 @@ def test_bad_records_are_read_mended_and_replayed(admin: Visitor, quarantined: i
 
 
 def test_what_checks_found_and_set_aside_is_shown(server: Server, admin: Visitor, clicks: Batches) -> None:
-    """Partials name their state and do not wait for a replay; each check of a batch says what it found."""
     txid = admin.json("/pipelines/clicks")["committed"]
     before = admin.json("/pipelines/clicks/quarantine", txid=txid)
     statement = (
@@ -459,7 +443,6 @@ def test_what_checks_found_and_set_aside_is_shown(server: Server, admin: Visitor
 
 
 def test_a_retired_pipeline_is_in_no_list(server: Server, admin: Visitor) -> None:
-    """Neither of the page nor of its metrics; its address says why, its states can still be read, and it comes back."""
     token = {"Authorization": f"Bearer {server.settings.metrics_token_file.read_text()}"}
 
     def listed() -> tuple[bool, bool]:
@@ -486,7 +469,6 @@ def test_a_retired_pipeline_is_in_no_list(server: Server, admin: Visitor) -> Non
 
 
 def test_the_page_comes_back_with_postgres(server: Server, visit: Visit, admin: Visitor) -> None:
-    """It says that Postgres is away, without waiting for it, and needs no restart afterwards."""
     token = admin.http.cookies["_token"]
     program = visit()
     program.http.headers["Authorization"] = f"Bearer {token}"

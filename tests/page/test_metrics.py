@@ -23,7 +23,6 @@ Scrape = Callable[..., httpx.Response]
 
 
 def samples(answer: httpx.Response) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return the samples of a scrape by name and labels."""
     assert answer.status_code == 200, answer.text
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -33,12 +32,10 @@ def samples(answer: httpx.Response) -> dict[tuple[str, frozenset[tuple[str, str]
 
 
 def value(answer: httpx.Response, name: str, **labels: str) -> float:
-    """Return one sample."""
     return samples(answer)[name, frozenset(labels.items())]
 
 
 def pipelines(answer: httpx.Response) -> set[str]:
-    """Return the pipelines that a scrape tells of."""
     return {dict(labels)["pipeline"] for _, labels in samples(answer) if "pipeline" in dict(labels)}
 
 
@@ -84,7 +81,6 @@ def busy(server: Server) -> None:
 def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
     busy: None, server: Server, scrape: Scrape, visit: Callable[..., Visitor]
 ) -> None:
-    """Without a login or with another token, nothing is shown."""
     assert pipelines(scrape()) == {"broken", "clicks", "orphan", ODD}
     assert pipelines(visit("clerk").get("/metrics")) == {"clicks", "orphan"}
     assert pipelines(visit("nobody").get("/metrics")) == set()
@@ -95,7 +91,6 @@ def test_the_token_opens_all_pipelines_and_a_user_sees_his_own(
 
 @pytest.mark.promise("security:reader-of-metrics-endpoint")
 def test_a_token_that_others_could_read_opens_nothing(server: Server, scrape: Scrape) -> None:
-    """Neither does an empty file, nor a missing one; the page and its login are not affected."""
     file = server.settings.metrics_token_file
     token = file.read_text()
     try:
@@ -117,7 +112,6 @@ def test_a_token_that_others_could_read_opens_nothing(server: Server, scrape: Sc
 
 
 def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None:
-    """Numbers, codes with their faults, and text that no name of a pipeline can break."""
     found = scrape()
     shown = {
         "tidegate_up": value(found, "tidegate_up"),
@@ -159,8 +153,6 @@ def test_the_metrics_are_those_of_the_ledger(busy: None, scrape: Scrape) -> None
 
 
 def test_plans_that_fail_are_counted_until_one_succeeds(busy: None, scrape: Scrape, store: StateStore) -> None:
-    """By the newest error's code; and when a plan last succeeded is known of each pipeline of which one has."""
-
     def failed_plans() -> dict[tuple[str, ...], float]:
         found = samples(scrape())
         return {
@@ -181,7 +173,6 @@ def test_plans_that_fail_are_counted_until_one_succeeds(busy: None, scrape: Scra
 
 
 def test_every_metric_is_described_and_every_described_one_exists(busy: None, server: Server, scrape: Scrape) -> None:
-    """In the format of Prometheus, and in that of OpenMetrics if it is asked for."""
     with StateStore.connect(server.settings) as store:
         store.pause("orphan", "me", "a test")
     found = scrape()
@@ -197,13 +188,11 @@ def test_every_metric_is_described_and_every_described_one_exists(busy: None, se
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing; install Debian's package prometheus")
 def test_prometheus_own_checker_finds_nothing(busy: None, scrape: Scrape) -> None:
-    """Names, units and help texts follow its conventions."""
     done = subprocess.run(["promtool", "check", "metrics"], input=scrape().text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_if_postgres_is_away_the_scrape_says_so(busy: None, server: Server, scrape: Scrape) -> None:
-    """The alert is then about the ledger, not about the api-server; afterwards the numbers are what they were."""
     before = value(scrape(), "tidegate_committed_txid", pipeline="clicks")
     server.postgres.close()
     try:

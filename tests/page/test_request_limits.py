@@ -13,7 +13,6 @@ ROWS = "/tidegate/api/pipelines/clicks/states/per_page/rows"
 
 @pytest.fixture
 def viewer(visit: Visit) -> Visitor:
-    """A user who may read."""
     return visit("viewer")
 
 
@@ -30,7 +29,6 @@ BODIES = {
 @pytest.mark.promise("limit:MOST_BYTES")
 @pytest.mark.parametrize("body", BODIES)
 def test_a_wrong_body_is_refused_with_a_short_answer(viewer: Visitor, body: str) -> None:
-    """However many things are wrong with it."""
     content, status = BODIES[body]
     answer = viewer.http.post(ROWS, content=content)
     assert answer.status_code == status
@@ -50,7 +48,6 @@ def test_rows_of_keys_are_no_longer_than_a_page(server: Server, viewer: Visitor,
 
 
 def test_a_strangers_body_is_not_read(visit: Visit) -> None:
-    """The login comes first: a body that is no JSON is not noticed."""
     stranger = visit(None)
     for path in (ROWS, "/tidegate/api/pipelines/clicks/quarantine/1/1"):
         assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path

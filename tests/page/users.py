@@ -11,8 +11,6 @@ AUTH_MANAGER = "tests.page.auth_manager.PerDagAuthManager"
 
 
 class Site(Protocol):
-    """What has an address."""
-
     url: str
 
 

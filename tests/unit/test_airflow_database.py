@@ -9,20 +9,17 @@ from tidegate.stack.components.airflow_login import ADDRESS_VARIABLE, password
 
 @pytest.fixture
 def passfile(tmp_path: Path) -> Path:
-    """A password file of libpq."""
     file = tmp_path / "pgpass"
     file.write_text("other:*:*:airflow:wrong\ndb.example:5432:*:airflow:from the file\n")
     return file
 
 
 def test_the_address_may_have_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a secret of Kubernetes often does; it is percent-encoded there."""
     monkeypatch.setenv(ADDRESS_VARIABLE, "postgresql+asyncpg://airflow:p%40ss@db.example/airflow")
     assert password() == "p@ss"
 
 
 def test_the_address_may_name_a_file_and_else_the_environment_does(monkeypatch: pytest.MonkeyPatch, passfile: Path) -> None:
-    """Each machine has its own file."""
     monkeypatch.setenv(ADDRESS_VARIABLE, f"postgresql+asyncpg://airflow@db.example/airflow?passfile={passfile}")
     assert password() == "from the file"
     monkeypatch.setenv(ADDRESS_VARIABLE, "postgresql+asyncpg://airflow@db.example/airflow")

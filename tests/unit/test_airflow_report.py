@@ -23,7 +23,6 @@ FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healt
     ],
 )
 def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list[str], fragment: str) -> None:
-    """The run goes on by itself, unless something keeps its tasks from starting."""
     found = list(causes_of("orders", facts))
     assert [cause.code for cause in found] == ["RUN_ACTIVE", *codes]
     assert fragment in found[-1].sentence
@@ -31,7 +30,6 @@ def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list
 
 
 def test_without_an_active_run_airflow_has_nothing_to_say() -> None:
-    """Then the ledger's advice holds: start one."""
     assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None))) == []
 
 

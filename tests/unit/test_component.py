@@ -24,7 +24,6 @@ def test_a_process_is_known_again_after_the_clock_was_set(tmp_path, monkeypatch:
 
 
 def test_a_process_of_another_boot_is_another_process(tmp_path) -> None:
-    """The same number at the same tick of another boot, and a file without what is expected, identify no process."""
     run = RunFolder(tmp_path)
     mine = Identity.of(os.getpid())
     run.write("spark", Identity(mine.pid, f"another-boot {mine.started.split()[1]}"))

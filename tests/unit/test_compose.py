@@ -72,7 +72,6 @@ def by_place(command: list[str]) -> list[str]:
 
 
 def properties_of(file: Path) -> dict[str, str]:
-    """Read a file of name=value lines."""
     return dict(line.split("=", 1) for line in file.read_text().splitlines() if line and not line.startswith("#"))
 
 
@@ -80,7 +79,6 @@ def properties_of(file: Path) -> dict[str, str]:
 
 
 def test_services_are_the_embedded_components(embedded: Layout) -> None:
-    """With their commands; migrations, shared loopback, command line and the removal of history are added."""
     of_airflow = list(embedded.airflow.components())
     names = {part.component().name for part in (embedded.postgres, embedded.spark, embedded.kafka)}
     assert set(SERVICES) - ONE_SHOT - {"loopback", "airflow-history"} == names | {component.name for component in of_airflow}
@@ -90,8 +88,6 @@ def test_services_are_the_embedded_components(embedded: Layout) -> None:
 
 @pytest.mark.promise("performance:settings-of-embedded-server")
 def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
-    """The server has the embedded one's options, except those for where it listens and for a machine of two cores."""
-
     def options(words: list[str]) -> dict[str, str]:
         return dict(re.findall(r"-c ?(\w+)=(\S*)", " ".join(words)))
 
@@ -107,7 +103,6 @@ def test_postgres_has_the_embedded_options(embedded: Layout) -> None:
 @pytest.mark.promise("performance:limits-of-airflow-are-raised-its-scheduler")
 @pytest.mark.parametrize("service", [*AIRFLOW, "airflow-migrate", "airflow-history"])
 def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> None:
-    """Every process has all shared settings with their values, and the same names of settings as the embedded one."""
     actual = {name: value for name, value in given(service).items() if name.startswith(("AIRFLOW", "OTEL_"))}
     expected = {name for name in embedded.airflow.environment() if name.startswith(("AIRFLOW", "OTEL_"))}
     assert {name: actual.get(name) for name in airflow_settings()} == airflow_settings()
@@ -117,7 +112,6 @@ def test_airflow_has_the_embedded_settings(service: str, embedded: Layout) -> No
 
 @pytest.mark.parametrize("service", ["spark", *sorted(COMMAND_LINES), "tidegate-migrate", "airflow-migrate", *AIRFLOW])
 def test_every_service_has_the_addresses_of_the_others(service: str, embedded: Layout) -> None:
-    """The settings that `tidegate up` writes for the embedded stack reach every service of ours, with usable values."""
     variables = Settings.environment_names()
     actual = {name: value for name, value in given(service, with_kafka=True).items() if name.startswith(("TIDEGATE_", "PG"))}
     expected = {variables[name] for name in replace(embedded, extras=("kafka",)).settings()} | {
@@ -137,8 +131,6 @@ def test_every_service_has_the_addresses_of_the_others(service: str, embedded: L
 
 @pytest.mark.promise("performance:spark-planner-is-compiled-late")
 def test_spark_has_the_embedded_properties(embedded: Layout) -> None:
-    """The Connect server's properties differ in folders, memory, and the token, which is not in a file of the project."""
-
     def properties(text: str) -> dict[str, str]:
         return dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith("#"))
 
@@ -159,7 +151,6 @@ def test_spark_and_its_users_share_a_loopback() -> None:
 
 
 def test_committing_services_keep_the_witness_outside_the_database() -> None:
-    """Tasks, failure callbacks, command line and page commit; the migration accepts a loss. All see one folder."""
     folder = "/var/lib/tidegate/witness"
     mounts = {name: [str(v) for v in service.get("volumes", [])] for name, service in SERVICES.items()}
     assert {name for name, volumes in mounts.items() if f"witness:{folder}" in volumes} == {
@@ -177,7 +168,6 @@ def test_committing_services_keep_the_witness_outside_the_database() -> None:
 
 @pytest.mark.promise("security:other-machines")
 def test_ports_are_the_usual_ones_on_loopback_only() -> None:
-    """Ports are published only on 127.0.0.1, with the embedded stack's usual numbers; Spark's is not published."""
     published = {name: [port.split(":") for port in service.get("ports", [])] for name, service in SERVICES.items()}
     assert {(name, address, port) for name, ports in published.items() for address, port, _ in ports} == {
         ("postgres", "127.0.0.1", str(USUAL_PORTS["postgres"])),
@@ -189,7 +179,6 @@ def test_ports_are_the_usual_ones_on_loopback_only() -> None:
 
 
 def test_images_are_pinned() -> None:
-    """Kafka has the embedded version, our own image the project's, its base is one Python patch release."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     images = {service["image"] for service in SERVICES.values() if not service["image"].startswith("postgres:")}
     assert images == {f"apache/kafka:{VERSION}", f"tidegate:{project}"}
@@ -199,7 +188,6 @@ def test_images_are_pinned() -> None:
 
 
 def test_airflow_starts_after_both_migrations() -> None:
-    """No process of Airflow meets a database that is not migrated; Spark runs before tasks do."""
     for name in AIRFLOW:
         conditions = {other: how["condition"] for other, how in SERVICES[name]["depends_on"].items()}
         assert conditions["airflow-migrate"] == conditions["tidegate-migrate"] == "service_completed_successfully"
@@ -207,7 +195,6 @@ def test_airflow_starts_after_both_migrations() -> None:
 
 
 def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
-    """Only Postgres knows the administrator, only the migration the owner, only Spark the stager: least privileges."""
     users = {
         role: {name for name, service in SERVICES.items() if f"postgres_{role}" in service.get("secrets", [])} - {"postgres"}
         for role in (ADMINISTRATOR, *ROLES)
@@ -223,7 +210,6 @@ def test_role_passwords_go_only_to_the_services_that_use_them() -> None:
 
 
 def test_no_value_is_a_secret() -> None:
-    """A password, key, secret or token is a file or the command that prints one; no address has a password."""
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if re.search(r"PASSWORD|SECRET|TOKEN|KEY|PASSFILE", name):
@@ -236,14 +222,12 @@ def test_no_value_is_a_secret() -> None:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A folder of secrets, made by the documented script."""
     folder = tmp_path / "secrets"
     subprocess.run([COMPOSE / "secrets.sh", folder], check=True, capture_output=True)
     return folder
 
 
 def test_secrets_are_declared_used_random_closed_and_kept(secrets: Path) -> None:
-    """The script makes exactly the files that the services name; no other account can read them; a second run changes none."""
     used = set(itertools.chain.from_iterable(service.get("secrets", []) for service in SERVICES.values()))
     before = {file.name: file.read_text() for file in secrets.iterdir()}
     assert before.keys() == STACK["secrets"].keys() == used
@@ -273,7 +257,6 @@ def enter(service: str, secrets: Path, run_folder: Path, *command: str) -> Path:
 
 
 def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Path) -> None:
-    """The entry point writes private files with the service's secrets, then becomes the command."""
     folder = enter("airflow-api-server", secrets, tmp_path / "api", "sh", "-c", "echo $$ > ${PGPASSFILE%pgpass}said")
     assert (folder / "said").read_text().strip().isdigit()
     roles = ("airflow", "tidegate", "tidegate_reader")
@@ -285,7 +268,6 @@ def test_a_service_starts_with_its_own_secrets_only(secrets: Path, tmp_path: Pat
 
 
 def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the project's properties and the token, in a file that is private to Spark."""
     (binaries := tmp_path / "bin").mkdir()
     (binaries / "spark-submit").symlink_to("/bin/true")
     (binaries / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -301,7 +283,6 @@ def test_spark_starts_with_its_token(secrets: Path, tmp_path: Path, monkeypatch:
 
 @pytest.mark.soak
 def test_the_broker_starts_with_its_secrets(secrets: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
-    """The script starts a broker that accepts the secret, also after a restart, and passes it in no argument."""
     fetch_kafka()
     run, binaries, data = tmp_path / "run", tmp_path / "bin", tmp_path / "data"
     for folder in (run, binaries, data):
@@ -391,7 +372,6 @@ def team_server(cluster: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFact
 
 
 def connects(settings: Settings, role: str, database: str) -> bool:
-    """Return whether a role can connect to a database with the password of its secret."""
     try:
         psycopg2.connect(**{**settings.conninfo(user=role), "dbname": database}).close()
     except psycopg2.OperationalError as error:
@@ -420,7 +400,6 @@ def test_a_part_that_lives_without_a_heartbeat_is_started_again(
             self.wfile.write(json.dumps(statuses).encode())
 
     def look(status: str, *, silent_for: int | None = None) -> bool:
-        """Ask once; return whether the part still lives."""
         statuses[part] = {"status": status}
         if silent_for is not None:
             os.utime(marker, (time.time() - silent_for,) * 2)

@@ -14,12 +14,10 @@ COLUMNS = {"id": "bigint"}
 
 
 def named(dataset: naming.DatasetNaming) -> tuple[str, str]:
-    """Return namespace and name by OpenLineage's client."""
     return dataset.get_namespace(), dataset.get_name()
 
 
 def test_files_are_locations_in_their_folder() -> None:
-    """However strange their names: they are values of JSON, not parts of an address."""
     names = ["a.csv", "dt=2024-01-05/b c.csv", 'quote".csv', "line\nend.csv", "../x%2f.csv"]
     metadata = {"files": [{"name": name} for name in names]}
     (found,) = Files("data/orders", format="csv", schema=COLUMNS).datasets(metadata, SETTINGS)
@@ -28,7 +26,6 @@ def test_files_are_locations_in_their_folder() -> None:
 
 
 def test_a_topic_is_named_by_its_first_broker() -> None:
-    """Of the setting, or of the source's own."""
     (found,) = Kafka("orders").datasets({}, SETTINGS)
     (own,) = Kafka("orders", bootstrap="three:9093").datasets({}, SETTINGS)
     assert (found.namespace, found.name) == named(naming.Kafka("one", "9092", "orders"))
@@ -44,6 +41,5 @@ def test_a_topic_is_named_by_its_first_broker() -> None:
     ],
 )
 def test_a_table_is_named_by_its_server(table: str, connection: object, expected: naming.Postgres) -> None:
-    """With its schema, as Postgres reads the name."""
     (found,) = PostgresTable(table=table, key="id", schema=COLUMNS, connection=connection).datasets({}, SETTINGS)
     assert (found.namespace, found.name) == named(expected)

@@ -49,7 +49,6 @@ def lines_that_read(column: str, file: Path) -> list[int]:
 
 @pytest.mark.parametrize("column", DECIDES)
 def test_a_column_is_read_where_it_decides(column: str) -> None:
-    """A file that appears here decides what another one decides already, or belongs to one of the lists."""
     readers = {file.relative_to(STORE).as_posix(): lines_that_read(column, file) for file in sorted(STORE.rglob("*.py"))}
     readers = {path: lines for path, lines in readers.items() if lines}
     known = {path for path in readers if path in DECIDES[column] or Path(path).stem in PASSES_ON[column]}

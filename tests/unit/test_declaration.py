@@ -12,17 +12,14 @@ STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum(
 
 
 def declare(**changes: Any) -> Pipeline:
-    """Declare a good pipeline, except for the changes."""
     return Pipeline(**{"name": "inbox", "source": SOURCE, "states": {"per_name": STATE}, **changes})
 
 
 def declare_state(**changes: Any) -> Pipeline:
-    """Declare a pipeline with a good state, except for the changes."""
     return declare(states={"per_name": replace(STATE, **changes)})
 
 
 def rows(ranges: Ranges | None) -> Rows:
-    """Return a state of rows that is divided so."""
     return Rows({"at": "date", "n": "bigint"}, range_partitions=ranges)
 
 
@@ -39,7 +36,6 @@ SOURCES_OF_ALIKE = {
 
 @pytest.mark.parametrize("declare", SOURCES_OF_ALIKE.values(), ids=SOURCES_OF_ALIKE.keys())
 def test_columns_that_are_one_to_spark_are_refused_with_both_names(declare: Any) -> None:
-    """It ignores upper and lower case: where the pipeline is declared, not in its first batch."""
     with pytest.raises(ValueError, match=r"(id and Id|day and Day) differ by case at most, and are one name to Spark"):
         declare()
 
@@ -49,7 +45,6 @@ BAD_NAMES = ["Flights", "semi;colon", "zürich", "a" * 41]
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_name_that_is_no_plain_identifier_is_refused(name: str) -> None:
-    """Names become tables, columns, files and Dags: pipeline, state, key and value alike."""
     with pytest.raises(ValueError, match="cannot be the name of a pipeline"):
         declare(name=name)
     with pytest.raises(ValueError, match="cannot be the name of a state"):
@@ -87,14 +82,12 @@ def test_a_column_that_tidegate_or_postgres_keeps_for_itself_is_refused(name: st
     ],
 )
 def test_a_pipeline_that_could_not_work_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Without a state, an aggregate, a window, concurrency or a version it could not work."""
     with pytest.raises(ValueError, match=message):
         declare(**changes)
 
 
 @pytest.mark.parametrize("kind", ["float", "char(3)", "TEXT", "numeric(39,2)", "numeric(5,6)"])
 def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
-    """Floats depend on the order of rows, char(n) on spaces, numeric needs a scale: the message lists the known types."""
     with pytest.raises(ValueError, match=r"is not a column type\. Choose one of: text, boolean"):
         declare_state(key={"name": kind})
     for aggregate in (Min, Max):
@@ -105,7 +98,6 @@ def test_a_type_that_cannot_keep_the_promise_is_refused(kind: str) -> None:
 @pytest.mark.promise("decision:0008")
 @pytest.mark.parametrize("kind", ["text", "boolean", "timestamp"])
 def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
-    """Sums are whole numbers or decimals."""
     with pytest.raises(ValueError, match=f"cannot be kept as {kind}"):
         Sum("name", kind)
 
@@ -114,13 +106,11 @@ def test_a_sum_that_is_no_number_is_refused(kind: str) -> None:
     "make", [lambda: Count("amount", "text"), lambda: Min("amount", merge="sum")], ids=["count as text", "min merged by sum"]
 )
 def test_an_inconsistent_aggregate_cannot_be_declared(make: Any) -> None:
-    """The aggregate decides how partials are computed and merged, not the author."""
     with pytest.raises((TypeError, ValueError)):
         declare_state(aggregates={"x": make()})
 
 
 def test_the_same_declaration_has_the_same_fingerprint() -> None:
-    """Even if its parts are constructed again, or differ only in texts for people or in speed."""
     again = Pipeline(name="inbox", source=replace(SOURCE), states={"per_name": replace(STATE)})
     assert declare().spec == again.spec
     undivided, divided = (declare(states={"log": rows(ranges)}).spec for ranges in (None, Ranges("n", 10)))
@@ -166,6 +156,5 @@ def test_every_change_of_a_values_meaning_changes_the_fingerprint(changed: Pipel
 
 @pytest.mark.promise("decision:0053")
 def test_a_state_by_key_is_one_table() -> None:
-    """Only rows and recorded changes are divided, by ranges."""
     assert [field.name for field in fields(State) if "partition" in field.name] == []
     assert [field.name for field in fields(Rows) if "partition" in field.name] == ["range_partitions"]

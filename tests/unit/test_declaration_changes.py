@@ -26,7 +26,6 @@ DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_the_parts_that_differ_are_named(name: str) -> None:
-    """Of a source that is another one."""
     before, now, difference = DIFFERENCES[name]
     assert declaration_changes.source_difference(before.identity, now.identity).startswith(difference)
 

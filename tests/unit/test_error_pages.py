@@ -50,14 +50,12 @@ CODES = error_pages.codes()
 
 @pytest.mark.promise("error:*")
 def test_every_error_has_a_page_and_every_page_an_error() -> None:
-    """Whatever package defines it."""
     assert {"SOURCE_CHANGED", "AIRFLOW_UNAVAILABLE", "MACHINE_REFUSES"} <= set(errors())
     assert sorted(errors()) == list(CODES)
 
 
 @pytest.mark.promise("error:*")
 def test_each_page_agrees_with_the_code() -> None:
-    """Its fault and its exit code are those of the class; it has all sections, is short, and its commands can be typed."""
     for code in CODES:
         page, error = error_pages.markdown(code), errors()[code]("")
         assert page.startswith(f"# {code}\n\n")
@@ -86,7 +84,6 @@ def test_what_gives_a_batch_up_is_printed_whole() -> None:
 
 
 def test_commands_that_messages_print_can_be_typed() -> None:
-    """With all that their verbs ask for: a reason, and a confirmation."""
     printed = {(path, line) for path in FILES for line in _commands_for_a_pipeline(ast.parse((REPOSITORY / path).read_text()))}
     assert len(printed) > 30
     for path, line in sorted(printed):
@@ -103,6 +100,5 @@ def _commands_for_a_pipeline(tree: ast.AST) -> Iterator[str]:
 
 
 def test_the_index_lists_every_page() -> None:
-    """Once, by what there is to do."""
     index = (error_pages.FOLDER / "README.md").read_text()
     assert sorted(re.findall(r"\[(\w+)\]\(\1\.md\)", index)) == list(CODES)

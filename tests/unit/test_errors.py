@@ -10,7 +10,6 @@ ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issub
 
 
 def test_every_error_survives_pickling_with_its_attributes() -> None:
-    """Airflow and Spark pass errors between processes; their attributes are kept."""
     for error in ERRORS:
         copy = pickle.loads(pickle.dumps(error("flights 7:2 is wrong.", pipeline="flights", txid=7, attempt=2)))
         assert (type(copy), str(copy)) == (error, "flights 7:2 is wrong.")

@@ -22,7 +22,6 @@ STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum(
 
 
 def pipeline(*states: AnyState, version: int = 2, **changes: Any) -> Pipeline:
-    """Declare a pipeline with these states, called s1, s2 and so on."""
     named = {f"s{number}": state for number, state in enumerate(states, start=1)}
     return Pipeline(**{"name": "inbox", "source": SOURCE, "states": named, "version": version} | changes)
 
@@ -51,7 +50,6 @@ GOES = "State s1 of pipeline inbox loses amount: the values are gone then, and n
 
 @pytest.mark.parametrize("state", [LOG, NEWEST, HISTORY, replace(NEWEST, kind="opaque", changes=True)])
 def test_columns_come_and_go(state: Any) -> None:
-    """Of rows that are kept as they came; what is renamed is one that goes and one that comes, and both are named."""
     before = pipeline(state, STATE)
     assert check(before, pipeline(state, STATE)) == []
     assert check(before, pipeline(columns(state, more="text"), STATE)) == [COMES]
@@ -75,7 +73,6 @@ NEW = "is new, and would lack the earlier batches for keys that have rows alread
 
 
 def aggregates(**changes: Any) -> State:
-    """Return the aggregated state with other aggregates."""
     return replace(STATE, aggregates={**STATE.aggregates, **changes})
 
 

@@ -26,7 +26,6 @@ ELSEWHERE = Settings(spark_remote="sc://spark.example.com:15002")
     ],
 )
 def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
-    """Nothing is sent to executors that have everything."""
     settings = Settings(spark_remote=remote, spark_executors=setting)
     assert are_elsewhere(settings) is expected
     assert (artifacts_for(settings) is not None) is expected
@@ -34,7 +33,6 @@ def test_where_executors_are(remote: str, setting: str, expected: bool) -> None:
 
 @pytest.mark.promise("decision:0035")
 def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes for the same content; any change, also of a file that is no module, gives another name."""
     package = tmp_path / "author_of_test" / "inner"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("")
@@ -61,7 +59,6 @@ def test_the_archive_is_named_by_its_content(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code, and what is in no file."""
     (tmp_path / "compiled_of_test").mkdir()
     (tmp_path / "compiled_of_test" / "__init__.py").write_text("")
     (tmp_path / "compiled_of_test" / "fast.so").write_text("")
@@ -81,7 +78,6 @@ def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: set[str]) -> None:
-    """Spark reads Parquet itself; files of a disk need nothing more."""
     assert set(source.executor_packages) == packages
     needed = artifacts_for(replace(Settings(), spark_remote="sc://spark.internal:15002"), (), source.executor_packages)
     assert needed is not None
@@ -90,7 +86,6 @@ def test_text_of_a_store_needs_a_library_on_executors(source: Source, packages: 
 
 
 def test_a_password_file_travels_under_a_name_that_says_nothing(tmp_path: Path) -> None:
-    """Parameters have the name; another content has another one. Executors' own parameters come last."""
     passfile = tmp_path / "pgpass"
     passfile.write_text("*:*:*:tidegate_stager:secret")
     settings = replace(ELSEWHERE, executor_passfile=passfile, executor_conninfo="host=db.internal sslmode=verify-full")

@@ -20,8 +20,6 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write one file below the folder of the test."""
-
     def write_file(name: str, content: str = "") -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +51,6 @@ def test_a_file_that_a_glob_reaches_in_several_ways_is_there_once(tmp_path: Path
     ],
 )
 def test_a_glob_matches_its_files(tmp_path: Path, write: Write, pattern: str, names: list[str]) -> None:
-    """Braces stand for several globs, brackets for one of several characters; hidden or unfinished files need an own glob."""
     for name in ("a.json", "b.jsonl", "c{1,2}.csv", "d.part.csv", "e[1].csv", "x/f.json", "x/y/g.json"):
         write(name)
     for name in ("_h.json", "_z/i.json", "j.part"):
@@ -83,7 +80,6 @@ def test_a_glob_that_would_match_other_files_is_refused_when_declared(pattern: s
 
 
 def test_ignored_names_are_reported_with_their_reasons(tmp_path: Path, write: Write) -> None:
-    """Each name in the folder is read or reported; nothing is left out silently."""
     for name in ("1.json", "a/2.json"):
         write(name)
     unfinished = [
@@ -131,7 +127,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) 
 
 
 def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
-    """A target of several links is read under one name, the first."""
     listing = list_files(inbox, "**/*", follow_links=True)
     assert listing.names == ["a.txt", "absolute.txt"]
     assert listing.left_alone == {
@@ -143,7 +138,6 @@ def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
 
 
 def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
-    """``latest.json`` has the same rows once more; for a file outside the glob, the link is the only way to it."""
     write("2024.json")
     write("..data/config.json")
     write("sub/x.json")

@@ -14,7 +14,6 @@ DATA = "name,amount\na,1\n"
 
 
 def inbox(**source: Any) -> Files:
-    """Return a source of CSV files in dated folders."""
     columns = {"name": "string", "amount": "int"}
     return Files(
         "in", **{"glob": "**/*.csv", "format": "csv", "schema": columns, "max_files": 99, "marker": "_SUCCESS", **source}
@@ -29,7 +28,6 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def write(settings: Settings, *names: str) -> None:
-    """Write files below the source's folder."""
     for name in names:
         path = settings.home / "in" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,13 +35,11 @@ def write(settings: Settings, *names: str) -> None:
 
 
 def planned(settings: Settings, source: Files) -> list[str]:
-    """Return the names of the files in the first batch."""
     metadata = coordinator_of(source, settings).initialize_transaction(1, None, None)
     return [file["name"] for file in metadata["files"]] if metadata else []
 
 
 def test_a_folder_is_read_once_its_marker_is_there(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-    """One above it will do, but not that of the source's own folder, which completes the files there alone."""
     caplog.set_level(logging.INFO)
     source = inbox()
     write(settings, "top.csv", "dt=1/a.csv", "dt=1/hour=1/b.csv", "dt=2/c.csv", "dt=2/hour=7/d.csv", "dt=3/e.csv")
@@ -71,6 +67,5 @@ def test_a_folder_is_read_once_its_marker_is_there(settings: Settings, caplog: p
     ],
 )
 def test_a_marker_that_cannot_work_is_refused(declared: dict[str, Any], why: str) -> None:
-    """When it is declared, with what to write instead."""
     with pytest.raises(ValueError, match=why):
         inbox(**declared)

@@ -53,6 +53,5 @@ def test_a_folder_name_without_such_a_value_is_refused(name: str, why: str) -> N
     ],
 )
 def test_impossible_partitions_are_refused_when_declared(arguments: dict[str, Any], why: str) -> None:
-    """A column has one place and a type that a name can have."""
     with pytest.raises(ValueError, match=why):
         Files(**{"folder": "inbox", "format": "json", "schema": {"name": "string"}, **arguments})

@@ -16,7 +16,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(package: str) -> Iterator[tuple[str, Function]]:
-    """Yield each function of a package, with its file and name."""
     for file in sorted((REPOSITORY / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, Function):
@@ -36,7 +35,6 @@ def decisions(node: ast.AST) -> int:
 
 
 def parameters(function: Function) -> int:
-    """Count the parameters that a caller may give."""
     given = function.args
     named = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     return len([name for name in named if name not in ("self", "cls")]) + bool(given.vararg) + bool(given.kwarg)
@@ -44,13 +42,11 @@ def parameters(function: Function) -> int:
 
 @pytest.mark.parametrize("package", ["jobs", "state_store", "tidegate"])
 def test_no_function_decides_too_much(package: str) -> None:
-    """A longer chain is split by meaning, or becomes a table."""
     found = {name: decisions(function) for name, function in functions(package)}
     assert {name: count for name, count in found.items() if count > MOST_DECISIONS} == {}
 
 
 @pytest.mark.parametrize("package", LIMITED_IN_PARAMETERS)
 def test_no_function_has_too_many_parameters(package: str) -> None:
-    """Values that belong together are one object."""
     found = {name: parameters(function) for name, function in functions(package) if name not in PUBLIC_DOOR}
     assert {name: count for name, count in found.items() if count > MOST_PARAMETERS} == {}

@@ -74,7 +74,6 @@ def package_of(name: str) -> str:
 
 
 def is_type_checking(node: ast.AST) -> bool:
-    """Return whether this is `if TYPE_CHECKING:`."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
@@ -99,7 +98,6 @@ def test_the_parser_finds_files_and_imports() -> None:
 
 
 def may_import(path: str, name: str) -> bool:
-    """Return whether a file may import a module."""
     package, root = path.partition("/")[0], package_of(name)
     if root in PACKAGES:
         return root in MAY_IMPORT[package] or path == DOOR
@@ -109,7 +107,6 @@ def may_import(path: str, name: str) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    """Allowed: dags -> jobs -> state_store <- migrations; tidegate -> jobs, migrations, state_store; nothing the other way."""
     assert not may_import("state_store/store.py", "tidegate.jobs.states")
     assert not may_import("tidegate/cli.py", "pyspark.sql")
     found = [(path, line, name) for path in FILES for line, name in imports(path)]
@@ -140,7 +137,6 @@ def imported_modules() -> dict[str, set[str]]:
 
 
 def test_no_imports_go_in_a_circle() -> None:
-    """To read a file, one reads what it imports, wherever the import stands: that has to come to an end."""
     assert "tidegate.jobs.sources.kafka.plan" in imported_modules()["tidegate.jobs.sources.binding"]
     try:
         TopologicalSorter(imported_modules()).prepare()
@@ -149,7 +145,6 @@ def test_no_imports_go_in_a_circle() -> None:
 
 
 def test_rooms_of_the_store_import_only_those_above_them() -> None:
-    """In the order of the docstring of `state_store`."""
     rooms = re.findall(r"^    (\w+) {2,}\S", (state_store.__doc__ or "").partition("The rooms;")[2], re.MULTILINE)
     assert {file.parent.name for file in (REPOSITORY / "state_store").glob("*/__init__.py")} == set(rooms)
     place = {f"tidegate.state_store.{room}.": number for number, room in enumerate(rooms)}
@@ -163,7 +158,6 @@ def test_rooms_of_the_store_import_only_those_above_them() -> None:
 
 
 def test_the_store_needs_nothing_but_the_driver() -> None:
-    """state_store needs only SQLAlchemy, psycopg2 and the standard library."""
     allowed = {*sys.stdlib_module_names, "sqlalchemy", "psycopg2", "state_store"}
     found = [(path, line, name) for path in FILES if path.startswith("state_store/") for line, name in imports(path)]
     assert [f"{path}:{line} imports {name}" for path, line, name in found if package_of(name) not in allowed] == []
@@ -199,7 +193,6 @@ print(json.dumps(sorted(sys.modules)))
 
 
 def test_frequent_imports_load_no_pyspark(tmp_path: Path) -> None:
-    """Importing pyspark is slow; the store, declarations, the command line and the Dag factory do not pay for it."""
     seen = set(json.loads(run(LIGHT, tmp_path)))
     assert {"tidegate.jobs", "tidegate.state_store"} <= seen
     assert {"pyspark", "pandas", "pyarrow"}.isdisjoint(seen)

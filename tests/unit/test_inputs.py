@@ -22,17 +22,14 @@ PLANES = Reference(Files("planes", format="csv", schema={"tail": "string", "seat
 
 
 def files(folder: str, **source: Any) -> Files:
-    """Return a source of CSV files, one a batch."""
     return Files(folder, format="csv", **{"schema": COLUMNS, **source})
 
 
 def lists(*batches: list[tuple], **source: Any) -> FixedBatches:
-    """Return a source of these lists."""
     return FixedBatches(batches, COLUMNS, **source)
 
 
 def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
-    """Declare a pipeline of these inputs."""
     return Pipeline(**{"name": "inputs", "source": Inputs(sources), "states": STATES, **pipeline})
 
 
@@ -50,7 +47,6 @@ def declare(sources: dict[str, Any], **pipeline: Any) -> Pipeline:
     ],
 )
 def test_inputs_that_cannot_be_told_apart_or_disturb_each_other_are_refused(sources: dict[str, Any], message: str) -> None:
-    """When they are declared, by their names."""
     with pytest.raises(ValueError, match=message):
         Inputs(sources)
 
@@ -86,7 +82,6 @@ def test_the_kind_is_that_of_the_weakest_input() -> None:
 def test_a_pipeline_that_its_inputs_cannot_serve_is_refused(
     sources: dict[str, Any], pipeline: dict[str, Any], message: str
 ) -> None:
-    """When it is declared."""
     with pytest.raises(ValueError, match=message):
         declare(sources, **pipeline)
 
@@ -115,8 +110,6 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def write(settings: Settings) -> Callable[..., Path]:
-    """A function that writes a file in the project folder."""
-
     def write(name: str, text: str = "tail,amount\nN1,1\n") -> Path:
         path = settings.home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +120,6 @@ def write(settings: Settings) -> Callable[..., Path]:
 
 
 def plan(source: Inputs, settings: Settings, previous: Any = None, txid: int = 1) -> list[Any]:
-    """Return the metadata of all batches of one plan."""
     coordinator, found = coordinator_of(source, settings), []
     while (previous := coordinator.initialize_transaction(txid + len(found), previous, None)) is not None:
         found.append(previous)
@@ -135,7 +127,6 @@ def plan(source: Inputs, settings: Settings, previous: Any = None, txid: int = 1
 
 
 def test_each_input_moves_on_by_itself(settings: Settings) -> None:
-    """An input that has no new rows keeps its position, and goes on from there, also after it was not declared for a while."""
     a, b = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]
     source = Inputs({"a": lists(*a), "b": lists(*b, kind="opaque")})
     first, second = plan(source, settings)
@@ -190,17 +181,12 @@ class Away(FixedBatches):
     tries: list[str] = field(default_factory=list)
 
     def coordinator(self, settings: Settings) -> Any:  # noqa: ARG002 - as every source
-        """Fail.
-
-        Raises: SourceUnavailable.
-        """
         self.tries.append("a try")
         raise SourceUnavailable("The server of the lists is away.")
 
 
 @pytest.mark.promise("error:SOURCE_UNAVAILABLE")
 def test_an_input_that_is_away_is_left_out_if_it_is_opaque(settings: Settings) -> None:
-    """A later batch has its rows. A transactional one is waited for, as a partition is."""
     rows, gone = [[("N1", 1)], [("N2", 2)]], [[("N3", 3)]]
     away = Away(gone, COLUMNS, kind="opaque")
     first, second = plan(Inputs({"a": lists(*rows), "b": away}), settings)

@@ -26,7 +26,6 @@ def test_every_row_is_read() -> None:
 
 @pytest.mark.promise("limit:*")
 def test_each_limit_is_what_the_page_says() -> None:
-    """The number of the page, in its unit, is that of the constant, or the default of the field."""
     for row in ROWS:
         found: Any = importlib.import_module(module_of(row["file"]))
         for part in row["name"].split("."):

@@ -13,7 +13,6 @@ OTHERS = "org.example:thing:1.0"
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """The files that Maven's repository would send, by name."""
     sent: dict[str, bytes] = {}
 
     def resolve(_packages: object, workplace: Path, _target: Path) -> None:
@@ -32,7 +31,6 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]
 def test_a_library_of_the_stack_with_another_checksum_is_deleted(
     packages: tuple[str, ...], change: str, fetched: dict[str, bytes]
 ) -> None:
-    """If the repository, or a machine in between, sends another file, nothing is kept; the message has both checksums."""
     _, artifact, version = packages[0].split(":")
     fetched[f"{artifact}-{version}.jar" if change.startswith("another") else "evil-1.0.jar"] = b"something else"
     with pytest.raises(PermanentError, match=r"is not what it has to be: its SHA-256 is [0-9a-f]{64}, jars.sha256 has"):

@@ -13,7 +13,6 @@ ALL = [mutant for of_room in ROOMS.values() for mutant in of_room]
 
 
 def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
-    """At least 80 are in the protocol's code, and 30 elsewhere."""
     names = [mutant.name for mutant in ALL]
     assert len(set(names)) == len(names)
     assert sum(len(ROOMS[room]) for room in PROTOCOL) >= 80
@@ -21,7 +20,6 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
 
 
 def test_each_applies(tmp_path: Path) -> None:
-    """What it changes stands once in its function, and the code with the fault names nothing that does not exist."""
     wrong = []
     for mutant in ALL:
         try:
@@ -39,13 +37,11 @@ def test_each_applies(tmp_path: Path) -> None:
 
 
 def test_each_breaks_a_promise() -> None:
-    """Its id is in the register."""
     known = promises.promises(ROOT)
     assert {mutant.name: mutant.breaks for mutant in ALL if mutant.breaks not in known} == {}
 
 
 def test_each_is_looked_for_by_tests_of_behaviour() -> None:
-    """Files and functions exist; none is of those that read the code, and none stands twice."""
     missing = []
     for mutant in ALL:
         files = [test.partition("::")[0] for test in mutant.noticed_by]

@@ -17,13 +17,11 @@ POD = yaml.safe_load((DEPLOY / "worker-pod.yaml").read_text())
 
 
 def variables(name: str) -> dict[str, str]:
-    """Read a file of name=value lines."""
     lines = (DEPLOY / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def test_the_page_shows_what_is_checked() -> None:
-    """A row for each need; what Airflow itself needs is below."""
     page = PAGE.read_text(encoding="utf-8")
     for need in NEEDS:
         settings = ", ".join(f"`{name}`" for name in need.settings)
@@ -32,7 +30,6 @@ def test_the_page_shows_what_is_checked() -> None:
 
 
 def test_each_component_needs_only_what_it_uses() -> None:
-    """A triggerer needs no Spark, an executor nothing of the ledger."""
     needed = {component: {need.name for need in needs_of(component)} for component in COMPONENTS}
     assert needed["triggerer"] == {"Project folder", "Ledger"}
     assert needed["executor"] == {"Staging role", "Packages", "Kafka"}
@@ -40,7 +37,6 @@ def test_each_component_needs_only_what_it_uses() -> None:
 
 
 def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing listens, and files are gone: every need of a worker is named once."""
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "nowhere"))
     servers = {"pg_port": 1, "spark_remote": "sc://127.0.0.1:1", "kafka_bootstrap": "127.0.0.1:1,b:2"}
     settings = Settings(home=tmp_path / "nowhere", pg_passfile=tmp_path / "none", **servers)  # type: ignore[arg-type]
@@ -56,14 +52,12 @@ def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypatch: py
 
 
 def test_celery_changes_nothing_but_the_executor_and_its_broker() -> None:
-    """All other settings are the embedded stack's."""
     names = set(variables("celery.env"))
     assert all(name == "AIRFLOW__CORE__EXECUTOR" or name.startswith("AIRFLOW__CELERY") for name in names)
     assert names & set(airflow_settings()) == {"AIRFLOW__CORE__EXECUTOR"}
 
 
 def test_the_pod_is_closed_and_holds_no_secret() -> None:
-    """It runs as the image's user on a read-only root, and its secrets are mounted where the image expects them."""
     (container,) = POD["spec"]["containers"]
     dockerfile = (PROJECT / "compose" / "Dockerfile").read_text()
     entry = (PROJECT / "compose" / "entrypoint.sh").read_text()

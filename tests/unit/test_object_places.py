@@ -28,13 +28,11 @@ COLUMNS = {"name": "string"}
     ],
 )
 def test_what_a_store_cannot_do_is_refused_when_it_is_declared(declared: dict[str, Any], why: str) -> None:
-    """With the reason, and what to write instead."""
     with pytest.raises(ValueError, match=why):
         Files(schema=COLUMNS, **declared)
 
 
 def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By OpenLineage's name for S3, by Hadoop's for Spark."""
     for name in (*buckets.ENDPOINTS, *buckets.REGIONS):
         monkeypatch.delenv(name, raising=False)
     source = Files("s3://lake/in/", schema=COLUMNS)
@@ -52,5 +50,4 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
 
 
 def found(name: str, etag: str | None = "1") -> ObjectInfo:
-    """Describe an object of one byte."""
     return ObjectInfo(f"in/{name}", 1, 0, etag, None)

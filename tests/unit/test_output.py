@@ -23,7 +23,6 @@ def unseen(text: str) -> set[str]:
 
 @pytest.mark.promise("security:author-of-data")
 def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """In title, column and cell: escapes, marks of direction, line ends; Rich makes no emoji or colour of them."""
     output.print_table(HOSTILE, [HOSTILE], [[HOSTILE], ["Straße 猫 👩‍👩‍👧"]])
     output.print_table(HOSTILE, ["key"], [])
     shown = capsys.readouterr().out
@@ -34,7 +33,6 @@ def test_a_table_shows_every_character(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.promise("security:author-of-data")
 def test_a_message_shows_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """Messages quote data too; their own line ends are kept."""
     output.say(f"first\nquoted: {HOSTILE}")
     shown = capsys.readouterr().err
     assert unseen(shown) == set()
@@ -54,8 +52,6 @@ def test_json_means_the_same_and_does_nothing_to_a_terminal(capsys: pytest.Captu
 
 
 def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run's log and unexpected errors quote data as well."""
-
     class Odd(ValueError):
         """Quotes its argument."""
 
@@ -73,7 +69,6 @@ def test_a_log_and_a_crash_show_every_character(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(("claimed", "expected"), [("boss", "{} (says boss)"), (None, "{}")])
 def test_the_ledger_names_the_account(claimed: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LOGNAME is only a claim; the account is a fact."""
     for name in ("LOGNAME", "USER", "SUDO_USER"):
         monkeypatch.delenv(name, raising=False)
     if claimed:

@@ -18,11 +18,9 @@ class Counters:
     out_of_reach: set[str] = field(default_factory=set)
 
     def names(self) -> Collection[str]:
-        """Return them."""
         return self.exist
 
     def next_slice(self, partition: str, previous: SourceMetadata | None) -> SourceMetadata | None:
-        """Return the next number."""
         if partition in self.out_of_reach:
             raise PartitionUnavailable(f"{partition} has no leader")
         return {"at": previous["at"] + 1 if previous else 1}

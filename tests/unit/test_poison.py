@@ -20,34 +20,29 @@ POLICIES = get_args(PoisonPolicy)
 
 
 def test_the_table_has_a_cell_for_each_fault_and_policy() -> None:
-    """No failure is without an outcome."""
     assert set(OUTCOMES) == set(Fault)
     assert all(tuple(sorted(outcomes)) == tuple(sorted(POLICIES)) for outcomes in OUTCOMES.values())
 
 
 @pytest.mark.promise("decision:0024")
 def test_nothing_but_content_ever_leaves_rows_out() -> None:
-    """One cell of the table skips."""
     skipping = [(fault, policy) for fault, row in OUTCOMES.items() for policy in row if row[policy] is Outcome.SKIP]
     assert skipping == [(Fault.CONTENT, "skip")]
 
 
 @pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
 def test_every_error_has_a_fault(error: type[TidegateError]) -> None:
-    """Every concrete class has one; only the families, which are not raised on purpose, leave it open."""
     assert error("x").fault is not Fault.UNKNOWN
     assert error("x").is_poison == (error("x").fault is Fault.CONTENT)
 
 
 @pytest.mark.parametrize("error", CONCRETE, ids=lambda cls: cls.__name__)
 def test_errors_that_halt_are_permanent_and_others_are_not(error: type[TidegateError]) -> None:
-    """The table agrees with the families, which Airflow's decisions use."""
     halts = OUTCOMES[error("x").fault]["block"] is Outcome.HALT
     assert halts == issubclass(error, PermanentError)
 
 
 def test_the_document_shows_the_table_that_the_code_uses() -> None:
-    """Each row: the fault with its errors, and the outcome under each policy."""
     rows = re.findall(r"^\| `(\w+)`: ([^|]+) \| ([^|]+) \| (\w+) \| (\w+) \| (\w+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     shown = {name: (meaning, set(re.findall(r"\w+", classes)), outcomes) for name, meaning, classes, *outcomes in rows}
     expected = {

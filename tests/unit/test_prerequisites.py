@@ -20,7 +20,6 @@ JAVA_17, JAVA_11 = 'openjdk version "17.0.9" 2023-10-17', 'openjdk version "11.0
 def test_a_missing_prerequisite_is_named_first_with_advice(
     tmp_path: Path, java: str | None, python: str, message: str | None
 ) -> None:
-    """Before anything is downloaded."""
     for tool in ("sed", "head"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
     if java:
@@ -42,7 +41,6 @@ def test_a_missing_prerequisite_is_named_first_with_advice(
 
 
 def test_no_folder_of_tests_is_forgotten() -> None:
-    """Pytest runs the folders and files that pyproject.toml lists; a new one has to be listed too."""
     listed = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
     files = {f"tests/{file.parent.name}/{file.name}" for file in (PROJECT / "tests").glob("*/test_*.py")}
     assert files == {file for file in files if file in listed or file.rpartition("/")[0] in listed}

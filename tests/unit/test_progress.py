@@ -12,8 +12,6 @@ from tidegate.status import run_progress
 
 @dataclass
 class SomeRun:
-    """A run in the middle of its work."""
-
     pipeline: str = "flights"
     state: str = "running"
     txids: list[int] = field(default_factory=list)
@@ -21,7 +19,6 @@ class SomeRun:
 
 
 def test_the_bars_count_what_has_ended_each_phase() -> None:
-    """A skipped batch has ended both; a halted one is named."""
     phases = {1: "committed", 2: "skipped", 3: "processed", 4: "processing", 5: "processing", 6: "halted", 7: "failed"}
     run = SomeRun(txids=[1, 2, 3, 4, 5, 6, 7, 8], phases=phases)
     assert run_progress.counts(run) == {
@@ -34,7 +31,6 @@ def test_the_bars_count_what_has_ended_each_phase() -> None:
 
 @pytest.mark.parametrize("columns", [20, 200])
 def test_the_bars_fit_any_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """No line is longer than the terminal; the counts stay."""
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=columns, highlight=False, color_system=None)
     monkeypatch.setattr(output, "talk", lambda: console)

@@ -45,7 +45,6 @@ def run(code: str, *arguments: str, where: Path, **environ: str) -> subprocess.C
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """A project with a pipeline, and a module that it imports."""
     assert run(MAIN, "init", "shop", where=tmp_path).returncode == 0
     shop = tmp_path / "shop"
     (shop / "pipelines/orders.py").write_text(PIPELINE)
@@ -76,7 +75,6 @@ def test_init_makes_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.promise("decision:0045")
 @pytest.mark.parametrize("where", ["", "data/deep"])
 def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
-    """From its folder and from below; modules that begin with an underscore are none, and can be imported."""
     (shop / "data/deep").mkdir(parents=True)
     done = run(FOUND, where=shop / where)
     assert done.returncode == 0, done.stderr
@@ -89,7 +87,6 @@ def test_a_projects_pipelines_are_found(shop: Path, where: str) -> None:
 def test_code_that_others_may_have_written_is_not_run(
     shop: Path, part: project.Part, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error names the folder or file, and the remedy; who names the project's folder takes it as it is."""
     written = shop / part / place
     if place:
         (shop / part / "of_an_editor.py").symlink_to("nowhere")
@@ -128,7 +125,6 @@ def test_code_in_a_folder_that_is_linked_is_looked_at(shop: Path, tmp_path: Path
 @pytest.mark.promise("verb:demo")
 @pytest.mark.parametrize("where", ["shop"])
 def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
-    """Elsewhere it starts nothing."""
     done = run(MAIN, "demo", where=shop.parent / where)
     assert (done.returncode, "has no pipeline flights and no word_count." in done.stderr) == (2, True)
     assert "make demo in Tidegate's repository" in done.stderr
@@ -146,7 +142,6 @@ def test_the_demo_is_for_the_examples(shop: Path, where: str) -> None:
     ids=["declaration"],
 )
 def test_an_error_in_a_module_of_pipelines_is_shown_where_its_author_made_it(shop: Path, code: str, shown: str) -> None:
-    """With the author's line, and none of the calls that loaded the module or checked the declaration."""
     broken = shop / "pipelines/broken.py"
     broken.write_text(f"from tidegate import Files\n\nSOURCE = {code}\n")
     done = run(MAIN, "explain", "broken", where=shop)

@@ -30,7 +30,6 @@ class Project:
         self.untested = [each for each, promise in found.items() if not promise.held]
 
     def mark(self, *ids: str) -> None:
-        """Write the test, with a mark of these promises."""
         (self.root / MADE_UP).parent.mkdir(parents=True, exist_ok=True)
         named = ", ".join(f'"{each}"' for each in ids)
         (self.root / MADE_UP).write_text(f"@pytest.mark.promise({named})\nasync def test_one() -> None: ...\n")
@@ -42,13 +41,11 @@ class Project:
         (self.root / name).write_text(text)
 
     def check(self) -> int:
-        """Check the register; return the exit code."""
         return promises.main(["--check"], self.root, self.untested)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project whose register is right."""
     return Project(tmp_path)
 
 
@@ -62,7 +59,6 @@ def test_the_register_is_printed_with_its_tests(project: Project, capsys: pytest
 
 
 def test_no_promise_is_without_a_test(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither one that has lost its last test, nor a new one; a test of all lines of its kind is not enough."""
     (project.root / "docs/errors/TOO_MUCH.md").write_text("# TOO_MUCH\n\nIt is too much.\n")
     project.mark("limit:WINDOW", "error:*")
     assert project.check() == 1
@@ -74,7 +70,6 @@ def test_no_promise_is_without_a_test(project: Project, capsys: pytest.CaptureFi
 
 
 def test_no_mark_is_left_of_a_promise_that_is_gone(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """The test that held it goes, too, or its mark is given the new id."""
     project.change("docs/limits.md", "`WINDOW`", "`WIDTH`")
     assert project.check() == 1
     assert "is marked with limit:WINDOW, which is no promise" in capsys.readouterr().out
@@ -91,8 +86,6 @@ def test_the_list_of_promises_without_a_test_only_shrinks(project: Project, caps
 
 
 def test_no_line_of_a_source_is_left_out() -> None:
-    """As many promises as a plain search finds."""
-
     def found(file: str, pattern: str) -> int:
         return len(re.findall(pattern, (promises.ROOT / file).read_text(), re.MULTILINE))
 

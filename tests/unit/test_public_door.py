@@ -17,7 +17,6 @@ PUBLIC = "from tidegate import " + ", ".join(tidegate.__all__)
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image's files, as the Dockerfile copies them, in another folder."""
     folder = tmp_path_factory.mktemp("shipped")
     copies = [
         line.split()[1:] for line in (REPOSITORY / "compose/Dockerfile").read_text().splitlines() if line.startswith("COPY")
@@ -28,7 +27,6 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(program: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program that finds packages in these folders, and none of this repository's."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "TIDEGATE_", "PYTHON"))}
     environ |= {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
@@ -50,7 +48,6 @@ def foreign(folder: Path, *packages: str) -> Path:
 
 @pytest.mark.promise("name:*")
 def test_every_public_name_is_there_beside_packages_of_the_same_names(shipped: Path, tmp_path: Path) -> None:
-    """From the image's files alone; another project's `jobs` or `dags`, first on the path, stay what they are."""
     other = foreign(tmp_path / "other", *SUBPACKAGES)
     loaded = f"[__import__(name).HERE for name in {SUBPACKAGES!r}]"
     program = f"{PUBLIC}; import json; from tidegate import jobs, migrations; "

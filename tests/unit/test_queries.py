@@ -19,7 +19,6 @@ KEPT = State({"tail": "text"}, {"reports": Count()}, window=Tumbling("at", "1 ho
 
 
 def declare(*queries: StateQuery, **changes: Any) -> Pipeline:
-    """Declare a pipeline with these queries."""
     declared = {"source": SOURCE, "states": STATES, "transform": lambda rows: rows, "guarantee": "at_least_once", **changes}
     return Pipeline("planes", queries=queries, **declared)
 
@@ -47,13 +46,11 @@ def declare(*queries: StateQuery, **changes: Any) -> Pipeline:
     ],
 )
 def test_a_state_query_that_cannot_be_kept_is_refused(make: Callable[[], object], message: str) -> None:
-    """At once, with what to declare instead."""
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
 def test_what_is_read_is_part_of_the_declaration() -> None:
-    """Each has a fingerprint of its own; a pipeline that reads its own state has a window of 1."""
     plain, repeatable = declare(), declare(StateQuery("planes.by_tail"), window=1)
     latest = declare(StateQuery("planes.by_tail", as_of="latest"), StateQuery("planes.plane", as_of="latest"))
     assert plain.spec.declaration["queries"] == ()
@@ -73,7 +70,6 @@ def answer(states: Any, words: list[str]) -> Any:
 
 
 def query(**changes: Any) -> Query:
-    """Declare a query, good but for the changes."""
     return Query(
         **{"name": "total", "answer": answer, "reads": ["planes.by_tail"], "arguments": {"words": "text[]"}, **changes}
     )
@@ -91,6 +87,5 @@ def query(**changes: Any) -> Query:
     ],
 )
 def test_a_query_that_could_not_be_asked_is_refused(changes: dict[str, Any], message: str) -> None:
-    """When its module is loaded."""
     with pytest.raises(ValueError, match=re.escape(message)):
         query(**changes)

@@ -21,12 +21,10 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)(?:#[^)]*)?\)")
 
 
 def test_the_rules_are_numbered_without_gaps() -> None:
-    """They are cited by their numbers."""
     assert {f"I{number}" for number in range(1, len(RULES) + 1)} == RULES
 
 
 def unresolved(name: str, known: set[str]) -> set[str]:
-    """Return the rules, files and links that a file names, and that there are not."""
     text = (PROJECT / name).read_text()
     missing = set(re.findall(r"\bI\d{1,2}\b", text)) - RULES
     if not name.startswith("tests/"):  # tests make up files
@@ -37,13 +35,11 @@ def unresolved(name: str, known: set[str]) -> set[str]:
 
 
 def test_references_resolve() -> None:
-    """Rules of the protocol, files, and links between documents."""
     known = {*TRACKED, *EXAMPLES}
     assert {name: missing for name in WRITTEN if (missing := unresolved(name, known))} == {}
 
 
 def test_documents_keep_their_limits() -> None:
-    """CONTRIBUTING and each record of a decision are short, and records come in the order of their numbers."""
     _, *records = re.split(r"^## ", (PROJECT / "docs/decisions/README.md").read_text(), flags=re.MULTILINE)
     assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 120
     assert [record.partition("\n")[0] for record in records if len(record.split()) > 110] == []
@@ -52,7 +48,6 @@ def test_documents_keep_their_limits() -> None:
 
 
 def test_the_store_names_all_its_rooms() -> None:
-    """A stranger finds the room for a change in the docstring of the package; no room imports one below it."""
     described = (PROJECT / "state_store/__init__.py").read_text().partition("The rooms;")[2].partition('"""')[0]
     rooms = re.findall(r"^    (\w+) {2,}", described, re.MULTILINE)
     assert sorted(rooms) == sorted(file.parent.name for file in (PROJECT / "state_store").glob("*/__init__.py"))
@@ -63,7 +58,6 @@ def test_the_store_names_all_its_rooms() -> None:
 
 
 def test_every_module_says_what_it_is_about() -> None:
-    """In its first line, which no other module has: `make map` prints these lines, by which the file for a change is found."""
     folders = ("dags/", "jobs/", "state_store/", "migrations/", "tidegate/")
     modules = [name for name in TRACKED if name.endswith(".py") and name.startswith(folders)]
     lines = [line for line in subprocess.check_output(["make", "-s", "map"], cwd=PROJECT, text=True).splitlines() if line]

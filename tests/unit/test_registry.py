@@ -21,7 +21,6 @@ PIPELINE = Pipeline({name!r}, Files("x", format="text"), {{"{name}_state": State
 
 
 def test_every_pipeline_is_found_by_its_name() -> None:
-    """The examples are found, in alphabetical order, and each has the name of its module."""
     names = pipeline_names()
     assert {"flights", "word_count"} <= set(names)
     assert names == sorted(names) == [pipeline.name for pipeline in all_pipelines().pipelines]
@@ -31,7 +30,6 @@ def test_every_pipeline_is_found_by_its_name() -> None:
 def test_a_module_that_fails_prints_or_ends_the_process_harms_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are found; each that is not is named with its file and line; standard output stays that of the verb."""
     modules = {
         "ends": "import sys\nsys.exit(3)",
         "fails": "\n\n1 / 0",
@@ -79,7 +77,6 @@ MODULES = {
 
 
 def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path) -> None:
-    """By any way, in a thread, by a program, or when the process ends: standard output stays that of the verb."""
     folder = tmp_path / "pipelines"
     folder.mkdir()
     (folder / "loud.py").write_text(LOUD + DECLARATION.format(name="loud"))
@@ -100,7 +97,6 @@ def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path)
 
 
 def test_a_process_without_standard_output_finds_the_pipelines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shell starts one with `>&-`: there is nothing to keep apart."""
     (tmp_path / "says.py").write_text("print('hello')\n" + DECLARATION.format(name="says"))
     monkeypatch.setattr(pipelines, "__path__", [str(tmp_path)])
     kept = os.dup(1)
@@ -124,7 +120,6 @@ def test_what_can_be_no_rebuilds_name_costs_no_search(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("name", ["flight", "Flights"])
 def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
-    """A typing error is answered with the nearest name, and with all names."""
     with pytest.raises(
         UnknownPipeline, match=f"There is no pipeline {name}. Did you mean flights\\? Pipelines: flights, word_count"
     ):
@@ -133,7 +128,6 @@ def test_a_name_that_is_nearly_right_gets_a_suggestion(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zzz", "tidegate.jobs.pipelines.flights"])
 def test_any_other_name_gets_the_list(name: str) -> None:
-    """There is no suggestion if no name is near, and no name reaches beyond the pipelines."""
     with pytest.raises(UnknownPipeline) as refusal:
         find_pipeline(name)
     assert str(refusal.value) == f"There is no pipeline {name}. Pipelines: {', '.join(pipeline_names())}."
@@ -141,7 +135,6 @@ def test_any_other_name_gets_the_list(name: str) -> None:
 
 
 def test_a_pipeline_of_another_package_is_found_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that names its pipeline in group tidegate.pipelines needs no file of ours."""
     (tmp_path / "their_package.py").write_text(DECLARATION.format(name="theirs"))
     metadata = tmp_path / "their_package-1.dist-info"
     metadata.mkdir()

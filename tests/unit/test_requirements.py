@@ -31,7 +31,6 @@ def versions(lock: str) -> dict[str, str]:
 @pytest.mark.promise("security:package-index-or-maven-repository-that-sends")
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
-    """Another file from a package index under the same version is refused."""
     text = re.sub(r"^\s*#.*\n", "", (PROJECT / name).read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     requirements = [line for line in text.splitlines() if line.strip()]
     assert requirements
@@ -40,7 +39,6 @@ def test_every_requirement_has_its_version_and_hashes(name: str) -> None:
 
 @pytest.mark.parametrize("place", ["Makefile", "compose/Dockerfile"])
 def test_nothing_is_installed_but_by_hash(place: str) -> None:
-    """Every installing command requires hashes, or installs only this project, and builds with pinned packages."""
     text = (PROJECT / place).read_text().replace("\\\n", " ")
     commands = [re.split("&&|\n", command)[0] for command in text.split("pip install ")[1:]]
     assert len(commands) == 3
@@ -51,7 +49,6 @@ def test_nothing_is_installed_but_by_hash(place: str) -> None:
 
 @pytest.mark.parametrize("dependency", DEPENDENCIES, ids=lambda dependency: dependency.name)
 def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: Requirement) -> None:
-    """A lower bound is a version that was tried, and no version that is tried is beyond an upper one."""
     lowest, highest = (
         versions(lock)[canonicalize_name(dependency.name)] for lock in ("requirements-lowest.txt", "requirements.txt")
     )
@@ -61,7 +58,6 @@ def test_the_locks_are_the_lowest_and_the_highest_that_are_allowed(dependency: R
 
 
 def test_what_is_imported_comes_with_the_wheel() -> None:
-    """An environment with the dependencies of the wheel has each package that it imports."""
     distributions, installed = packages_distributions(), versions("requirements-lowest.txt").keys()
     files = [file for package in PACKAGES for file in sorted((PROJECT / package).rglob("*.py"))]
     names = {name for file in files for _, name in imports(file.relative_to(PROJECT).as_posix())}

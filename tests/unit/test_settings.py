@@ -30,14 +30,12 @@ def value_for(name: str, number: int) -> tuple[str, Any]:
 
 
 def write_toml(home: Path, content: str) -> Path:
-    """Write the project's settings file."""
     file = home / "tidegate.toml"
     file.write_text(content)
     return file
 
 
 def write_stack(home: Path, settings: dict[str, Any]) -> Path:
-    """Write the file that a running stack leaves."""
     file = home / ".tidegate" / "stack.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({"settings": settings, "ports": {}}))
@@ -45,13 +43,11 @@ def write_stack(home: Path, settings: dict[str, Any]) -> Path:
 
 
 def sources(home: Path, **environ: str) -> tuple[Settings, dict[str, str]]:
-    """Read the settings of a project folder, with only these variables."""
     return Settings.sources({"TIDEGATE_HOME": str(home), **environ})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_setting_comes_from_the_first_place_that_has_it(tmp_path: Path, name: str) -> None:
-    """Environment, then tidegate.toml, then the running stack, then the default; each is named as the origin."""
     default = next(f.default for f in dataclasses.fields(Settings) if f.name == name)
     found, origins = sources(tmp_path)
     assert (getattr(found, name), origins[name]) == (default, "default")
@@ -83,7 +79,6 @@ def test_a_copied_project_does_not_lead_to_the_stack_of_the_other(tmp_path: Path
 
 
 def test_the_connection_uses_the_names_that_libpq_knows() -> None:
-    """A set-up for psql is one for Tidegate."""
     expected = {
         "pg_host": "PGHOST",
         "pg_port": "PGPORT",
@@ -104,7 +99,6 @@ def test_the_connection_uses_the_names_that_libpq_knows() -> None:
 @pytest.mark.promise("error:SETTINGS_INVALID")
 @pytest.mark.parametrize("raw", ["abc", -1, 1.5, True])
 def test_a_value_that_is_not_a_number_is_refused_with_its_place(tmp_path: Path, raw: Any) -> None:
-    """The message has the setting, the file and the value; nothing is rounded or guessed."""
     file = write_toml(tmp_path, f"lock_timeout_seconds = {json.dumps(raw)}")
     with pytest.raises(SettingsInvalid) as refusal:
         sources(tmp_path)
@@ -134,7 +128,6 @@ def test_no_setting_is_a_password(tmp_path: Path) -> None:
 
 
 def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
-    """One properties file serves librdkafka, by its names, and Java, by its own; the settings show nothing of it."""
     file = tmp_path / "kafka.properties"
     file.write_text(
         "# how to log in\n\nsecurity.protocol=SASL_SSL\nsasl.mechanism = SCRAM-SHA-256\n"
@@ -166,7 +159,6 @@ def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
 
 
 def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings, dict[str, str]]:
-    """Read the settings as from a shell in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
     return Settings.sources({})
@@ -177,7 +169,6 @@ def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Settings,
 def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is passed over, the next one upwards is used, and the warning says how to use it all the same."""
     write_toml(tmp_path, "pg_port = 1111")
     (tmp_path / "shared").mkdir()
     file = write_toml(tmp_path / "shared", "pg_port = 2222")
@@ -193,7 +184,6 @@ def test_a_settings_file_that_all_may_write_is_ignored_with_a_warning(
 def test_a_foreign_settings_file_is_ignored_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file, a stack and a link of another account are passed over, in the current folder too; root's are believed."""
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another account: run the tests as root")
     foreign, stack, linked = tmp_path / "foreign", tmp_path / "stack", tmp_path / "linked"

@@ -20,7 +20,6 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_records_that_are_too_long_are_told_however_blocks_fall(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are whole, each with its line."""
     monkeypatch.setattr(text_records, "MAX_RECORD_BYTES", 20)
     monkeypatch.setattr(text_records, "KEPT_OF_LONGER", 5)
     grammar, dice = GRAMMARS[name], random.Random(1)

@@ -51,16 +51,12 @@ YES_AND_NO = (True, False)
 
 
 class Spec(PipelineSpec):
-    """A declaration that computes what it is compared by once."""
-
     @cached_property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Return the SHA-256 of the declaration."""
         return super().fingerprint
 
     @cached_property
     def tables(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the names of the tables."""
         return super().tables
 
 
@@ -76,13 +72,11 @@ SEALED = OPEN | {"sealed_at": NOW, "quarantined_rows": 0, "sealed_seconds": 1.0}
 
 
 def attempt(spec: PipelineSpec, **facts: Any) -> attempts.AttemptRow:
-    """Return an attempt that another process has begun a moment ago."""
     known = {"owner": "me", "fingerprint": spec.fingerprint, "age_seconds": 1.0, "silent_seconds": 1.0, "sealed_seconds": None}
     return attempts.AttemptRow(**{**OPEN, **known, "has_session": True, **facts})
 
 
 def attempts_of(spec: PipelineSpec) -> dict[str, attempts.AttemptRow | None]:
-    """Return the newest attempts that a batch may have."""
     return {
         "none": None,
         "at work": attempt(spec),
@@ -99,14 +93,12 @@ def attempts_of(spec: PipelineSpec) -> dict[str, attempts.AttemptRow | None]:
 
 @cache
 def digest(txid: int) -> bytes:
-    """Return the digest of a batch's metadata."""
     return hashlib.sha256(encode_metadata({"number": txid})).digest()
 
 
 def batch(
     txid: int, newest: attempts.AttemptRow | None, *, given_up: bool = False, halted: bool = False, continues: bool = True
 ) -> commit_facts.BatchFacts:
-    """Return what the ledger has of a batch."""
     number, skip = int(newest is not None), "why" if given_up else None
     locked = attempts.LockedBatch("p", txid, digest(txid), number, NOW if halted else None, skip, skip, HISTORY)
     previous = (digest(txid - 1) if txid > 1 else None) if continues else b"of another plan"
@@ -115,7 +107,6 @@ def batch(
 
 
 def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts, **changed: Any) -> commit_facts.CommitFacts:
-    """Return what the ledger has of a pipeline, in service and as it is declared, and of some batches."""
     known = {"last_commit": committed, "window": 16, "paused_at": None, "retired_at": None, "fingerprint": spec.fingerprint}
     known |= {"tables": spec.tables, "strange": None, **changed}
     cursor = cursors.Cursor("p", committed, committed or None, digest(committed) if committed else None, "1/1/1", HISTORY)
@@ -127,7 +118,6 @@ def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts,
 
 
 def outcome(decide: Callable[[], Any]) -> Any:
-    """Return what is decided, or the class of the error."""
     try:
         return decide()
     except TidegateError as error:
@@ -149,7 +139,6 @@ NOT_SEALED = {"at work": AttemptNotSealed, "own": AttemptNotSealed, "gone": Atte
 @pytest.mark.promise("I3", "I4", "I6", "I9", "I12", "I16", "I23")
 @pytest.mark.parametrize("spec", [TRANSACTIONAL, OPAQUE], ids=["transactional", "opaque"])
 def test_a_batch_commits_only_if_no_rule_is_broken(spec: Spec) -> None:
-    """And the error is that of the first rule that is broken, in the order of the protocol."""
     commits = 0
     for (name, newest), retired, hole, ahead, known, corrupt, given_up, continues, registered in product(
         attempts_of(spec).items(), *[YES_AND_NO] * 7, REGISTERED
@@ -214,7 +203,6 @@ MODES: tuple[Mode, ...] = ("resume", "take over", "first", "restage", "redo")
 
 
 def starts() -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield the facts of each situation, and what is decided."""
     of_specs = product(("transactional", "opaque"), (None, "q"), ((), (StateRead("p.s", "previous txid"),)))
     specs = [_spec(source_kind=kind, rebuilds=rebuilds, queries=queries) for kind, rebuilds, queries in of_specs]
     before = batch(2, None)
@@ -235,13 +223,11 @@ def starts() -> Iterator[tuple[dict[str, Any], Any]]:
 
 @pytest.fixture(scope="module")
 def started() -> list[tuple[dict[str, Any], Any]]:
-    """Every situation, and what is decided in it."""
     return list(starts())
 
 
 @pytest.mark.promise("I3", "I6", "I8", "I12", "I20", "I21", "I24")
 def test_an_attempt_starts_only_where_the_protocol_lets_it(started: list[tuple[dict[str, Any], Any]]) -> None:
-    """With the planned input, or with one that continues the batch before."""
     inputs = [(now, chosen) for now, chosen in started if isinstance(chosen, BatchInput)]
     assert len(inputs) > 1000
     for now, chosen in inputs:
@@ -288,7 +274,6 @@ def test_an_attempt_that_does_not_start_has_its_reason(started: list[tuple[dict[
 @pytest.mark.promise("I16", "I23")
 @pytest.mark.parametrize("registered", [name for name in REGISTERED if name != "as declared"])
 def test_no_attempt_starts_under_another_declaration_or_once_retired(registered: str) -> None:
-    """Whatever it is asked for."""
     changed, error = REGISTERED[registered]
     for mode, retired in product(("resume", "take over", "redo"), YES_AND_NO):
         request = begin_attempt.Request(3, "me", mode, AirflowTry("run", "task", 1), None)

@@ -11,7 +11,6 @@ SOURCES_OF_THE_PAGE = "tidegate/page/frontend/"
 
 
 def test_the_wheel_has_what_the_repository_has(tmp_path: Path) -> None:
-    """Files of packages, and the documents that verbs print; those that a wheel has no use for stay away."""
     with ZipFile(build_wheel(tmp_path)) as wheel:
         found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = {

@@ -15,14 +15,12 @@ SECOND = 1_000_000
 
 
 def declare(window: Window | None, **changes: Any) -> PipelineSpec:
-    """Declare a pipeline with this window."""
     state = State(**{"key": {"name": "text"}, "aggregates": {"lines": Count()}, "window": window, **changes})
     return Pipeline("inbox", SOURCE, {"per_name": state}).spec
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("90 seconds", 90), ("1 hour", 3600), ("1 week", 604_800)])
 def test_lengths_are_texts_or_timedeltas(given: str, seconds: int) -> None:
-    """Both mean the same."""
     assert Tumbling("at", given).spec == Tumbling("at", timedelta(seconds=seconds)).spec
     assert Tumbling("at", given).spec.size == seconds * SECOND
 
@@ -56,7 +54,6 @@ BAD: list[tuple[Callable[[], Any], str]] = [
 @pytest.mark.promise("limit:MOST_PER_ROW")
 @pytest.mark.parametrize(("declared", "message"), BAD, ids=[message for _, message in BAD])
 def test_a_window_that_cannot_work_is_refused_at_once(declared: Callable[[], Any], message: str) -> None:
-    """With what is wrong, and what is possible."""
     with pytest.raises(ValueError) as refused:  # noqa: PT011 - the message is compared as it stands
         declared()
     assert message in str(refused.value)
@@ -71,7 +68,6 @@ def test_a_window_that_cannot_work_is_refused_at_once(declared: Callable[[], Any
     ],
 )
 def test_the_ledger_has_the_whole_declaration(window: Window | None) -> None:
-    """A spec that was read from there is the declared one, and has its fingerprint."""
     spec = declare(window)
     read = spec_of(spec.declaration)
     assert (read.states, read.fingerprint, read.tables) == (spec.states, spec.fingerprint, spec.tables)
@@ -79,7 +75,6 @@ def test_the_ledger_has_the_whole_declaration(window: Window | None) -> None:
 
 
 def test_every_detail_of_a_window_is_part_of_the_fingerprint() -> None:
-    """Each decides what a stored value means."""
     final = {"final_after": "1 hour"}
     windows: list[Window] = [
         Tumbling("at", "1 hour"),
