@@ -323,19 +323,21 @@ def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
     """
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
-            connection.execute(sa.DDL(state_tables.GRANT_SELECT_TO_STAGER.format(table=f"{state_tables.STATE}.{query.state}")))  # type: ignore[no-untyped-call]
+            state_tables.ddl(
+                connection, state_tables.GRANT_SELECT_TO_STAGER.format(table=f"{state_tables.STATE}.{query.state}")
+            )
     queried = [state for state in spec.states if state.name in {query.state for query in spec.queries}]
     if any(derived.formula in ("distinct", "quantile") for state in queried for derived in state.derived):
         may_derive = (sa.func.has_function_privilege(state_tables.STAGER, name, "EXECUTE") for name in state_tables.ESTIMATES)
         if not connection.scalar(sa.select(sa.and_(*may_derive))):
-            connection.execute(sa.DDL(state_tables.GRANT_ESTIMATES))  # type: ignore[no-untyped-call]
+            state_tables.ddl(connection, state_tables.GRANT_ESTIMATES)
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
     """Let commits remove the windows of states that do not keep all of them."""
     for state in spec.states:
         if state.window and state.window.keep is not None:
-            connection.execute(sa.DDL(state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}")))  # type: ignore[no-untyped-call]
+            state_tables.ddl(connection, state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}"))
 
 
 def is_readable(connection: Connection, state: str, role: str) -> bool | None:

@@ -275,14 +275,13 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
     if is_new:
         write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
-    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
     for whole in sorted({name.partition("$")[0] for name in names if "$" in name}):  # readers lock it before its partitions
-        connection.execute(sa.DDL(f"LOCK TABLE ONLY {state_tables.STATE}.{quote(whole)} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
+        state_tables.ddl(connection, f"LOCK TABLE ONLY {state_tables.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
     for name in names:
-        relation = f"{state_tables.STATE}.{quote(name)}"
+        relation = state_tables.in_state(name)
         kind = connection.scalar(sa.select(found.relkind).where(found.oid == sa.cast(relation, postgresql.REGCLASS)))
         try:
-            connection.execute(sa.DDL(f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}"))  # type: ignore[no-untyped-call]
+            state_tables.ddl(connection, f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}")
         except DBAPIError as error:
             if (detail := dependents(error.orig)) is None:
                 raise

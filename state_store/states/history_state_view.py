@@ -74,7 +74,7 @@ def privileges_kept(connection: Connection, specs: Sequence[PipelineSpec]) -> It
     for name, oid, grants in connection.execute(_PRIVILEGES, {"names": list(before)}).all():
         if oid != before[name][0] and grants != before[name][1]:
             for statement in (*(grant["revoke"] for grant in grants), *(grant["grant"] for grant in before[name][1])):
-                connection.exec_driver_sql(statement)
+                state_tables.ddl(connection, statement)
 
 
 def _view(state: StateSpec, versions: Table, names: Sequence[str]) -> CreateView:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import OID
 
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
@@ -197,7 +196,7 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     copy = sa.insert(table).from_select(before.c.keys(), sa.select(before))
     # The trigger, which refuses all writers but the pipeline's commits, would refuse this copy.
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
-    yield str(copy.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+    yield str(copy.compile(dialect=state_tables.DIALECT))
     yield f"ALTER TABLE {table.fullname} ENABLE ALWAYS TRIGGER single_writer"
     before_it = f"{table.name}$before"
     for statement in (made_like_before(table, before_it), team_additions.replaced(table, before_it)):

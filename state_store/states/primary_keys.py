@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, DropConstraint
 
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
@@ -45,7 +44,6 @@ def statements(
     before: sa.PrimaryKeyConstraint | None, after: sa.PrimaryKeyConstraint | None
 ) -> tuple[Iterator[str], Iterator[str]]:
     """Return the statements that come before and after a change of a table's columns, so that it gets another primary key."""
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    first = (str(DropConstraint(key).compile(dialect=dialect)) for key in (before,) if key is not None)
-    last = (str(AddConstraint(key).compile(dialect=dialect)) for key in (after,) if key is not None)
+    first = (str(DropConstraint(key).compile(dialect=state_tables.DIALECT)) for key in (before,) if key is not None)
+    last = (str(AddConstraint(key).compile(dialect=state_tables.DIALECT)) for key in (after,) if key is not None)
     return first, last

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from psycopg2.errors import DuplicateTable
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
@@ -23,6 +22,7 @@ from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.declarations.column_spec import TXID
 from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
 from tidegate.state_store.ledger import tables
+from tidegate.state_store.states.state_tables import DIALECT, ddl, in_state, quoted
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.
@@ -236,11 +236,11 @@ def lock(connection: Connection, names: Sequence[str]) -> None:
 
     Raises: PartitionsHeld if some hold one for too long.
     """
-    listed = ", ".join(f"ONLY {_table(name)}" for name in names)
+    listed = ", ".join(f"ONLY {in_state(name)}" for name in names)
     try:
         with connection.begin_nested():
             set_local(connection, {"lock_timeout": LOCK_TIMEOUT})
-            connection.execute(sa.DDL(f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE"))  # type: ignore[no-untyped-call]
+            ddl(connection, f"LOCK TABLE {listed} IN ACCESS EXCLUSIVE MODE")
     except OperationalError as error:
         if not lock_holders.is_lock_timeout(error.orig):
             raise
@@ -249,17 +249,16 @@ def lock(connection: Connection, names: Sequence[str]) -> None:
 
 def drop(connection: Connection, table: str, partition: str) -> None:
     """Drop a partition of a table, and remove the note of it."""
-    connection.execute(sa.DDL(f"DROP TABLE {_table(partition)}"))  # type: ignore[no-untyped-call]
+    ddl(connection, f"DROP TABLE {in_state(partition)}")
     forget(connection, table, partition)
 
 
 def detach(connection: Connection, table: str, partition: str) -> str:
     """Detach a partition, remove the note of it, and return the name that its table gets: a later row may need its own."""
     names = (f"{partition}$kept{number or ''}"[-_LONGEST_NAME:] for number in count())
-    kept = next(name for name in names if not connection.scalar(sa.select(sa.func.to_regclass(_table(name)))))
-    detached = f"ALTER TABLE {_table(table)} DETACH PARTITION {_table(partition)}"
-    for step in (detached, f"ALTER TABLE {_table(partition)} RENAME TO {_quoted(kept)}"):
-        connection.execute(sa.DDL(step))  # type: ignore[no-untyped-call]
+    kept = next(name for name in names if not connection.scalar(sa.select(sa.func.to_regclass(in_state(name)))))
+    ddl(connection, f"ALTER TABLE {in_state(table)} DETACH PARTITION {in_state(partition)}")
+    ddl(connection, f"ALTER TABLE {in_state(partition)} RENAME TO {quoted(kept)}")
     forget(connection, table, partition)
     return kept
 
@@ -268,14 +267,6 @@ def forget(connection: Connection, table: str, partition: str) -> None:
     """Remove the note of a partition of a table."""
     r = tables.state_range.c
     connection.execute(sa.delete(tables.state_range).where(r.state == table, r.partition == partition))
-
-
-def _table(name: str) -> str:
-    return f"state.{_quoted(name)}"
-
-
-def _quoted(name: str) -> str:
-    return postgresql.dialect().identifier_preparer.quote(name)  # type: ignore[no-untyped-call]
 
 
 def length(connection: Connection, state: StateSpec, column: str) -> str | int:
@@ -330,7 +321,7 @@ def made_for(state: StateSpec, before: sa.TableClause) -> Iterator[str]:
 
 
 def _literal(statement: Any) -> str:
-    return str(statement.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]
+    return str(statement.compile(dialect=DIALECT, compile_kwargs={"literal_binds": True}))
 
 
 def _one_line(statement: str) -> str:

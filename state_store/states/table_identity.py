@@ -90,7 +90,7 @@ def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
     """
     connection.execute(_NOTE, {"pipeline": pipeline, "again": again})
     for statement in connection.scalars(_GUARDED, {"pipeline": pipeline}).all():
-        connection.execute(sa.DDL(statement))  # type: ignore[no-untyped-call]
+        state_tables.ddl(connection, statement)
 
 
 def strange_table() -> sa.ScalarSelect[Any]:
