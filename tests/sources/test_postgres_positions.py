@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sources.shop import DATED, ORDERS, Shop, shop, shops
+from tests.sources.shop import DATED, ORDERS, Shop, refused, shop, shops
 from tidegate.jobs import PostgresTable
-from tidegate.state_store.base.errors import SourceChanged
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 __all__ = ["shop", "shops"]  # fixtures
 
@@ -36,10 +36,24 @@ ROUNDED: dict[str, tuple[list[str], float, str | None]] = {
             " $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$",
             "CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()",
         ],
-        1.0,
+        0.0,
         None,
     ),
+    "default": (["ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())"], 0.0, None),
+    "bin": ([], 0.0, "SELECT id, name, amount, date_bin('1 second', written, '2000-01-01') AS written FROM orders"),
 }
+# Expressions of a time that is rounded to more than a day, shifted, or rounded in a way that cannot be known.
+TOO_FAR = (
+    *(f"date_trunc('{unit}', written)" for unit in ("week", "month", "QUARTER", "year", "decade", "century", "millennium")),
+    "date_trunc('Year', written, 'UTC')",
+    "date_trunc(name, written)",
+    "date_bin('2 days', written, '2000-01-01')",
+    "hourly(written)",
+    "to_timestamp(floor(extract(epoch FROM written) / 300) * 300)",
+    "to_timestamp(extract(epoch FROM written)::bigint / 300 * 300)",
+    "written - interval '1 hour'",
+    "make_date(2024, amount, 1)::timestamptz",
+)
 
 
 @pytest.mark.promise("I11")
@@ -100,7 +114,7 @@ def test_a_view_that_shows_more_rows_is_refused(shop: Shop, source: PostgresTabl
 
 
 @pytest.mark.promise("I12")
-@pytest.mark.parametrize("rounding", ["type", "domain", "view", "query"])
+@pytest.mark.parametrize("rounding", ROUNDED)
 def test_what_rounds_a_time_is_found(shop: Shop, rounding: str) -> None:
     """A row of this second is not read yet: another one, still to come, may get the same time."""
     statements, _, query = ROUNDED[rounding]
@@ -115,6 +129,20 @@ def test_what_rounds_a_time_is_found(shop: Shop, rounding: str) -> None:
 
 
 @pytest.mark.promise("I12")
+def test_a_time_that_is_rounded_too_far_is_refused(shop: Shop) -> None:
+    """A row would be read long after it was written, or never; a view, a default and a trigger may round, too."""
+    shop.execute(
+        "CREATE FUNCTION hourly(timestamptz) RETURNS timestamptz LANGUAGE plpgsql AS"
+        " $$ BEGIN RETURN date_trunc('hour', $1); END $$"
+    )
+    for expression in TOO_FAR:
+        query = f"SELECT id, name, amount, {expression} AS written FROM orders"
+        refused(shop, replace(DATED, table=None, query=query), SourceUnreadable, message="its time written is computed by")
+    shop.execute("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('month', now())")
+    refused(shop, DATED, SourceUnreadable, message=r"computed by date_trunc\('month'")
+
+
+@pytest.mark.promise("I12")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("rounding", ROUNDED)
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
@@ -123,7 +151,9 @@ def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, roundi
     statements, margin, query = ROUNDED[rounding]
     for statement in statements:
         shop.execute(statement)
-    key = {"view": "date_trunc('second', written), id", "query": "written::timestamptz(0), id"}.get(rounding, "written, id")
+    computed = {"view": "date_trunc('second', written)", "query": "written::timestamptz(0)"}
+    computed["bin"] = "date_bin('1 second', written, '2000-01-01')"
+    key = f"{computed.get(rounding, 'written')}, id"
     source = replace(DATED, table=None if query else "orders", query=query, kind=kind, margin_seconds=margin, max_rows=5)
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # the middle of a second
     writer = shop.session()

@@ -61,7 +61,8 @@ class PostgresTable(Source):
     A batch has `max_rows` rows, plus those that share the last row's key; it is read over at most `partitions` connections.
     A plan waits up to `wait_seconds` for transactions that may hold lower keys; if they take longer, a later plan has these
     rows. Rows with a time are read once they are `margin_seconds` older than the clock, which may not be set back by more, and
-    than the start of the oldest open transaction; so a trigger may round a time to `margin_seconds`, and no further.
+    than the start of the oldest open transaction; the margin grows to the step to which a time is seen to be rounded, by its
+    type, a default, a query or PL/pgSQL. More than a day is refused. Elsewhere it must not be rounded by more than the margin.
 
     `connection` holds libpq parameters without a password: ``{"host": ..., "dbname": ..., "user": ..., "passfile": ...}``, a
     connection string, or ``service=...``. Planner and executors find the password by themselves, so passfile and service file

@@ -191,7 +191,7 @@ def read_origin(cursor: Any, query: TableQuery, complaint: type[SourceUnreadable
     views = dict(cursor.fetchall())
     cursor.execute("ROLLBACK TO SAVEPOINT views")
     types = [key.type for key in key_columns]
-    step = step_seconds(cursor, query, key_columns[0]) if types[0] == "timestamp with time zone" else 0
+    step = step_seconds(cursor, query, key_columns[0], tables) if types[0] == "timestamp with time zone" else 0
     return Origin(_server(cursor), roots, storage, types, keys, tables, _collations(cursor, query, types), views, step)
 
 
