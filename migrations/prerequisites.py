@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import psycopg2
 
-from tidegate.state_store.base.errors import AccessRefused, PermanentError
+from tidegate.state_store.base.errors import AccessRefused, PermanentError, SettingsInvalid
 from tidegate.state_store.connections import role_settings
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.ledger import tables
@@ -45,8 +45,8 @@ def roles(database: str) -> str:
 def check(connection: Connection) -> None:
     """Refuse a server that lacks something; the message has the statements that an administrator runs.
 
-    Raises: PermanentError for its version, or the encoding of its texts; AccessRefused for a role, its settings or privileges,
-    or for schemas that others use.
+    Raises: PermanentError for its version, or the encoding of its texts; SettingsInvalid for PGOPTIONS; AccessRefused for a
+    role, its settings or privileges, or for schemas that others use.
     """
     version = int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
     if version < OLDEST * 10_000:
@@ -66,6 +66,8 @@ def check(connection: Connection) -> None:
             f"Migrations are run by role {OWNER}, to which the ledger's grants are made, but pg_owner names {user}. "
             "Correct that setting (tidegate settings)."
         )
+    if asked := role_settings.of_this_process(connection):
+        raise SettingsInvalid(asked)
     if statements := _missing(connection, database, creates=creates or _has_tables(connection)):
         harmful = role_settings.remedies(connection, [*ROLES])
         settings = f", and has settings under which steps may never end ({'; '.join(harmful)})" if harmful else ""

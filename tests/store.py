@@ -24,7 +24,7 @@ from tidegate.state_store.commit import (
 from tidegate.state_store.commit.author_updates import UpdateBatch
 from tidegate.state_store.commit.commit_checks import CheckedBatch
 from tidegate.state_store.commit.commit_record import Commit
-from tidegate.state_store.connections import lock_holders
+from tidegate.state_store.connections import lock_holders, role_settings
 from tidegate.state_store.connections.answer_deadlines import DeadlineConnection, NoAnswer
 from tidegate.state_store.connections.copy_into_staging import copy_partition, copy_rows
 from tidegate.state_store.connections.database import set_limits
@@ -190,6 +190,7 @@ __all__ = [
     "rebuilds",
     "registration",
     "retirement",
+    "role_settings",
     "rows_after",
     "schema_revision",
     "set_limits",

@@ -76,8 +76,7 @@ def _ledger(settings: Settings) -> Iterator[str]:
 
     with StateStore.connect(settings) as store:
         yield from (f"{loss} See: tidegate error HOLE_DETECTED" for loss in store.losses().values())
-        for setting, remedy in store.harmful_settings().items():
-            yield f"Role {setting}, under which steps may never end, or write nothing. As an administrator: {remedy}"
+        yield from store.harmful_settings()
 
 
 def _reader(settings: Settings) -> Iterator[str]:

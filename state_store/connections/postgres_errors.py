@@ -142,7 +142,7 @@ def _of_the_server(error: BaseException | None, state: str | None, message: str,
         )
     if state == _READ_ONLY_STATE or (state == _NOT_READY_STATE and _detail(error, "source_file") == _OF_STANDBYS):
         return errors.StoreUnavailable(
-            f"Postgres is a standby, or only reads, while {doing}: {message}. The primary is waited for; check PGHOST."
+            f"Postgres is a standby, or only reads, while {doing}: {message}. A primary is awaited; check PGHOST, PGOPTIONS."
         )
     return None
 

@@ -18,7 +18,8 @@ NEUTRAL = {
 # A time as short as this ends steps that go on; managed servers set longer ones.
 SHORT_SECONDS = 3600
 # The setting of a role in a database comes before that of the role, this before that of the database, and this before that of
-# the server (postgresql.conf, ALTER SYSTEM), which a session shows that has none of these.
+# the server (postgresql.conf, ALTER SYSTEM), which a session shows that has none of these. What a process asks for as it
+# connects comes before all of them, for each role.
 _SETTINGS = sa.text("""
 WITH given AS (
     SELECT DISTINCT ON (role, name) role, name, value
@@ -34,7 +35,10 @@ WITH given AS (
     UNION ALL
     SELECT owner.role, name, reset_val || coalesce(unit, ''), ' in the configuration of the server'
     FROM unnest(CAST(:roles AS text[])) AS owner (role) CROSS JOIN pg_settings
-    WHERE NOT EXISTS (SELECT FROM given WHERE given.name = pg_settings.name AND given.role IN (owner.role, session_user))
+    WHERE source <> 'client'
+        AND NOT EXISTS (SELECT FROM given WHERE given.name = pg_settings.name AND given.role IN (owner.role, session_user))
+    UNION ALL
+    SELECT NULL, name, reset_val || coalesce(unit, ''), '' FROM pg_settings WHERE source = 'client'
 )
 SELECT role, name, value, place, quote_ident(current_database()) FROM found
 WHERE name = ANY(:names) AND NOT (
@@ -55,4 +59,16 @@ def remedies(connection: Connection, roles: Sequence[str]) -> dict[str, str]:
     return {
         f"{role}: {name} = {value}{place}": f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {NEUTRAL[name]}"
         for role, name, value, place, database in connection.execute(_SETTINGS, {"roles": list(roles)})
+        if role is not None
     }
+
+
+def of_this_process(connection: Connection) -> str | None:
+    """Return a sentence on harmful settings that this process asks for in each session, whatever its role; None without any."""
+    found = [f"{row.name} = {row.value}" for row in connection.execute(_SETTINGS, {"roles": []}) if row.role is None]
+    if not found:
+        return None
+    return (
+        f"This process connects with {' and '.join(found)}, under which steps may never end, or write nothing; no setting of a "
+        "role changes that. Take it out of the environment variable PGOPTIONS, or out of options in the file of PGSERVICE."
+    )

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from tests.postgres_versions import AnyPostgres, running
-from tests.store import translate
+from tests.store import role_settings, translate
 from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store.base.errors import AccessRefused, SchemaOutOfDate, StoreUnavailable, TidegateError, Unprocessed
 
@@ -23,7 +24,9 @@ def german(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
     (home / ".tidegate").mkdir(mode=0o711)
     with ExitStack() as held, pytest.MonkeyPatch.context() as environment:
         environment.setenv("LANGUAGE", "de")
-        with running(AnyPostgres(home, reserve_port(None, held), version=15, lc_messages="C.UTF-8")) as postgres:
+        with running(
+            AnyPostgres(home, reserve_port(None, held), version=15, lc_messages="C.UTF-8", idle_session_timeout="50min")
+        ) as postgres:
             yield postgres
 
 
@@ -69,6 +72,20 @@ def test_a_refused_connection_is_not_called_a_server_that_does_not_answer(german
         assert type(meaning(raised.value)) is AccessRefused
     finally:
         hba.write_text(before)
+
+
+def test_a_setting_of_the_servers_configuration_is_named(german: AnyPostgres) -> None:
+    """It is what a session has that nobody gave another one, here on a server whose configuration is the test's own."""
+    engine = sa.create_engine(
+        "postgresql+psycopg2://", creator=lambda: psycopg2.connect(**german.settings.conninfo(user="postgres"))
+    )
+    with engine.connect() as connection:
+        found = role_settings.remedies(connection, ["postgres"])
+        assert list(found) == ["postgres: idle_session_timeout = 3000000ms in the configuration of the server"]
+        for remedy in found.values():
+            connection.exec_driver_sql(remedy)
+        assert role_settings.remedies(connection, ["postgres"]) == {}
+    engine.dispose()
 
 
 def test_a_standby_is_waited_for_until_it_is_the_primary(german: AnyPostgres) -> None:

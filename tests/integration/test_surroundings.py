@@ -13,8 +13,8 @@ from tests.servers import Server
 from tidegate import migrations
 from tidegate.jobs.sources.postgres.source_connection import connected, transaction
 from tidegate.jobs.sources.postgres.table_query import TableQuery
-from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import AccessRefused, PermanentError
+from tidegate.state_store import Settings, StateStore
+from tidegate.state_store.base.errors import AccessRefused, PermanentError, SettingsInvalid
 
 SETTINGS = {
     "ALTER ROLE tidegate_stager IN DATABASE {} SET statement_timeout = '5s'": "tidegate_stager: statement_timeout = 5s",
@@ -52,28 +52,31 @@ def test_a_setting_under_which_steps_never_end_is_named_with_its_role(tally: Tal
 
     found = tally.store.harmful_settings()
     for named in SETTINGS.values():
-        assert [name for name in found if name.startswith(named)], named
+        assert [sentence for sentence in found if sentence.startswith(f"Role {named}")], named
     with pytest.raises(AccessRefused, match="As an administrator, run: ALTER ROLE tidegate") as refused:
         migrations.upgrade(settings, [tally.spec])
     for remedy in str(refused.value).partition("run: ")[2].split("; "):
         server.execute(sql.SQL(remedy))
-    assert tally.store.harmful_settings() == {}
+    assert tally.store.harmful_settings() == []
     migrations.upgrade(settings, [tally.spec])
 
 
-def test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle(
-    tally: Tally, server: Server, as_role: Execute, monkeypatch: pytest.MonkeyPatch
+def test_a_setting_of_the_processs_own_connections_is_named_and_a_long_one_is_no_obstacle(
+    tally: Tally, as_role: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of its configuration is what a session has that nobody gave another one."""
+    """PGOPTIONS comes before the settings of roles, so that none is advised; a role's own is named besides."""
     settings = tally.store.settings
     as_role("postgres", f"ALTER DATABASE {settings.pg_database} SET idle_in_transaction_session_timeout = '24h'")
-    assert tally.store.harmful_settings() == {}
-    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=5s")
-    place = "statement_timeout = 5000ms in the configuration of the server"
-    with pytest.raises(AccessRefused, match=f"tidegate_stager: {place}.*; tidegate: {place}|tidegate: {place}") as refused:
+    assert tally.store.harmful_settings() == []
+    as_role("postgres", f"ALTER ROLE tidegate IN DATABASE {settings.pg_database} SET statement_timeout = 0")
+    monkeypatch.setenv("PGOPTIONS", "-c statement_timeout=5s -c default_transaction_read_only=on")
+    with StateStore.connect(replace(settings, lock_timeout_seconds=9)) as store:  # with connections of its own
+        (found,) = store.harmful_settings()
+    with pytest.raises(SettingsInvalid, match="default_transaction_read_only = on and statement_timeout = 5000ms") as refused:
         migrations.upgrade(settings, [tally.spec])
-    for remedy in str(refused.value).partition("run: ")[2].split("; "):
-        server.execute(sql.SQL(remedy))
+    assert str(refused.value) == found
+    assert "Take it out of the environment variable PGOPTIONS" in found
+    monkeypatch.delenv("PGOPTIONS")
     migrations.upgrade(settings, [tally.spec])
 
 
