@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from tests.sources.conftest import Inbox
-from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected
+from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected, refused
 from tests.store import Attempt, encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
-from tidegate.state_store.base.errors import (
-    MalformedRecord,
-)
+from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 # ------------------------------------------------------------------------------------------------------- end to end
 
@@ -350,6 +348,41 @@ def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
         assert through_spark == tuple(
             value and value.astimezone().replace(tzinfo=None) if column in zones else value for column, value in enumerate(row)
         )
+
+
+# Type in Postgres, declared type, and values at the bounds of the former.
+WIDER: list[tuple[str, str, list[Any]]] = [
+    *(("smallint", kind, [-(2**15), 2**15 - 1]) for kind in ("int", "bigint", "float", "double", "decimal(5,0)")),
+    *(("integer", kind, [-(2**31), 2**31 - 1, 2**24 + 1]) for kind in ("bigint", "double", "decimal(10,0)", "decimal(38,28)")),
+    ("bigint", "decimal(19,0)", [-(2**63), 2**63 - 1]),
+    ("real", "double", [float32 := 13421773 * 2.0**-27, -(2.0**-149), (2 - 2.0**-23) * 2.0**127, float("-inf")]),
+    ("real", "float", [float32, 2.0**-149]),
+    ("double precision", "double", [5e-324, 1.7976931348623157e308, 2.0**53 + 2]),
+]
+
+
+def test_a_wider_type_has_each_value(shop: Shop) -> None:
+    """Up to the bounds; a type that would round one is refused."""
+    for postgres_type, declared, values in WIDER:
+        shop.run(f"DROP TABLE IF EXISTS wide; CREATE TABLE wide (id serial, v {postgres_type})")
+        for value in values:
+            shop.execute(
+                f"INSERT INTO wide (v) VALUES (%s::float8::{postgres_type})"
+                if isinstance(value, float)
+                else "INSERT INTO wide (v) VALUES (%s)",
+                [value],
+            )
+        source = PostgresTable(table="wide", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
+        assert [value for _, value in shop.rows(source, shop.planned(source))] == values, (postgres_type, declared)
+    for postgres_type, declared in (
+        ("bigint", "double"),
+        ("integer", "float"),
+        ("numeric(9,0)", "double"),
+        ("double precision", "float"),
+    ):
+        shop.run(f"DROP TABLE wide; CREATE TABLE wide (id serial, v {postgres_type}); INSERT INTO wide (v) VALUES (1)")
+        source = PostgresTable(table="wide", key="id", schema={"id": "int", "v": declared}, wait_seconds=0)
+        refused(shop, source, SourceUnreadable, message=f"which cannot be read as {declared}")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ _INTEGERS = ("smallint", "integer", "bigint")
 _ACCEPTED: dict[str, tuple[str, ...]] = {
     "integer": _INTEGERS,
     "decimal": (*_INTEGERS, "numeric", "real", "double precision"),  # the latter by the digits that Postgres prints
-    "float": ("real",),
-    "double": ("double precision",),
+    "float": ("smallint", "real"),  # 24 bits hold each smallint
+    "double": ("smallint", "integer", "real", "double precision"),  # 53 bits hold each integer, and not each bigint
     "boolean": ("boolean",),
     "date": ("date",),
     "timestamp": ("timestamp with time zone",),

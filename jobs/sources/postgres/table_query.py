@@ -158,4 +158,6 @@ def _printed(name: str, kind: SparkType) -> sql.Composable:
     column = sql.Identifier(name)
     if kind.family == "decimal":  # as text: a cast of a double keeps 15 digits; trimmed: trailing zeros would count
         return sql.SQL("trim_scale({}::text::numeric)").format(column)
+    if kind.alias == "double":  # a real is printed with fewer digits than it has as a double
+        return sql.SQL("{}::double precision").format(column)
     return sql.SQL("encode({}, 'hex')").format(column) if kind.family == "binary" else column
