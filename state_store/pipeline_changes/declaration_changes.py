@@ -2,8 +2,8 @@
 
 Appended rows, newest rows and versions are kept as they came. So a value column may be added, which is NULL in the rows of
 earlier batches, or dropped with its values. What is computed of all rows may not: an aggregate that is added would lack the
-earlier batches for the keys that have rows already. A column of another type is refused, too, as Postgres would write the whole
-table again under a lock, and followers have read the former type.
+earlier batches for the keys that have rows already. A numeric may get more digits before the point, in every kind of state.
+Any other type is refused, as Postgres would write the whole table again under a lock, and followers have read the former type.
 """
 
 import json
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.followers import followers
@@ -68,12 +69,13 @@ def _texts_of(name: str, value: Any) -> set[str]:
 
 
 class ColumnChange(NamedTuple):
-    """The value columns that a state gets and loses; an update has no table, and only its code gets others."""
+    """The value columns that a state gets, loses and widens; an update has no table, and only its code gets others."""
 
     pipeline: str
     state: str
     added: tuple[str, ...]
     dropped: tuple[str, ...]
+    widened: dict[str, str]
     is_update: bool
 
     def __str__(self) -> str:
@@ -86,6 +88,7 @@ class ColumnChange(NamedTuple):
                 " from the next batch on" if self.is_update else ": the values are gone then, and no migration brings them back"
             )
             parts.append(f"{begin} loses {' and '.join(self.dropped)}{rows}.")
+        parts += [f"{begin} has {name} as {wide}: the values stay as they are." for name, wide in self.widened.items()]
         if self.added and self.dropped and not self.is_update:
             parts.append("Nothing is renamed: no values move from one to the other.")
         return " ".join(parts)
@@ -129,14 +132,14 @@ def check(known: _State, spec: PipelineSpec, committed: int) -> list[ColumnChang
 
 
 def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequence[ColumnChange]) -> None:
-    """Refuse to drop a column while a follower has batches that were planned with it: each attempt has to read the same.
+    """Refuse to drop or widen a column while a follower has batches that were planned with it: attempts have to read the same.
 
     One that is planned meanwhile reads only after the migration, whose lock on the table it waits for.
 
     Raises: DeclarationChanged.
     """
     b = tables.batch.c
-    for change in (change for change in changes if change.dropped and not change.is_update):
+    for change in (change for change in changes if (change.dropped or change.widened) and not change.is_update):
         for follower in followers(connection, spec.name, change.state):
             open_batches = sa.select(sa.func.min(b.txid), sa.func.max(b.txid)).where(
                 b.pipeline == follower.pipeline, b.txid > follower.committed
@@ -144,9 +147,10 @@ def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequenc
             first, last = connection.execute(open_batches).one()
             if first is not None:
                 raise DeclarationChanged(
-                    f"State {change.state} of pipeline {spec.name} cannot lose {' and '.join(change.dropped)} yet: pipeline "
-                    f"{follower.pipeline} follows it, and has planned txids {first} to {last} with that, which have not "
-                    "committed. Let them commit, then repeat the command.",
+                    f"State {change.state} of pipeline {spec.name} cannot lose or widen "
+                    f"{' and '.join([*change.dropped, *change.widened])} yet: pipeline {follower.pipeline} follows it, and has "
+                    f"planned txids {first} to {last} with that, which have not committed. Let them commit, then repeat the "
+                    "command.",
                     pipeline=spec.name,
                 )
 
@@ -169,12 +173,28 @@ def _compare(known: _State, spec: PipelineSpec) -> tuple[list[ColumnChange], lis
         refusals.append("its states are in another order")
     changes = []
     for name in (name for name in after if name in before):
-        refusals += [f"state {name}: {refusal}" for refusal in _refusals(before[name], after[name], spec)]
+        widened = _widened(before[name], after[name])
+        same = [{**each, "type": {"name": widened.get(each["name"], each["type"]["name"])}} for each in before[name]["values"]]
+        refusals += [f"state {name}: {why}" for why in _refusals({**before[name], "values": same}, after[name], spec)]
         gone, new = _names(before[name]), _names(after[name])
         added, dropped = (tuple(each for each in one if each not in other) for one, other in ((new, gone), (gone, new)))
-        if added or dropped:
-            changes.append(ColumnChange(spec.name, name, added, dropped, after[name]["updates"]))
+        if added or dropped or widened:
+            changes.append(ColumnChange(spec.name, name, added, dropped, widened, after[name]["updates"]))
     return changes, refusals
+
+
+def _widened(before: _State, after: _State) -> dict[str, str]:
+    """Return the values' types that are wider now, of the same scale, so that no row is written again; by column."""
+    was, now = ({value["name"]: value["type"]["name"] for value in state["values"]} for state in (before, after))
+    return {
+        name: now[name]
+        for name in was
+        if name in now
+        and (old := ColumnType(was[name]).precision_and_scale)
+        and (new := ColumnType(now[name]).precision_and_scale)
+        and old[0] < new[0]
+        and old[1] == new[1]
+    }
 
 
 def _refusals(before: _State, after: _State, spec: PipelineSpec) -> Iterator[str]:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +21,7 @@ from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
 from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
 from tidegate import migrations
-from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State
+from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State, Sum
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, Unprocessed
 
@@ -28,9 +29,10 @@ pytestmark = BOTH_POSTGRES
 
 # A row of the source, by column; columns that a declaration lacks are not staged.
 Line = dict[str, Any]
-BASE = {"cents": "bigint", "note": "text"}
+BASE, PRICE = {"cents": "bigint", "note": "text"}, "numeric(10,2)"
 COME, GONE, RENAMED = {**BASE, "city": "text"}, {"cents": "bigint"}, {"cents": "bigint", "city": "text"}
 _TYPES = {"shop": pa.string(), "at": pa.int64(), "cents": pa.int64(), "note": pa.string(), "city": pa.string()}
+_TYPES |= {"price": pa.decimal128(38, 2)}
 # For each state: its columns before the value columns, and by which of these the greatest row is the one; NULL is least.
 _GREATEST: dict[str, tuple[list[str], list[str], list[str]]] = {
     "log": (["txid", "position", "at"], ["txid", "position"], []),
@@ -46,7 +48,7 @@ def declare(columns: dict[str, str], *, version: int = 1) -> Pipeline:
         "log": Rows({"at": "bigint", **columns}, range_partitions=Ranges("at", 4)),
         "newest": Newest({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
         "versions": History({"shop": "text"}, columns=columns, order_by={"at": "bigint"}, **opaque),
-        "sold": State({"shop": "text"}, {"lines": Count()}, kind="opaque"),
+        "sold": State({"shop": "text"}, {"lines": Count(), "paid": Sum("price", columns.get("price", PRICE))}, kind="opaque"),
     }
     return Pipeline("shop", Stream("opaque"), states, version=version)
 
@@ -116,8 +118,8 @@ class Team:
                 assert sorted(map(repr, expected)) == sorted(repr(tuple(row[c] for c in [*first, *values])) for row in rows)
                 if name != "log":
                     self._check_changes(name, [*first, *values], rows)
-            sold = database.sql("SELECT shop, count(*) FROM lines GROUP BY 1 ORDER BY 1").fetchall()
-            assert [(row["shop"], row["lines"]) for row in self.flow.rows("sold")] == sold
+            sold = database.sql("SELECT shop, count(*), coalesce(sum(price), 0) FROM lines GROUP BY 1 ORDER BY 1").fetchall()
+            assert [(row["shop"], row["lines"], row["paid"]) for row in self.flow.rows("sold")] == sold
 
     def _check_changes(self, name: str, columns: list[str], rows: list[Line]) -> None:
         """The last recorded change of each key has the key's row, but for columns that came after it."""
@@ -146,7 +148,8 @@ def columns_of_states(settings: Settings) -> list[str]:
 def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
     """Return what a task stages of lines: each, or for each key the greatest one; NULL is least."""
     if state.name == "sold":
-        return [[shop, sum(line["shop"] == shop for line in lines)] for shop in {line["shop"] for line in lines}]
+        prices = {line["shop"]: [each.get("price", 0) for each in lines if each["shop"] == line["shop"]] for line in lines}
+        return [[shop, len(of_shop), sum(of_shop)] for shop, of_shop in prices.items()]
     values = [value.name for value in state.values]
     if state.appends:
         return [[place, *(line.get(name) for name in values)] for place, line in enumerate(lines)]
@@ -229,6 +232,29 @@ def test_a_column_that_goes_takes_its_values_along_and_the_last_txid_from_before
     team.check()
     team.merge(LINES[4], LINES[5])
     team.check()
+
+
+def test_a_numeric_column_is_widened_in_place(team: Team) -> None:
+    """In each kind of state, with what it has from before the txid and records; the last txid from before is redone."""
+    team.migrate({**BASE, "price": PRICE}, version=2)
+    team.merge({**LINES[3], "price": Decimal("99999999.99")}, {**LINES[5], "price": Decimal("-0.01")})
+    files = (
+        "SELECT relname, pg_relation_filenode(pg_class.oid) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+        " WHERE nspname = 'state' AND relkind IN ('r', 'i') ORDER BY 1"
+    )
+    before = team.asked(files)
+    written = team.migrate({**BASE, "price": "numeric(14,2)"}, version=3)
+    assert "type_=sa.Numeric(precision=14, scale=2)" in written.read_text()
+    assert team.asked(files) == before  # no row is written again
+    assert migrations.new_revision(team.settings, [team.flow.spec], "nothing") is None
+    team.check()
+    team.merge({**LINES[3], "price": Decimal("999999999999.99")}, redo=True)
+    team.check()
+    team.merge({**LINES[4], "price": Decimal("-999999999999.99")})
+    team.check()
+    for other in ("numeric(12,2)", "numeric(14,1)", "numeric(16,3)"):
+        with pytest.raises(DeclarationChanged, match=f"column price was numeric.14,2., and is {re.escape(other)}"):
+            migrations.new_revision(team.settings, [declare({**BASE, "price": other}, version=4).spec], "columns")
 
 
 @pytest.mark.soak

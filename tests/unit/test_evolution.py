@@ -59,6 +59,30 @@ def test_columns_come_and_go(state: Any) -> None:
     ]
 
 
+PRICES = State({"name": "numeric(10,2)"}, {"paid": Sum("amount", "numeric(10,2)"), "mean": Avg("amount", scale=2)})
+WIDER = replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", "numeric(14,2)")})
+
+
+def test_a_numeric_value_may_get_more_digits_before_the_point() -> None:
+    """Of any kind of state; not a key, nor another scale; the version confirms it."""
+    log = Rows({"name": "text", "amount": "numeric(10,2)"})
+    wide = "has {} as numeric(14,2): the values stay as they are."
+    assert check(pipeline(log, PRICES), pipeline(columns(log, amount=None, more="text"), WIDER))[1:] == [
+        f"State s2 of pipeline inbox {wide.format('paid')}"
+    ]
+    assert check(pipeline(log), pipeline(replace(log, columns={**log.columns, "amount": "numeric(14,2)"}))) == [
+        f"State s1 of pipeline inbox {wide.format('amount')}"
+    ]
+    with pytest.raises(DeclarationChanged, match=r"raise the pipeline's version above 1"):
+        check(pipeline(PRICES), pipeline(WIDER, version=1))
+    for refused in (
+        replace(PRICES, key={"name": "numeric(14,2)"}),
+        *(replace(PRICES, aggregates={**PRICES.aggregates, "paid": Sum("amount", f"numeric({n})")}) for n in ("9,2", "14,3")),
+    ):
+        with pytest.raises(DeclarationChanged, match="has committed 3 batches into other states"):
+            check(pipeline(PRICES), pipeline(refused))
+
+
 @pytest.mark.promise("decision:0051")
 def test_the_change_is_confirmed_by_the_version() -> None:
     """As a changed source is; the refusal says what would come and go."""
