@@ -1,4 +1,4 @@
-"""What a team has given to a state's table by hand (indexes, constraints, comments), for the table that takes its place.
+"""What a team has given to a state's table by hand (indexes, constraints, storage), for the table that takes its place.
 
 Privileges and triggers are given to the new table while both exist (`partitions.made_like_before`). An index has a name of its
 own in the schema, so it can be made again only when the former table is gone: these statements are read before that.
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
 # Postgres writes a definition with the former table's name. NOT NULL and primary keys are declared. What belongs to a single
-# partition is left: the new table may be divided otherwise.
+# partition is left: the new table may be divided otherwise; and a divided one has no storage parameters and is not clustered.
 _STATEMENTS = """
     SELECT todo FROM (
         SELECT 1 AS step, conname::text AS name, format('ALTER TABLE {made} ADD CONSTRAINT %I %s', conname,
@@ -45,7 +45,29 @@ _STATEMENTS = """
                 WHERE indrelid = '{before}'::regclass AND indisreplident)) END)
         FROM pg_class WHERE oid = '{before}'::regclass AND relreplident <> 'd'
         UNION ALL
-        SELECT 8, lpad(inhseqno::text, 9), format('ALTER TABLE {made} INHERIT %s', inhparent::regclass)
+        SELECT 8, attname, format('ALTER TABLE {made} ALTER %I %s', attname, changed)
+        FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid CROSS JOIN LATERAL (VALUES
+            ('SET (' || array_to_string(attoptions, ', ') || ')'),
+            (CASE WHEN attstorage <> typstorage THEN 'SET STORAGE ' || CASE attstorage
+                WHEN 'p' THEN 'PLAIN' WHEN 'e' THEN 'EXTERNAL' WHEN 'm' THEN 'MAIN' ELSE 'EXTENDED' END END),
+            (CASE attcompression WHEN 'p' THEN 'SET COMPRESSION pglz' WHEN 'l' THEN 'SET COMPRESSION lz4' END)
+        ) AS of_it (changed)
+        WHERE attrelid = '{before}'::regclass AND attnum > 0 AND NOT attisdropped AND changed IS NOT NULL
+        UNION ALL
+        SELECT 9, '', 'ALTER TABLE {made} ' || changed
+        FROM pg_class LEFT JOIN pg_class AS toast ON toast.oid = pg_class.reltoastrelid CROSS JOIN LATERAL (VALUES
+            ('SET (' || array_to_string(pg_class.reloptions, ', ') || ')'),
+            ('SET (toast.' || array_to_string(toast.reloptions, ', toast.') || ')'),
+            ((SELECT format('CLUSTER ON %I', regexp_replace(relname, '[$]before$', ''))
+                FROM pg_index JOIN pg_class AS i ON i.oid = indexrelid
+                WHERE indrelid = '{before}'::regclass AND indisclustered))) AS of_it (changed)
+        WHERE pg_class.oid = '{before}'::regclass AND (SELECT relkind FROM pg_class WHERE oid = '{made}'::regclass) = 'r'
+            AND changed IS NOT NULL
+        UNION ALL
+        SELECT 10, '', format('ALTER TABLE {made} SET TABLESPACE %I', spcname)
+        FROM pg_class JOIN pg_tablespace ON pg_tablespace.oid = reltablespace WHERE pg_class.oid = '{before}'::regclass
+        UNION ALL
+        SELECT 11, lpad(inhseqno::text, 9), format('ALTER TABLE {made} INHERIT %s', inhparent::regclass)
         FROM pg_inherits WHERE inhrelid = '{before}'::regclass
     ) AS all_of_them ORDER BY step, name"""
 _REPLACED = """DO $do$

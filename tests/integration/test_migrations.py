@@ -491,6 +491,8 @@ ENABLED = """
     UNION ALL SELECT 'replica identity', relreplident::text FROM pg_class WHERE oid = 'state.visit'::regclass
     UNION ALL SELECT attname, attstattarget::text FROM pg_attribute
         WHERE attrelid = 'state.visit'::regclass AND attstattarget > 0
+    UNION ALL SELECT attname, attstorage::text || attcompression::text FROM pg_attribute
+        WHERE attrelid = 'state.visit'::regclass AND attname = 'page'
 """
 BY_HAND = """
     GRANT SELECT (number), UPDATE (number) ON state.visit TO tidegate_stager;
@@ -511,6 +513,7 @@ BY_HAND = """
     COMMENT ON TABLE state.visit IS 'What was viewed, ours''s';
     COMMENT ON COLUMN state.visit.number IS 'how often';
     ALTER TABLE state.visit REPLICA IDENTITY FULL;
+    ALTER TABLE state.visit ALTER page SET STORAGE MAIN, ALTER page SET COMPRESSION pglz;
 """
 BY_MONTH = divided('"at", "month"')
 

@@ -592,6 +592,13 @@ GIVEN = """
     UNION ALL SELECT inhparent::regclass::text FROM pg_inherits WHERE inhrelid = 'state.by_shop'::regclass
     UNION ALL SELECT attname || attstattarget FROM pg_attribute
         WHERE attrelid = 'state.by_shop'::regclass AND attstattarget > 0
+    UNION ALL SELECT unnest(reloptions) FROM pg_class WHERE oid = 'state.by_shop'::regclass
+    UNION ALL SELECT 'toast.' || unnest(reloptions) FROM pg_class
+        WHERE oid = (SELECT reltoastrelid FROM pg_class WHERE oid = 'state.by_shop'::regclass)
+    UNION ALL SELECT concat_ws(' ', attname, attoptions, attstorage, attcompression) FROM pg_attribute
+        WHERE attrelid = 'state.by_shop'::regclass AND attname IN ('shop', 'sold')
+    UNION ALL SELECT relname || ' is clustered' FROM pg_index JOIN pg_class ON oid = indexrelid
+        WHERE indrelid = 'state.by_shop'::regclass AND indisclustered
     ORDER BY 1
 """
 
@@ -615,9 +622,12 @@ def test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one(settings
         "COMMENT ON COLUMN state.by_shop.sold IS 'how many'",
         "CREATE INDEX by_sold ON state.by_shop (sold) WHERE shop LIKE 'L%'",
         "GRANT UPDATE ON state.by_shop TO tidegate_stager",
+        "ALTER TABLE state.by_shop SET (fillfactor = 60, parallel_workers = 3, toast.autovacuum_enabled = off)",
+        "ALTER TABLE state.by_shop ALTER shop SET STORAGE EXTERNAL, ALTER shop SET COMPRESSION pglz",
+        "ALTER TABLE state.by_shop ALTER sold SET (n_distinct = 5), CLUSTER ON pk_by_shop",
     )
     before = [text for (text,) in asked(settings, GIVEN)]
-    assert len(before) == 11
+    assert {"fillfactor=60", "toast.autovacuum_enabled=off", "pk_by_shop is clustered", "shop e p"} < set(before)
     rebuilt(settings, counted, lambda settings, pipeline: run_plainly(settings, pipeline, times=2))
     migrations.new_revision(settings, [counted.spec], "more")
     with pytest.raises(DeclarationChanged, match=r'"few" .* is violated by some row .*Drop that from state.by_shop'):
