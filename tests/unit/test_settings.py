@@ -155,6 +155,29 @@ def test_kafka_clients_are_configured_from_one_file(tmp_path: Path) -> None:
     assert "sesame" not in repr(settings)
 
 
+def test_a_kafka_clients_certificate_and_key_are_read_where_spark_runs(tmp_path: Path) -> None:
+    """Java names their files, and neither content; what it cannot read, or would show, is refused."""
+    file, key = tmp_path / "kafka.properties", tmp_path / "client.key"
+    file.write_text(f"ssl.certificate.location={tmp_path}/client.crt\nssl.key.location={key}\nssl.key.password=sesame\n")
+    settings = Settings(kafka_bootstrap="a:9092", kafka_properties_file=file)
+    key.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
+    assert kafka_java_client(settings) == {
+        "bootstrap.servers": "a:9092",
+        "config.providers": "directory",
+        "config.providers.directory.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": f"${{directory:{tmp_path}:client.crt}}",
+        "ssl.keystore.key": f"${{directory:{tmp_path}:client.key}}",
+        "ssl.key.password": "sesame",
+    }
+    key.write_text("-----BEGIN RSA PRIVATE KEY-----\n")
+    with pytest.raises(SettingsInvalid, match=r"not a key in PKCS#8.*openssl pkcs8 -topk8"):
+        kafka_java_client(settings)
+    file.write_text("ssl.key.pem=sesame\n")
+    with pytest.raises(SettingsInvalid, match=r"^ssl\.key\.pem would be shown"):
+        kafka_java_client(settings)
+
+
 # -- trusted files -----------------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,10 @@ def kafka_client(settings: Settings) -> dict[str, str]:
 def kafka_java_client(settings: Settings) -> dict[str, str]:
     """Return a Java client's configuration; Spark's options are these names after ``kafka.``.
 
-    Java has other names for librdkafka's ``sasl.username``, ``sasl.password`` and ``ssl.ca.location``.
+    Java has other names for librdkafka's ``sasl.username``, ``sasl.password``, ``ssl.ca.location`` and, where brokers ask for a
+    certificate (mutual TLS), ``ssl.certificate.location`` and ``ssl.key.location``, which it reads from these files itself.
+
+    Raises: SettingsInvalid, also for a private key that Java does not read.
     """
     properties = {name: value for name, value in kafka_client(settings).items() if name not in OF_CONSUMERS}
     mechanism = properties.pop("sasl.mechanisms", None) or properties.get("sasl.mechanism", "")
@@ -40,7 +43,41 @@ def kafka_java_client(settings: Settings) -> dict[str, str]:
         )
     if authority := properties.pop("ssl.ca.location", None):
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authority}
+    if properties.get("ssl.endpoint.identification.algorithm") == "none":
+        properties["ssl.endpoint.identification.algorithm"] = ""
+    if inline := [name for name in properties if name.endswith(".pem")]:
+        raise SettingsInvalid(
+            f"{inline[0]} would be shown by Spark's plans. Write it to a file, and name that: ssl.key.location."
+        )
+    certificate, key = properties.pop("ssl.certificate.location", None), properties.pop("ssl.key.location", None)
+    if certificate and key:
+        _check_key(key)
+        properties |= {
+            "config.providers": "directory",
+            "config.providers.directory.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": _content_of(certificate),
+            "ssl.keystore.key": _content_of(key),
+        }
     return properties
+
+
+def _content_of(file: str) -> str:
+    """Return what Java's Kafka client replaces by a file's content, where it runs."""
+    path = Path(file).absolute()
+    return f"${{directory:{path.parent}:{path.name}}}"
+
+
+def _check_key(file: str) -> None:
+    try:
+        first, _, _ = Path(file).read_text().partition("\n")
+    except (OSError, ValueError) as error:
+        raise SettingsInvalid(f"ssl.key.location {file} cannot be read: {error}. Fix it or name another.") from error
+    if first.strip() not in ("-----BEGIN PRIVATE KEY-----", "-----BEGIN ENCRYPTED PRIVATE KEY-----"):
+        raise SettingsInvalid(
+            f"ssl.key.location {file} is not a key in PKCS#8, which alone Spark's Kafka client reads. Write one: "
+            f"openssl pkcs8 -topk8 -in {file} -out NEW, and name that file."
+        )
 
 
 def _read_properties(file: Path) -> dict[str, str]:

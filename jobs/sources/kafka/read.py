@@ -191,6 +191,12 @@ class KafkaReader(Emitter):
                 f"Spark cannot read {self._settings.kafka_properties_file}, where the Kafka log-in is. Put it at the same "
                 "place on Spark's server and its executors, readable by them."
             )
+        if "Invalid PEM" in text:
+            reason = text.rpartition("Caused by: ")[2].splitlines()[0]
+            return SourceUnreadable(
+                f"Spark cannot use the certificate or key of {self._settings.kafka_properties_file}: {reason}. With a "
+                "password, Java 17 reads a key only as openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES writes it."
+            )
         match = KAFKA_ERROR.search(text)
         return self._explain_client(match[1], match[2].strip().rstrip(".")) if match else None
 
@@ -280,7 +286,8 @@ class KafkaReader(Emitter):
             user, password = (_reference_to(file, name) for name in ("sasl.username", "sasl.password"))
             properties["sasl.jaas.config"] = f'{module} required username="{user}" password="{password}";'
         properties |= {name: _reference_to(file, name) for name in secret}
-        return {"config.providers": "file", "config.providers.file.class": FILE_PROVIDER, **properties}
+        providers = ",".join(filter(None, ["file", properties.get("config.providers")]))
+        return {**properties, "config.providers": providers, "config.providers.file.class": FILE_PROVIDER}
 
 
 def _ranges(metadata: SourceMetadata) -> dict[int, tuple[int, int]]:
