@@ -103,6 +103,13 @@ def check_names(names: Iterable[str]) -> None:
         seen[lower] = name
 
 
+def in_another_case(missing: Iterable[str], names: Iterable[str]) -> str:
+    """Return a remark on those names that differ from the missing ones by upper and lower case alone; "" without any."""
+    lower = {name.lower() for name in missing}
+    similar = [name for name in names if name.lower() in lower]
+    return f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else ""
+
+
 def quoted(name: str) -> str:
     """Return a column's name quoted for Spark."""
     return f"`{name.replace('`', '``')}`"

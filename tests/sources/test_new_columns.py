@@ -93,6 +93,25 @@ def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folde
     assert "has the column country" in folder.refused(source, SourceUnreadable)
 
 
+@pytest.mark.parametrize("missing", ["refuse", "null"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_column_in_another_case_is_named_and_never_null(folder: Folder, format: Any, missing: Any) -> None:
+    """Whether columns may lack or not; in JSON also in a single record, and in a field of a struct."""
+    source = Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA, missing=missing)
+    folder.write(f"a.{format}", FORMATS[format]({"NAME": "a", "amount": 1}))
+    assert "name" in (message := folder.refused(source, MalformedRecord))
+    assert "(it has NAME: upper and lower case differ)" in message
+    if format == "json":
+        folder.write("a.json", json_of(ROW) + json_of({**ROW, "NAME": "b"}) + json_of({"Name": "a", "amount": 1}))
+        message = folder.refused(source, MalformedRecord)
+        assert "a.json, line 3" in message
+        assert "it has no key name (it has Name: upper and lower case differ)" in message
+        assert folder.read(replace(source, ignored_columns=["Name"])) == [("a", 1), ("a", 1), (None, 1)]
+        nested = replace(source, schema={"shop": "struct<id: int, Code: string>"})
+        folder.write("a.json", json_of({"shop": {"id": 1, "code": "x"}}))
+        assert "it has no field Code (it has code: upper" in folder.refused(nested, MalformedRecord)
+
+
 def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Files("inbox", glob="*.json", format="json", schema=SCHEMA, on_new_column="block")
     rows = [json_of(ROW)] * 2000

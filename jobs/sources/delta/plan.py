@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
 from tidegate.jobs.sources.delta.source import Delta
@@ -210,7 +211,8 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         place = f"Version {version} of {self._folder}"
         source = self._source
         if lacking := [name for name in (*source.schema, *source.partitions) if name not in table.columns]:
-            raise SourceUnreadable(f"{place} has no column {lacking[0]}; it has {', '.join(table.columns)}.")
+            case = in_another_case(lacking, table.columns)
+            raise SourceUnreadable(f"{place} has no column {lacking[0]}{case}; it has {', '.join(table.columns)}.")
         if wrong := [name for name in source.schema if name in table.partitions]:
             raise SourceUnreadable(f"{place} is partitioned by {wrong[0]}: declare it in partitions, and not in the schema.")
         if wrong := [name for name in source.partitions if name not in table.partitions]:

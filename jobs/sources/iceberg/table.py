@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.files.stores.object_places import check_url, is_url
 from tidegate.state_store.base.errors import RangeExpired, SourceUnavailable, SourceUnreadable
 
@@ -93,7 +94,8 @@ class IcebergTable:
         schema = self._table.schema()
         names = [field.name for field in schema.fields]
         if lacking := [name for name in columns if name not in names]:
-            raise SourceUnreadable(f"{self.name} has no column {lacking[0]}; it has {', '.join(names)}.")
+            case = in_another_case(lacking, names)
+            raise SourceUnreadable(f"{self.name} has no column {lacking[0]}{case}; it has {', '.join(names)}.")
         self._check_names(columns)
         for field in schema.fields:
             if field.name in columns and field.initial_default is not None:

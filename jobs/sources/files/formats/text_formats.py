@@ -48,7 +48,8 @@ class JsonReader(TextFileReader):
         kinds = {name: parse_type(text) for name, text in self._schema.items()}
         formatted = frozenset(name for name, kind in kinds.items() if PATTERNS.get(kind.family) in named(self._options))
         grammar = Grammar(blanks=b" \t", line_end=line_end_of(self._options))
-        return JsonParser(kinds, grammar, zone_of(self._options), formatted, frozenset(self._partitions.schema))
+        elsewhere, ignored = frozenset(self._partitions.schema), frozenset(self._source.ignored_columns)
+        return JsonParser(kinds, grammar, zone_of(self._options), formatted, elsewhere, ignored=ignored)
 
 
 class TextReader(TextFileReader):

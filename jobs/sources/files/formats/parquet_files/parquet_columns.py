@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
+from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.files.formats.records.text_records import MAX_RECORD_BYTES
 from tidegate.jobs.sources.files.partition_columns import IN_THE_FILES
 from tidegate.jobs.sources.files.stores.object_places import Place, for_arrow
@@ -169,8 +170,7 @@ def _check_names(path: Place, names: list[str], declared: Iterable[str], partiti
     if twice := [name for name in partitions if name in names]:
         raise MalformedRecord(f"{path}: it has the column {twice[0]}, and so has the name of a folder. {IN_THE_FILES}")
     if missing := [name for name in declared if name not in names]:
-        similar = [name for name in names if name.lower() in {name.lower() for name in missing}]
-        hint = f" (it has {', '.join(similar)}: upper and lower case differ)" if similar else f"; it has {_first_names(names)}"
+        hint = in_another_case(missing, names) or f"; it has {_first_names(names)}"
         raise MalformedRecord(
             f"{path}: column {', '.join(missing)} of the schema is missing{hint}. Correct the schema and raise the pipeline's "
             f"version, or write the file with it.{advice}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.column_types import SparkType, parse_type
+from tidegate.jobs.sources.column_types import SparkType, in_another_case, parse_type
 from tidegate.jobs.sources.files.formats.records import typed_values
 from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar
 from tidegate.jobs.sources.files.formats.records.typed_values import Constant, Number
@@ -30,6 +30,7 @@ _scan_exact = json.JSONDecoder(**_NUMBERS, parse_int=Number).scan_once  # type: 
 class JsonParser:
     """Turns lines of JSON into columns, one object a line. A missing key is NULL, an undeclared key is ignored.
 
+    A record is refused that has a key in another case instead, unless it is `ignored`, as a column that the author names.
     `formatted` are columns whose texts Spark converts, by the author's pattern. `elsewhere` are columns in the names of
     folders, which no record may have. Records that are `by_spark`, which wrote a row, have texts for NaN and the infinities.
     """
@@ -40,6 +41,7 @@ class JsonParser:
     formatted: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     by_spark: bool = False
+    ignored: frozenset[str] = frozenset()
 
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
@@ -65,6 +67,7 @@ class JsonParser:
                 twice = min(self.elsewhere & record.keys())
                 bad.setdefault(number, f"it has the key {twice}, and so has the name of a folder, by the source's partitions")
             records.append(record)
+        bad = self._in_another_case(records) | bad
         columns = {}
         for name, kind in self.kinds.items():
             values = self._prepared(chunk, name, [record.get(name) for record in records])
@@ -72,6 +75,17 @@ class JsonParser:
             for number, reason in refused.items():
                 bad.setdefault(number, f"column {name}: {reason}")
         return columns, bad
+
+    def _in_another_case(self, records: list[dict[str, Any]]) -> dict[int, str]:
+        """Return the errors of records that lack a column, and have a key that differs from its name by case alone."""
+        lower = {name.lower(): name for name in self.kinds}
+        others = {key for key in set().union(*records) - self.kinds.keys() - self.ignored if key.lower() in lower}
+        return {
+            number: f"it has no key {lower[key.lower()]}{in_another_case([key], [key])}"
+            for key in sorted(others)
+            for number, record in enumerate(records)
+            if key in record and lower[key.lower()] not in record
+        }
 
     def _prepared(self, chunk: Chunk, name: str, values: list[Any]) -> list[Any]:
         """Return a column's values as `typed_values.from_json` takes them."""

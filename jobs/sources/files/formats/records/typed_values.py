@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.sources.column_types import SparkType
+from tidegate.jobs.sources.column_types import SparkType, in_another_case
 from tidegate.state_store.declarations.column_spec import TICKS
 
 # From this year on Arrow no longer applies changes of clocks; here the zones' present rules are assumed to hold for ever.
@@ -265,6 +265,9 @@ def _map(kind: SparkType, value: dict[str, Any], zone: str) -> list[tuple[str, A
 
 
 def _struct(kind: SparkType, value: dict[str, Any], zone: str) -> dict[str, Any]:
+    lacking = [name for name, _ in kind.parts if name not in value]
+    if lacking and (case := in_another_case(lacking, value)):
+        raise ValueError(f"it has no field {lacking[0]}{case}")
     return {name: _convert_inside(part, value.get(name), zone) for name, part in kind.parts}
 
 

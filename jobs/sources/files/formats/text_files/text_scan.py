@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.files.content import COMPRESSED, UTF8, text_of
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS
 from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
@@ -107,7 +108,8 @@ def scan(file: TextFile, parser: Parser, *, has_header: bool, may_lack: bool) ->
             columns |= _keys_of_some(chunk, LOOKED_AT if rows > len(chunk) else LOOKED_AT_FIRST)
     if lacking and has_objects:
         raise MalformedRecord(
-            f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names. "
+            f"{file.path}: none of its {rows} record(s) has the key {', '.join(sorted(lacking))} that the schema names"
+            f"{in_another_case(lacking, columns)}. "
             f'Correct the schema, or declare missing="null" if the key may be left out everywhere.{file.advice}'
         )
     ranges = [
@@ -184,11 +186,14 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
         raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
     declared = list(parser.kinds)
     missing = [name for name in declared if name not in names]
-    if missing and (not parser.may_lack or len(missing) == len(declared) or not set(file.in_folders).isdisjoint(missing)):
-        is_older = len(missing) < len(declared)
+    case = in_another_case(missing, names)
+    is_refused = not parser.may_lack or case or len(missing) == len(declared) or not set(file.in_folders).isdisjoint(missing)
+    if missing and is_refused:
+        is_older = len(missing) < len(declared) and not case
         advice = "If the file is older than that, missing='null' makes it NULL. Else correct" if is_older else "Correct"
         raise MalformedRecord(
-            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing. {advice} the schema, the separator "
+            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing{case}. {advice} the schema, the "
+            "separator "
             f"(options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
         )
     if twice := [name for name in declared if names.count(name) > 1]:

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from tidegate.jobs.sources import HIDDEN
-from tidegate.jobs.sources.column_types import parse_type
+from tidegate.jobs.sources.column_types import in_another_case, parse_type
 from tidegate.jobs.sources.files.content import text_of
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
 from tidegate.jobs.sources.files.formats.records.csv_records import EMPTY_LINE, CsvParser
@@ -114,7 +114,7 @@ class PayloadsReader:
         parser = self.parser
         may_lack = isinstance(parser, CsvParser) and parser.may_lack
         if names is not None and not may_lack and (missing := [name for name in parser.types if name not in names]):
-            return self._nulls, {0: f"its file has no column {missing[0]}"}
+            return self._nulls, {0: f"its file has no column {missing[0]}{in_another_case(missing, names)}"}
         if isinstance(parser, CsvParser) and not record:
             return self._nulls, {0: EMPTY_LINE}  # splitting would return no record
         if isinstance(parser, CsvParser):
