@@ -7,6 +7,7 @@ RETIREMENT_PY = in_file("state_store/pipeline_changes/retirement.py")
 REBUILDS_PY = in_file("state_store/pipeline_changes/rebuilds.py")
 CHANGES_PY = in_file("state_store/pipeline_changes/declaration_changes.py")
 TABLE_IDENTITY = in_file("state_store/states/table_identity.py")
+TEAM_ADDITIONS = in_file("state_store/states/team_additions.py")
 ROLE_SETTINGS = in_file("state_store/connections/role_settings.py")
 
 RETIREMENT = "tests/integration/test_retirement.py"
@@ -18,7 +19,12 @@ MUTANTS = (
     ROLE_SETTINGS("settings-of-the-server-are-not-looked-at", "I20", MODULE)(
         "SELECT owner.role, name, reset_val || coalesce(unit, '')",
         "SELECT owner.role, name, '0'",
-        "tests/integration/test_surroundings.py::test_a_setting_of_the_server_itself_is_named_and_a_long_one_is_no_obstacle",
+        "tests/integration/test_other_languages.py::test_a_setting_of_the_servers_configuration_is_named",
+    ),
+    ROLE_SETTINGS("what-pgoptions-asks-for-is-not-looked-at", "I20", MODULE)(
+        "FROM pg_settings WHERE source = 'client'",
+        "FROM pg_settings WHERE source = 'role'",
+        "tests/integration/test_surroundings.py::test_a_setting_of_the_processs_own_connections_is_named_and_a_long_one_is_no_obstacle",
     ),
     REGISTRATION("a-retired-name-is-given-again", "I23", "register")(
         "cursors.check_not_retired(spec.name, Retired(known.retired_at, known.retired_by, known.retired_reason))",
@@ -53,6 +59,21 @@ MUTANTS = (
         'if changes and spec.version <= known["version"]:',
         'if changes and spec.version < known["version"]:',
         "tests/conformance/test_columns.py",
+    ),
+    CHANGES_PY("a-narrower-number-is-taken-for-a-wider-one", "I16", "_widened")(
+        "old[0] < new[0]",
+        "old[0] != new[0]",
+        "tests/unit/test_evolution.py::test_a_numeric_value_may_get_more_digits_before_the_point",
+    ),
+    CHANGES_PY("a-number-of-another-scale-is-taken-for-a-wider-one", "I16", "_widened")(
+        "and old[1] == new[1]",
+        "and old[1] <= new[1]",
+        "tests/unit/test_evolution.py::test_a_numeric_value_may_get_more_digits_before_the_point",
+    ),
+    TEAM_ADDITIONS("a-rebuilt-table-loses-its-storage-parameters", "I24", MODULE)(
+        "WHERE oid = '{made}'::regclass) = 'r'",
+        "WHERE oid = '{made}'::regclass) = 't'",
+        f"{REBUILDS}::test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one",
     ),
     RETIREMENT_PY("a-followed-pipeline-is-retired", "I23", "retire")(
         "_check_not_read(pipeline, others)", "pass", f"{RETIREMENT}::test_a_followed_pipeline_is_not_retired"

@@ -19,6 +19,9 @@ CONTENT = in_file("jobs/sources/files/content.py")
 PARTITIONED = in_file("jobs/sources/partitioned.py")
 POSTGRES_READ = in_file("jobs/sources/postgres/read.py")
 TABLE_ORIGIN = in_file("jobs/sources/postgres/table_origin.py")
+TIME_STEPS = in_file("jobs/sources/postgres/time_steps.py")
+JSON_RECORDS = in_file("jobs/sources/files/formats/records/json_records.py")
+TEXT_SCAN = in_file("jobs/sources/files/formats/text_files/text_scan.py")
 COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
@@ -76,15 +79,40 @@ MUTANTS = (
         "if view not in now.views:",
         "tests/sources/test_postgres_positions.py::test_a_view_that_shows_more_rows_is_refused",
     ),
-    TABLE_ORIGIN("a-domain-rounds-a-time-unseen", "I12", MODULE)(
+    TIME_STEPS("a-domain-rounds-a-time-unseen", "I12", MODULE)(
         "USING (oid) WHERE typtype = 'd'",
         "USING (oid) WHERE typtype = 'b' AND typbasetype > 0",
         "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
     ),
-    TABLE_ORIGIN("a-query-rounds-a-time-unseen", "I12", "_step_seconds")(
-        "else 10.0**-modifier, *rounded])",
+    TIME_STEPS("a-query-rounds-a-time-unseen", "I12", "step_seconds")(
+        "else 10.0**-modifier, *(step for step in steps.values() if step)])",
         "else 10.0**-modifier])",
         "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+    ),
+    TIME_STEPS("a-trigger-or-default-rounds-a-time-unseen", "I12", "step_seconds")(
+        "[*read, *(text for (text,) in cursor.fetchall())]",
+        "read",
+        "tests/sources/test_postgres_positions.py::test_what_rounds_a_time_is_found",
+    ),
+    TIME_STEPS("an-unknown-rounding-of-a-time-is-passed", "I12", "step_seconds")(
+        "if step is None or step >",
+        "if step is not None and step >",
+        "tests/sources/test_postgres_positions.py::test_a_time_that_is_rounded_too_far_is_refused",
+    ),
+    JSON_RECORDS("a-key-in-another-case-becomes-null", "I11", "JsonParser.parse")(
+        "bad = self._in_another_case(records) | bad",
+        "bad = dict(bad)",
+        f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null",
+    ),
+    TEXT_SCAN("a-header-in-another-case-becomes-null", "I11", "_header")(
+        "not parser.may_lack or case or",
+        "not parser.may_lack or",
+        f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null",
+    ),
+    QUERY("a-real-is-read-by-its-printed-digits", "I11", "_printed")(
+        'if kind.alias == "double":',
+        'if kind.alias == "":',
+        f"{TABLE}::test_a_wider_type_has_each_value",
     ),
     SETTLED("a-rounded-time-is-before-the-bound", "I12", MODULE)(
         "SELECT (least(min(xact_start), %s::timestamptz) - %s * interval '1 second')::text,",
