@@ -192,9 +192,9 @@ class KafkaReader(Emitter):
                 "place on Spark's server and its executors, readable by them."
             )
         if "Invalid PEM" in text:
-            reason = text.rpartition("Caused by: ")[2].splitlines()[0]
+            cause = text.rpartition("Caused by: ")[2].splitlines()[0]
             return SourceUnreadable(
-                f"Spark cannot use the certificate or key of {self._settings.kafka_properties_file}: {reason}. With a "
+                f"Spark cannot use the certificate or key of {self._settings.kafka_properties_file}: {cause}. With a "
                 "password, Java 17 reads a key only as openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES writes it."
             )
         match = KAFKA_ERROR.search(text)
