@@ -104,7 +104,7 @@ MUTANTS = (
         "bad = dict(bad)",
         f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null",
     ),
-    TEXT_SCAN("a-header-in-another-case-becomes-null", "I11", "_header")(
+    TEXT_SCAN("a-header-in-another-case-becomes-null", "I11", "_check_missing")(
         "not parser.may_lack or case or",
         "not parser.may_lack or",
         f"{NEW_COLUMNS}::test_a_column_in_another_case_is_named_and_never_null",

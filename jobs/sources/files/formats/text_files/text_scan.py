@@ -185,20 +185,27 @@ def _header(file: TextFile, parser: CsvParser) -> tuple[tuple[str, ...], int]:
     if names is None:
         raise MalformedRecord(f"{where}which is no CSV record: {first.bad.get(0, 'its quotes do not match')}.")
     declared = list(parser.kinds)
-    missing = [name for name in declared if name not in names]
-    case = in_another_case(missing, names)
-    is_refused = not parser.may_lack or case or len(missing) == len(declared) or not set(file.in_folders).isdisjoint(missing)
-    if missing and is_refused:
-        is_older = len(missing) < len(declared) and not case
-        advice = "If the file is older than that, missing='null' makes it NULL. Else correct" if is_older else "Correct"
-        raise MalformedRecord(
-            f"{where}the schema says {','.join(declared)}: {', '.join(missing)} is missing{case}. {advice} the schema, the "
-            "separator "
-            f"(options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
-        )
+    _check_missing(file, parser, names, where)
     if twice := [name for name in declared if names.count(name) > 1]:
         raise MalformedRecord(f"{where}in which {twice[0]} comes twice. Rename one of them.")
     return tuple(names), int(first.lines[0])
+
+
+def _check_missing(file: TextFile, parser: CsvParser, names: list[str], where: str) -> None:
+    """Refuse a header that lacks a declared column, unless it may; one in another case is not lacking.
+
+    Raises: MalformedRecord.
+    """
+    missing = [name for name in parser.kinds if name not in names]
+    case = in_another_case(missing, names)
+    is_refused = not parser.may_lack or case or len(missing) == len(parser.kinds)
+    if missing and (is_refused or not set(file.in_folders).isdisjoint(missing)):
+        is_older = len(missing) < len(parser.kinds) and not case
+        advice = "If the file is older than that, missing='null' makes it NULL. Else correct" if is_older else "Correct"
+        raise MalformedRecord(
+            f"{where}the schema says {','.join(parser.kinds)}: {', '.join(missing)} is missing{case}. {advice} the schema, the "
+            f"separator (options={{'sep': ...}}), or say header=False if the file has none.{file.advice}"
+        )
 
 
 def _required_keys(file: TextFile, parser: Parser, may_lack: bool) -> set[str]:
