@@ -21,15 +21,7 @@ from typing import Any
 from airflow.sdk import DAG, Asset, RetryPolicy, task, task_group
 from airflow.sdk.definitions.retry_policy import RetryDecision
 
-from tidegate.dags.batch_tasks import (
-    PARAMS,
-    Announce,
-    CommitSensor,
-    ProcessBatch,
-    plan,
-    report_failure,
-    tries_since_clearing,
-)
+from tidegate.dags.batch_tasks import PARAMS, Announce, CommitSensor, ProcessBatch, plan, report_failure, tries_since_clearing
 from tidegate.dags.batch_trigger import BATCH
 from tidegate.jobs.engine.poison import pause_after
 from tidegate.jobs.engine.txid_ranges import BATCHES_PER_RUN, MAX_BATCHES_PER_RUN
@@ -170,13 +162,7 @@ def batch_dag(
     limit = batches_per_run if arguments["max_active_runs"] == 1 else MAX_BATCHES_PER_RUN
     arguments["params"] = {**PARAMS, **arguments.get("params", {})}
     defaults = TASK_DEFAULTS | {"retry_policy": PipelineRetries(pipeline_name)} | dict(default_args or {})
-    with DAG(
-        pipeline_name,
-        schedule=schedule,
-        default_args=defaults,
-        tags=["tidegate", *tags],
-        **arguments,
-    ) as dag:
+    with DAG(pipeline_name, schedule=schedule, default_args=defaults, tags=["tidegate", *tags], **arguments) as dag:
         first: dict[str, Any] = {"weight_rule": "absolute", "priority_weight": PLAN_PRIORITY}
         planned = task(task_id="plan", doc_md=PLAN_DOC, **first)(plan)(pipeline_name, concurrency, limit)
 

@@ -70,10 +70,7 @@ class TurnPoller:
     """
 
     def __init__(
-        self,
-        connect: Callable[[], StateStore],
-        failed_tasks: Callable[[str, str], Iterable[int]],
-        process_tasks: ProcessTasks,
+        self, connect: Callable[[], StateStore], failed_tasks: Callable[[str, str], Iterable[int]], process_tasks: ProcessTasks
     ) -> None:
         self._connect = connect
         self._failed_tasks = failed_tasks

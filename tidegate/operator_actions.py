@@ -106,12 +106,7 @@ def resume(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple
 
 
 def replay(
-    store: "StateStore",
-    spec: "PipelineSpec",
-    txid: int | None,
-    owner: str,
-    reason: str,
-    beside: "SourceMetadata | None" = None,
+    store: "StateStore", spec: "PipelineSpec", txid: int | None, owner: str, reason: str, beside: "SourceMetadata | None" = None
 ) -> tuple[Done, tuple[int, int] | None]:
     """Take up quarantined records, of one txid or all, as a batch; return also its txid and their number.
 

@@ -166,7 +166,7 @@ def _divided(connection: Connection, table: str) -> _Found | None:
     name = sa.cast(sa.func.to_regclass(table), OID)
     d, i, part = _DIVIDED.c, _INHERITS.c, _CLASS.c
     column = sa.select(_ATTRIBUTE.c.attname).where(
-        _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger))),
+        _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger)))
     )  # fmt: skip
     attached = sa.and_(i.inhparent == d.partrelid, sa.not_(i.inhdetachpending))
     rows = connection.execute(

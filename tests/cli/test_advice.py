@@ -332,9 +332,7 @@ def test_a_request_that_is_refused(project: Project) -> None:
     assert "Add --yes to do it" in project.printed
     project.counts("d.csv")
     project.follow(
-        "USAGE_ERROR",
-        "Add --yes to do it",
-        act=lambda: project.type(f"tidegate skip flights {txid} --reason gone --yes"),
+        "USAGE_ERROR", "Add --yes to do it", act=lambda: project.type(f"tidegate skip flights {txid} --reason gone --yes")
     )
     project.goes_on()
 

@@ -163,11 +163,7 @@ def as_role(settings: Settings) -> Execute:
     """A function that runs one statement as a role, on a separate connection, and commits it."""
 
     def execute(role: str, statement: str, parameters: object = None) -> list[tuple]:
-        with (
-            closing(psycopg2.connect(**settings.conninfo(user=role))) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
+        with closing(psycopg2.connect(**settings.conninfo(user=role))) as connection, connection, connection.cursor() as cursor:
             cursor.execute(sql.SQL(statement), parameters)
             return cursor.fetchall() if cursor.description else []
 

@@ -14,15 +14,7 @@ import psycopg2
 import pytest
 
 from tests.integration.conftest import TALLY, Execute, Tally, until
-from tests.store import (
-    DeadlineConnection,
-    LedgerReader,
-    NoAnswer,
-    connect,
-    copy_rows,
-    digest_statement,
-    state_tables,
-)
+from tests.store import DeadlineConnection, LedgerReader, NoAnswer, connect, copy_rows, digest_statement, state_tables
 from tidegate import migrations
 from tidegate.explain import why
 from tidegate.jobs.sources.postgres.source_connection import connected

@@ -343,14 +343,7 @@ AT_THE_LIMIT = {
 @pytest.mark.parametrize("is_first_committed", [True, False])
 @pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
 def test_batches_that_overflow_one_by_one_are_not_merged_together(
-    settings: Settings,
-    store: StateStore,
-    tally_of: TallyOf,
-    first: Row,
-    beyond: Row,
-    back: Row,
-    *,
-    is_first_committed: bool,
+    settings: Settings, store: StateStore, tally_of: TallyOf, first: Row, beyond: Row, back: Row, *, is_first_committed: bool
 ) -> None:
     money = tally_of(MONEY)
     money.plan(3)

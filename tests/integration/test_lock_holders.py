@@ -118,10 +118,7 @@ def test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of(
 @pytest.mark.promise("fault:another-session-keeps-lock:after")
 def test_a_commit_is_not_failed_by_an_ack_that_cannot_be_noted(old: Tally, impatient: Settings, as_role: Execute) -> None:
     """The ack is still due afterwards, so that the next plan gives it again."""
-    with (
-        StateStore.connect(impatient) as store,
-        holding(impatient, "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE"),
-    ):
+    with StateStore.connect(impatient) as store, holding(impatient, "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE"):
         store.note_ack("tally", 1, 1)
     assert as_role("postgres", ACKS) == [(1,)]
 

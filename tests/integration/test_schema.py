@@ -11,16 +11,7 @@ from sqlalchemy.dialects import postgresql
 
 from tests.integration.conftest import TALLY, Execute, Tally, contents, until
 from tests.servers import Server
-from tests.store import (
-    WINDOW,
-    ColumnType,
-    PipelineSpec,
-    ValueColumn,
-    registration,
-    schema_revision,
-    state_tables,
-    tables,
-)
+from tests.store import WINDOW, ColumnType, PipelineSpec, ValueColumn, registration, schema_revision, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.stack.components import server_process as components

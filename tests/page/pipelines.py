@@ -12,8 +12,7 @@ CLICKS = Pipeline(
     source=Files("clicks", glob="*.csv", format="csv", schema={"page": "string", "cents": "string"}),
     states={
         "per_page": State(
-            key={"page": "text", "day": "date"},
-            aggregates={"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")},
+            key={"page": "text", "day": "date"}, aggregates={"clicks": Count(), "spent": Sum("cents", type="numeric(20,4)")}
         ),
         "total": State(aggregates={"all_clicks": Count()}),
     },

@@ -32,12 +32,7 @@ def up(without_airflow: bool, extras: tuple[str, ...], wait_seconds: int, as_jso
                 shown.add(status.name)
 
     statuses = stack.up(
-        settings,
-        without_airflow=without_airflow,
-        extras=extras,
-        wait_seconds=wait_seconds,
-        watch=watch,
-        tell=output.say,
+        settings, without_airflow=without_airflow, extras=extras, wait_seconds=wait_seconds, watch=watch, tell=output.say
     )
     _say_advice(stack.advice(settings))
     for warning in stack.warnings(settings):

@@ -47,13 +47,7 @@ NOT_FOUND = 1
 @click.option("--limit", metavar="N", type=AT_LEAST_ONE, help=f"At most N rows [tables: {ROWS_FOR_PEOPLE}; JSON: all].")
 @as_json
 def inspect(
-    pipeline: str,
-    txid: int | None,
-    state: str | None,
-    source: bool,
-    limit: int | None,
-    as_json: bool,
-    **conditions: Any,
+    pipeline: str, txid: int | None, state: str | None, source: bool, limit: int | None, as_json: bool, **conditions: Any
 ) -> None:
     """Show the ledger (one row per txid, newest last), one batch, a state, or what the source leaves alone.
 

@@ -59,12 +59,7 @@ class Outcome(BaseModel):
 
 
 @router.get("/actions/{verb}")
-def prospect(
-    pipeline: access.Readable,
-    verb: Verb | Literal["redo"],
-    user: access.User,
-    txid: Txid = None,
-) -> Prospect:
+def prospect(pipeline: access.Readable, verb: Verb | Literal["redo"], user: access.User, txid: Txid = None) -> Prospect:
     """Return what an action would do."""
     with ledger_connection.reader().snapshot(f"looking what {verb} of {pipeline} would do") as connection:
         found = pipeline_overview.progress_of(connection, pipeline)

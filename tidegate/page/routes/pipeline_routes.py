@@ -94,9 +94,7 @@ def me(user: access.User) -> Me:
 
 @router.get("/pipelines")
 def pipelines(
-    user: access.User,
-    search: Annotated[str, Query(max_length=200)] = "",
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    user: access.User, search: Annotated[str, Query(max_length=200)] = "", limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Pipelines:
     """Return the pipelines that the user may read and whose name contains `search`.
 
@@ -110,9 +108,7 @@ def pipelines(
         now = pipeline_overview.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, shown)
     return Pipelines(
-        now=now,
-        total=len(mine),
-        pipelines=[_row(found[name], whys[name], name in may_act) for name in shown if name in found],
+        now=now, total=len(mine), pipelines=[_row(found[name], whys[name], name in may_act) for name in shown if name in found]
     )
 
 
