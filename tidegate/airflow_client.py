@@ -98,6 +98,8 @@ class AirflowClient:
         pools = self._call("GET", "/api/v2/pools", params={"limit": 100})["pools"]
         waiting = {"state": "deferred", "limit": 1}
         deferred = self._call("GET", "/api/v2/dags/~/dagRuns/~/taskInstances", params=waiting)["total_entries"]
+        scheduled = self.task_instances(pipeline, runs[0]["dag_run_id"], "scheduled") if runs else []
+        wanted = {task["pool"] for task in scheduled}
         heartbeat = health["scheduler"]["latest_scheduler_heartbeat"]
         silence = None if heartbeat is None else datetime.now(UTC) - datetime.fromisoformat(heartbeat)
         return {
@@ -106,6 +108,7 @@ class AirflowClient:
             "scheduler_silent_seconds": None if silence is None else silence.total_seconds(),
             "triggerer": health["triggerer"]["status"],
             "full_pools": {pool["name"]: pool["slots"] for pool in pools if pool["slots"] >= 0 and pool["open_slots"] <= 0},
+            "missing_pools": sorted(wanted - {pool["name"] for pool in pools}),
             "deferred": deferred,
         }
 

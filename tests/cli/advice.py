@@ -68,6 +68,7 @@ NOT_FOLLOWED = {
             "UNKNOWN_PIPELINE.3",
             "why DAG_PAUSED",
             "why POOL_FULL",
+            "why POOL_MISSING",
             "why RUN_ACTIVE",
             "why SCHEDULER_SLOW",
             "why TRIGGERER_AWAY",

@@ -15,6 +15,7 @@ from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.examples import EXAMPLES
 from tests.store import SourceKind, StateKind, exactly_once
 from tidegate.cli import app
+from tidegate.jobs.sources.files import folder_listing
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 UNITED = {
@@ -79,7 +80,9 @@ def test_run_get_inspect_and_status_agree(tidegate: CommandLine) -> None:
     assert len(tidegate.json("inspect", "flights")) == 1
 
 
-def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: CommandLine) -> None:
+def test_names_that_a_source_leaves_alone_are_counted_and_listed(
+    tidegate: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tidegate.settings.home
     for name in ("_old.csv", "notes.txt", "\x1b[31m.csv~"):
         write_file(home, f"flights/{name}", "not for us")
@@ -91,7 +94,11 @@ def test_names_that_a_source_leaves_alone_are_counted_and_listed(tidegate: Comma
     )
 
     assert tidegate("run", "flights").stdout == "Skipped: nothing new at the source, no txid spent.\n" + counted
+    walks: list[str] = []
+    list_one = folder_listing._Walk._list
+    monkeypatch.setattr(folder_listing._Walk, "_list", lambda *a: (walks.append(a[1]), list_one(*a))[1])
     assert counted in tidegate("status").stderr
+    assert walks == [""], "each folder is listed once, for both reports"
     assert tidegate.json("status")["left_alone"] == {"flights": counted.strip().replace("\\x1b", "\x1b")}
     assert tidegate("inspect", "flights").stderr.endswith(counted)
     found = tidegate.json("inspect", "flights", "--source")

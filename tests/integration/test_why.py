@@ -198,7 +198,7 @@ def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
     tally.store.pause("tally", "ann", "again")
     assert codes(tally) == ["IN_WORK"]
     tally.process(1)
-    assert codes(tally) == ["WAITS_FOR_COMMIT"]
+    assert codes(tally) == ["WAITS_FOR_COMMIT", "PAUSED"], "without a run, no other begins"
 
     tally.store.resume("tally", "ann", "it is there")
     tally.commit(1)

@@ -7,7 +7,7 @@ import pytest
 
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
 
-FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healthy", {}, 3, 2000)
+FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healthy", {}, [], 3, 2000)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healt
         (replace(FACTS, triggerer="unhealthy"), ["TRIGGERER_AWAY"], "triggerer is unhealthy"),
         (replace(FACTS, triggerer=None), ["TRIGGERER_AWAY"], "triggerer is not there"),
         (replace(FACTS, capacity=2), ["TRIGGERER_FULL"], "3 tasks wait in Airflow's triggerer, which has room for 2"),
+        (replace(FACTS, missing_pools=["mine"]), ["POOL_MISSING"], "Airflow has no pool mine, in which tasks of this run are"),
         (replace(FACTS, full_pools={"small": 1}), ["POOL_FULL"], "No slot of Airflow's pool small is free: all 1 are taken"),
     ],
 )

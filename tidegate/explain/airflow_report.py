@@ -1,6 +1,6 @@
 """What Airflow says of a pipeline at which no process works: a paused Dag, an active run, a slow scheduler, a full pool."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
 class Facts:
     """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers.
 
-    `paused_page` is the Dag's page if the Dag is paused.
+    `missing_pools` are those in which tasks of the run are to be, and which Airflow does not have. `paused_page` is the Dag's
+    page if the Dag is paused.
     """
 
     run: Mapping[str, Any] | None
@@ -28,6 +29,7 @@ class Facts:
     scheduler_silent_seconds: float | None
     triggerer: str | None
     full_pools: Mapping[str, int]
+    missing_pools: Sequence[str]
     deferred: int
     capacity: int
 
@@ -70,6 +72,9 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
     for name, slots in sorted(facts.full_pools.items()):
         story = f"No slot of Airflow's pool {name} is free: all {slots} are taken, and tasks wait for one."
         yield cause("POOL_FULL", story, advice="Wait until tasks of other Dags end, or give the pool more slots.", **known)
+    for name in facts.missing_pools:
+        story = f"Airflow has no pool {name}, in which tasks of this run are to be: it never starts them."
+        yield cause("POOL_MISSING", story, advice="Make it in Airflow (Admin, Pools), or change pool= of the Dag.", **known)
 
 
 def _capacity() -> int:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Button", "Cause", "Why", "explain", "of_error", "root_causes", "root_of"]
 
 # Of the first uncommitted batch, those that pass without a new run.
-_PASSES = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE", "WAITS_FOR_COMMIT")
+_GOES_ON = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE")
+_PASSES = (*_GOES_ON, "WAITS_FOR_COMMIT")  # what is processed commits during a pause, too, but no run begins for it
 
 
 class Ledger(Protocol):
@@ -153,6 +154,7 @@ def _causes(wait: "Wait", declared: _Declared, run: Mapping[str, Any], of_source
             yield of_source
         if chain[-1].code not in _PASSES:
             yield from _undeclared(declared)
+        if chain[-1].code not in _GOES_ON:
             yield from _paused(wait)
     yield from _blocked(wait, declared)
 
