@@ -69,6 +69,10 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
     elif facts.deferred >= facts.capacity:
         story = f"{facts.deferred} tasks wait in Airflow's triggerer, which has room for {facts.capacity}: the others rest."
         yield cause("TRIGGERER_FULL", story, advice=f"Raise {CAPACITY}, or start another triggerer.", **known)
+    yield from _of_pools(facts, known)
+
+
+def _of_pools(facts: Facts, known: Mapping[str, Any]) -> Iterator[Cause]:
     for name, slots in sorted(facts.full_pools.items()):
         story = f"No slot of Airflow's pool {name} is free: all {slots} are taken, and tasks wait for one."
         yield cause("POOL_FULL", story, advice="Wait until tasks of other Dags end, or give the pool more slots.", **known)
