@@ -52,7 +52,11 @@ class AirflowClient:
         """
         if self._dag(pipeline)["is_paused"]:
             raise PermanentError(f"Dag {pipeline} is paused, so a run would never start. Unpause it: {self._page(pipeline)}")
-        answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
+        try:
+            answer = self._call("POST", f"/api/v2/dags/{pipeline}/dagRuns", json={"logical_date": None, "conf": parameters})
+        except UnknownPipeline:
+            self._check_file(pipeline)  # Airflow still shows the Dag of a file that it cannot read any more
+            raise
         return str(answer["dag_run_id"])
 
     def run_state(self, pipeline: str, run_id: str) -> str:
@@ -122,15 +126,21 @@ class AirflowClient:
             try:
                 return self._call("GET", f"/api/v2/dags/{pipeline}")
             except UnknownPipeline:
-                for broken in self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})[
-                    "import_errors"
-                ]:
-                    if PurePath(broken["filename"]).name == f"{pipeline}.py":  # the pattern matches preorders.py for orders too
-                        reason = broken["stack_trace"].strip().splitlines()[-1]
-                        raise PermanentError(f"Airflow cannot read {broken['filename']}: {reason}") from None
+                self._check_file(pipeline)
                 if time.monotonic() > deadline:
                     raise
             time.sleep(1)
+
+    def _check_file(self, pipeline: str) -> None:
+        """Refuse a Dag whose file Airflow cannot read.
+
+        Raises: PermanentError.
+        """
+        errors = self._call("GET", "/api/v2/importErrors", params={"filename_pattern": f"%{pipeline}.py"})["import_errors"]
+        for broken in errors:
+            if PurePath(broken["filename"]).name == f"{pipeline}.py":  # the pattern matches preorders.py for orders too
+                reason = broken["stack_trace"].strip().splitlines()[-1]
+                raise PermanentError(f"Airflow cannot read {broken['filename']}: {reason}") from None
 
     def _check_listener(self, event: str, _details: dict[str, Any]) -> None:
         """Refuse to send anything over a new connection if another account owns its other end."""

@@ -23,7 +23,6 @@ __all__ = ["Button", "Cause", "Why", "explain", "of_error", "root_causes", "root
 
 # Of the first uncommitted batch, those that pass without a new run.
 _GOES_ON = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE")
-_PASSES = (*_GOES_ON, "WAITS_FOR_COMMIT")  # what is processed commits during a pause, too, but no run begins for it
 
 
 class Ledger(Protocol):
@@ -152,9 +151,8 @@ def _causes(wait: "Wait", declared: _Declared, run: Mapping[str, Any], of_source
         yield from _failing_plans(wait, run)
         if of_source is not None and of_source.severity == "error" and not wait.row.failed_plans:
             yield of_source
-        if chain[-1].code not in _PASSES:
+        if chain[-1].code not in _GOES_ON:  # what is processed commits during a pause, too, but no run begins for it
             yield from _undeclared(declared)
-        if chain[-1].code not in _GOES_ON:
             yield from _paused(wait)
     yield from _blocked(wait, declared)
 
