@@ -2,7 +2,6 @@
 
 import bz2
 import codecs
-import csv
 import gzip
 import io
 import json
@@ -95,17 +94,6 @@ def check_refusals(folder: Folder, cases: Iterable[tuple[Files, str, bytes | str
 # ------------------------------------------------------------------------------------------------------- read right
 
 
-def test_csv_reads_what_python_and_duckdb_read(folder: Folder) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([SCHEMA, *((name, number) for number, name in enumerate(NAMES))])
-    file = folder.write("01.csv", text.getvalue())
-
-    expected = in_order((name, number) for number, name in enumerate(NAMES))
-    by_duckdb = duckdb.sql(f"SELECT * FROM read_csv('{file}', columns={{'name': 'VARCHAR', 'amount': 'INT'}})").fetchall()
-    assert in_order(by_duckdb) == expected
-    assert folder.read(CSV) == expected
-
-
 def test_json_reads_what_pandas_and_duckdb_read(folder: Folder) -> None:
     records = [{"name": name, "amount": number} for number, name in enumerate(NAMES)]
     records += [{"name": "null", "amount": None}, {"name": "left out"}, {"amount": 7, "name": "turned"}]
@@ -118,28 +106,6 @@ def test_json_reads_what_pandas_and_duckdb_read(folder: Folder) -> None:
     by_duckdb = duckdb.sql(f"SELECT * FROM read_json('{file}', columns={{'name': 'VARCHAR', 'amount': 'INT'}})").fetchall()
     assert in_order(by_duckdb) == expected
     assert folder.read(JSON) == expected
-
-
-def test_text_reads_every_line_as_it_is(folder: Folder) -> None:
-    lines = ["first", "", "  spaces  ", "tab\tin", 'quotes "', "Zürich \U0001f30a", "last"]
-    folder.write("01.txt", "\n".join(lines))
-    assert folder.read(TEXT) == in_order((line,) for line in lines)
-
-
-def test_parquet_reads_what_pandas_reads(folder: Folder) -> None:
-    columns = {
-        "name": ("string", pa.array(["a", None, "c"])),
-        "small": ("smallint", pa.array([1, None, -(2**15)], pa.int16())),
-        "large": ("bigint", pa.array([2**62, None, -(2**62)], pa.int64())),
-        "price": ("decimal(10,2)", pa.array([Decimal("1.05"), None, Decimal("-99999999.99")], pa.decimal128(10, 2))),
-        "day": ("date", pa.array([date(2013, 1, 1), None, date(1900, 2, 28)])),
-        "known": ("boolean", pa.array([True, None, False])),
-    }
-    file = folder.write("01.parquet", parquet_of(pa.table({name: values for name, (_, values) in columns.items()})))
-
-    frame = pd.read_parquet(file, dtype_backend="pyarrow").astype(object)
-    expected = frame.where(frame.notna(), None).itertuples(index=False, name=None)
-    assert folder.read(Files("inbox", schema={name: kind for name, (kind, _) in columns.items()})) == in_order(expected)
 
 
 def test_values_of_csv_are_as_written(folder: Folder) -> None:
@@ -352,20 +318,6 @@ def test_a_time_without_its_full_form_is_refused(folder: Folder, form: Any) -> N
         assert [record for record in bad if not record[REFUSAL].startswith("column amount: ")] == []
         assert (last["name"], last[REFUSAL]) == ("b", None)
         assert all(again[REFUSAL] for again in folder.replayed(source, *bad))
-
-
-def test_full_dates_and_times_are_read(folder: Folder) -> None:
-    texts = [
-        "2024-01-05",
-        "2024-01-05T10:00",
-        "0001-01-01 00:00:00",
-        "9999-12-31T23:59:59.999999Z",
-        "2024-02-29T23:30:00.5+0530",
-    ]
-    folder.write("01.csv", "at\n" + "\n".join(texts))
-    found = [at for (at,) in folder.read(replace(CSV, schema={"at": "timestamp"}))]
-    parsed = [datetime.fromisoformat(text) for text in texts]
-    assert sorted(found) == sorted(time if time.tzinfo else time.replace(tzinfo=UTC) for time in parsed)
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
@@ -673,49 +625,47 @@ def test_a_file_without_rows_is_a_batch_without_rows(folder: Folder) -> None:
 # ------------------------------------------------------------------------------------------------- what is planned
 
 
-@pytest.mark.promise("error:SOURCE_UNREADABLE")
-def test_a_folder_that_does_not_exist_is_refused(folder: Folder) -> None:
-    assert folder.plan(CSV) is None
-    folder.path.rmdir()
-    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} does not exist"):
-        folder.plan(CSV)
-    folder.path.write_text("a file of that name")
-    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} "):
-        folder.plan(CSV)
-
-
-def make_unreadable(path: Path) -> None:
-    """Put a file without read permission where a file is expected."""
+def unreadable(path: Path) -> None:
     path.write_text(HEADER)
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("this user (root) may read every file")
 
 
-# A reader that opens a pipe blocks for ever.
-NO_FILES: dict[str, Callable[[Path], Any]] = {
-    "a folder": Path.mkdir,
-    "a dangling link": lambda path: path.symlink_to("nowhere"),
-    "a pipe": os.mkfifo,
-    "unreadable": make_unreadable,
+# A reader that opens a pipe blocks for ever; metadata is UTF-8; Hadoop takes a colon for the end of a URI's scheme, and
+# brackets for a pattern, so both together cannot be written.
+NO_FILES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "a folder": ("02.csv", Path.mkdir, r"inbox/02\.csv "),
+    "a dangling link": ("02.csv", lambda path: path.symlink_to("nowhere"), r"inbox/02\.csv "),
+    "a pipe": ("02.csv", os.mkfifo, r"inbox/02\.csv "),
+    "unreadable": ("02.csv", unreadable, r"inbox/02\.csv "),
+    "no UTF-8": (os.fsdecode(b"\xff.csv"), Path.touch, r"\.csv"),
+    "no URI": ("{[10:30]}.parquet", Path.touch, r"Spark cannot open a Parquet file with a colon and one of \[\]\{\}"),
 }
 
 
-@pytest.mark.parametrize("make", NO_FILES.values(), ids=NO_FILES.keys())
+@pytest.mark.parametrize(("name", "make", "message"), NO_FILES.values(), ids=NO_FILES.keys())
 @pytest.mark.timeout(60)
-def test_a_name_that_is_no_readable_file_is_refused_when_planned(folder: Folder, make: Callable[[Path], Any]) -> None:
+def test_a_name_that_is_no_readable_file_is_refused_when_planned(
+    folder: Folder, name: str, make: Callable[[Path], Any], message: str
+) -> None:
     folder.write("01.csv", HEADER + "a,1\n")
-    make(folder.path / "02.csv")
-    with pytest.raises(SourceUnreadable, match=r"inbox/02\.csv ") as refusal:
-        folder.plan(CSV)
+    make(folder.path / name)
+    with pytest.raises(SourceUnreadable, match=message) as refusal:
+        folder.plan(PARQUET if name.endswith(".parquet") else CSV)
     assert "\n" not in str(refusal.value)
+    str(refusal.value).encode()  # it can be printed and stored
 
 
-def test_a_parquet_name_that_spark_cannot_open_is_refused_when_planned(folder: Folder) -> None:
-    """Hadoop takes a colon for the end of a URI's scheme, and brackets for a pattern: both together cannot be written."""
-    folder.write("{[10:30]}/1.parquet", of_form("parquet", 1))
-    with pytest.raises(SourceUnreadable, match=r"Spark cannot open a Parquet file with a colon and one of \[\]\{\}"):
-        folder.plan(replace(PARQUET, glob="**/*.parquet"))
+@pytest.mark.promise("error:SOURCE_UNREADABLE")
+def test_a_folder_that_does_not_exist_is_refused(folder: Folder) -> None:
+    assert folder.plan(CSV) is None, "an empty folder has no batch"
+    folder.path.rmdir()
+    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} does not exist"):
+        folder.plan(CSV)
+    folder.path.write_text("a file of that name")
+    with pytest.raises(SourceUnreadable, match=f"The source folder {folder.path} "):
+        folder.plan(CSV)
 
 
 def test_names_of_folders_are_columns(folder: Folder) -> None:
@@ -778,14 +728,6 @@ def test_a_link_out_of_the_folder_is_refused_when_planned_and_when_read(folder: 
         emitter_of(CSV, None, folder.settings).emit_batch(Attempt("inbox", 1, 1, planned), planned)  # type: ignore[arg-type]
 
 
-def test_a_file_name_that_is_not_utf8_is_refused(folder: Folder) -> None:
-    """Metadata is UTF-8 and cannot hold such a name, so an error names the file instead of dropping it."""
-    Path(os.fsdecode(bytes(folder.path) + b"/\xff.csv")).write_text(HEADER)
-    with pytest.raises(SourceUnreadable, match=r"\.csv") as refusal:
-        folder.plan(CSV)
-    str(refusal.value).encode()  # it can be printed and stored
-
-
 def test_unfinished_and_hidden_files_are_left_alone(folder: Folder) -> None:
     folder.write("01.csv", HEADER)
     aside = [
@@ -805,15 +747,6 @@ def test_a_file_that_a_glob_finds_in_several_ways_counts_once(folder: Folder) ->
         source = replace(JSON, glob=pattern)
         assert folder.batches(source) == [["c.json", "x/b.json", "x/y/a.json"]]
         assert folder.read(source) == [("c.json", 1), ("x/b.json", 2), ("x/y/a.json", 3)]
-
-
-def test_a_young_file_waits(folder: Folder) -> None:
-    for name in ("01.csv", "02.csv", "03.csv"):
-        os.utime(folder.write(name, HEADER), (1_000_000_000, 1_000_000_000))
-    source = replace(CSV, min_age_seconds=3600)
-    assert folder.batches(source) == [["01.csv", "02.csv", "03.csv"]]
-    (folder.path / "02.csv").touch()
-    assert folder.batches(source) == [["01.csv", "03.csv"]]
 
 
 def test_batches_are_cut_by_files_and_bytes(folder: Folder) -> None:

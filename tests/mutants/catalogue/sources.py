@@ -152,7 +152,6 @@ MUTANTS = (
     LISTING("a-file-that-is-still-written-is-taken", "I11", "identify")(
         "if stamp_of(before) != stamp_of(after) or is_young(after, min_age_seconds):",
         "if stamp_of(before) != stamp_of(after):",
-        f"{OF_FILES}::test_a_young_file_waits",
         f"{IDENTITY}::test_a_young_file_is_named_and_delays_no_other",
     ),
     CONTENT("a-link-leads-out-of-the-source", "security:author-of-data", "_check_opened")(
