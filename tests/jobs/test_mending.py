@@ -3,7 +3,7 @@
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from tests import steps
 from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line, counted, waiting
 from tests.sources.conftest import Inbox, inbox
 from tests.store import Mend, Original
-from tidegate.jobs import Count, Files, FixedBatches, Pipeline, Rows, State, Sum
+from tidegate.jobs import Count, Files, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage import bad_records
 from tidegate.jobs.compute.stage.bad_records import BLOCK_BYTES, WaitingReader, describe_fault
@@ -226,20 +226,6 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
     replay(inbox, pipeline)
     found = {str(row["dt"]): (row["lines"], row["amount"]) for row in inbox.rows(pipeline, "per_day")}
     assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}
-
-
-@pytest.mark.soak
-def test_a_record_of_a_source_without_files_is_mended(settings: Settings, register: Callable[..., None]) -> None:
-    source = FixedBatches([[("a", 1), ("b", -2)]], schema=SCHEMA)
-    pipeline = Pipeline("inbox", source, PER_NAME, on_poison="quarantine", check=NOT_NEGATIVE)
-    inbox = Inbox(settings, register)
-    register(pipeline)
-    inbox.run(pipeline)
-    (original,) = waiting(inbox)
-    assert original["origin"] is None
-    mend(inbox, original, '{"name": "b", "amount": 2}')
-    replay(inbox, pipeline)
-    assert counted(inbox, pipeline) == {"a": (1, 1), "b": (1, 2)}
 
 
 # The columns of today, an amount as it was set aside, and why it would wait again.

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import NO_FIT, Folder
-from tests.sources.test_files import HEADER, NAMES_OF_FILES, change_a_byte, of_form, parquet_of, people
+from tests.sources.test_files import HEADER, NAMES_OF_FILES, of_form, parquet_of, people
 from tests.store import Attempt
 from tidegate.jobs import Count, Files, Max, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -26,7 +26,7 @@ from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceUnreadable
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 
@@ -334,31 +334,6 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
     monkeypatch.setattr(text_reader, "in_tasks", real)
     assert inbox.run(pipeline, "again") == [1]
     assert inbox.rows(pipeline) == [{"name": "a", "lines": 300, "amount": 300}]
-
-
-@pytest.mark.soak
-@pytest.mark.promise("I11", "fault:source-changed:processing", "error:SOURCE_CHANGED")
-def test_a_planned_file_that_changed_halts_its_batch_until_it_is_back(inbox: Inbox) -> None:
-    meddling = [True]
-    file = inbox.write("02.csv", HEADER + "a,1\n")
-
-    def meddle(rows: Any) -> Any:
-        if meddling:
-            meddling.clear()
-            change_a_byte(file)
-        return rows
-
-    pipeline = inbox.declare(CSV, transform=meddle)
-    inbox.write("01.csv", HEADER + "a,1\n")
-    planned = file.read_bytes()
-    inbox.plan(pipeline, "first")
-    change_a_byte(file)
-    assert inbox.refused(pipeline, SourceChanged).startswith(f"{file} ")
-    file.write_bytes(planned)
-    assert inbox.refused(pipeline, SourceChanged).startswith(f"{file} ")
-    file.write_bytes(planned)
-    assert inbox.run(pipeline, "second") == [1]
-    assert inbox.rows(pipeline) == [{"name": "a", "lines": 2, "amount": 2}]
 
 
 @pytest.mark.soak

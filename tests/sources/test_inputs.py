@@ -22,7 +22,6 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
     DeclarationInvalid,
-    MalformedRecord,
     RowsLost,
     SourceChanged,
     SourceUnreadable,
@@ -173,43 +172,7 @@ def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
 
 
-@pytest.mark.soak
-def test_a_check_of_records_covers_all_merged_inputs(folders: Folders) -> None:
-    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), check={"positive": "amount > 0"})
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N1", 1)])
-    assert folders.run(merged, "good") == [1]
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N1", -1)])
-    assert steps.plan(folders.settings, merged, run_id="bad") == [2]
-    with pytest.raises(MalformedRecord, match="fails the check 'positive'"):
-        steps.process(folders.settings, merged, 2, owner="bad")
-
-
 # joins within a batch
-
-
-@pytest.mark.soak
-def test_slices_are_joined_with_each_other(folders: Folders) -> None:
-    source = Inputs({"a": files("a"), "b": files("b", SEATS)}, wait_for_all=True)
-
-    def joined(inputs: Any) -> Any:
-        both = inputs["a"].join(F.broadcast(inputs["b"]), "name")
-        return both.selectExpr("name", "amount * seats AS amount")
-
-    pipeline = folders.declare(source, transform=joined)
-    expected: list[Row] = []
-    for number in range(4):
-        left = [(f"N{key}", number + key) for key in range(5)]
-        right = {f"N{key}": 10 * key + number for key in range(2, 8)}
-        folders.put("a", left)
-        if number < 3:
-            folders.put("b", list(right.items()), columns=SEATS)
-            expected += [(name, amount * right[name]) for name, amount in left if name in right]
-    assert folders.run(pipeline, "run") == [1, 2, 3]
-    assert folders.state(pipeline) == summed(expected)
-    with StateStore.connect(folders.settings) as store:
-        assert store.batch_history("inbox", 3).status.source_rows == 5 + 6
 
 
 @pytest.mark.parametrize("rows", [20, pytest.param(40_000, marks=pytest.mark.soak)])

@@ -123,26 +123,6 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
 
 
 @pytest.mark.soak
-def test_what_is_still_bad_waits_again_under_its_input(folders: Folders) -> None:
-    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
-    write(folders, "b", "1.csv", ["amount;name", "3;x", "four;y"])
-    pipeline = declare(folders)
-    assert folders.run(pipeline, "run") == [1]
-    before = [(r["origin"], r["payload"]) for r in waiting(folders)]
-    assert before == [("a: 1.csv, line 3", "y,two"), ("b: 1.csv, line 3", "four;y")]
-    with StateStore.connect(folders.settings) as store:
-        assert store.replay_quarantined(pipeline.spec, "test", "as the page does") == (2, 2)
-    assert folders.run(pipeline, "first replay") == [2]
-    assert [(r["origin"], r["payload"]) for r in waiting(folders)] == before
-    mend(folders, waiting(folders)[1], "4;y")
-    assert replay(folders, pipeline) == 3
-    assert [r["origin"] for r in waiting(folders)] == ["a: 1.csv, line 3"]
-    write(folders, "a", "2.csv", ["name,amount", "z,5"])
-    assert folders.run(pipeline, "later") == [4]
-    assert folders.state(pipeline) == summed([("x", 1), ("x", 3), ("y", 4), ("z", 5)])
-
-
-@pytest.mark.soak
 def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
     lists = FixedBatches([[("x", 1), ("y", 2), (None, 3)]], SCHEMA)
     write(folders, "a", "1.csv", ["name,amount", "x,-1"])

@@ -11,7 +11,6 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
@@ -19,7 +18,7 @@ from tests.servers import Server
 from tests.sources.beside_store import server, spark, template
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, stack_beside_s3
-from tests.sources.test_objects import STATE, check_planned_object, fill_lake, lake_of, parquet, stored
+from tests.sources.test_objects import STATE, fill_lake, lake_of, parquet, stored
 from tidegate.jobs import Files, Inputs, Pipeline, Reference, State
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -71,14 +70,6 @@ def test_the_state_is_what_duckdb_makes_of_the_same_objects(
     assert run_pipeline(settings, pipeline, run_id="again").commits == []
     query = f"SELECT dt, name, count(*), sum(amount)::bigint FROM {lake_of(bucket)} GROUP BY ALL ORDER BY ALL"
     assert stored(settings, pipeline) == duckdb.execute(query).fetchall()
-
-
-@pytest.mark.promise("decision:0034")
-@pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_an_object_that_is_not_as_planned_is_never_read(
-    settings: Settings, spark: SparkSession, register: Callable[..., None], bucket: Bucket, format: str
-) -> None:
-    check_planned_object(settings, register, bucket, spark, format)
 
 
 REFERENCES = {"csv": ("csv", None), "parquet": ("parquet", None), "own tasks": ("parquet", pa.uint16())}
