@@ -148,7 +148,9 @@ def test_a_plan_that_meets_a_lock_hides_no_batch_that_needs_a_person(server: Ser
     assert [(cause["code"], cause["txid"]) for cause in causes] == [("HALTED", failed)]
 
 
-def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, admin: Visitor, clicks: Batches) -> None:
+def test_operators_act_on_the_page_and_the_ledger_knows_them(
+    server: Server, admin: Visitor, clicks: Batches, store: StateStore
+) -> None:
     failed = admin.json("/pipelines/clicks")["committed"] + 1
     before = actions_of(admin)
     announced = admin.json("/pipelines/clicks/actions/retry", txid=failed)
@@ -158,6 +160,10 @@ def test_operators_act_on_the_page_and_the_ledger_knows_them(server: Server, adm
     refused = admin.act("clicks", "retry", reason="too early")
     assert (refused.status_code, refused.json()["code"]) == (409, "PIPELINE_PAUSED")
     assert admin.json("/pipelines/clicks")["paused"]["by"] == "admin, page pause"
+    assert store.fail_plan("orphan", store.begin_plan("orphan", "away"), "away", "SOURCE_UNAVAILABLE: The broker is away.")
+    listed = [row["name"] for row in admin.json("/pipelines")["pipelines"] if row["name"] != "broken"]
+    assert listed == ["orphan", "clicks"], "what a person has paused comes after what waits"
+    assert store.open_batches(ORPHAN.spec, "here", [], None, []) == []
     assert admin.act("clicks", "resume", reason="there is room").json()["run_needed"] is True
 
     clicks.fail(failed)

@@ -17,7 +17,8 @@ from tidegate.state_store.read_ledger.batch_phases import Phase
 from tidegate.state_store.read_ledger.pipeline_overview import Progress
 
 router = APIRouter(prefix="/api")
-_TROUBLE = {"error": 0, "warning": 1, "info": 2, "ok": 3}
+_TROUBLE = {"error": 0, "warning": 1, "info": 3, "ok": 4}
+_PAUSED = 2  # by a person's wish: after those that need one
 
 
 class Me(BaseModel):
@@ -96,20 +97,20 @@ def me(user: access.User) -> Me:
 def pipelines(
     user: access.User, search: Annotated[str, Query(max_length=200)] = "", limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> Pipelines:
-    """Return the pipelines that the user may read and whose name contains `search`.
+    """Return the pipelines that the user may read and whose name contains `search`, those with most trouble first.
 
     All of them are looked at: those that are left out have no more trouble than those that are returned.
     """
     mine = sorted(access.allowed(user, access.READ, (name for name in _names() if search.lower() in name)))
     with wait_facts.moment(ledger_connection.reader(), "reading the overview", mine) as moment:
         whys = root_causes(moment, mine)
-        shown = sorted(whys, key=lambda name: (_TROUBLE[whys[name].severity], name))[:limit]
+        shown = sorted(whys, key=lambda name: (_trouble(whys[name]), name))[:limit]
         found = {row.pipeline: row for row in pipeline_overview.progress(moment.connection, shown)}
         now = pipeline_overview.moment(moment.connection)
     may_act = access.allowed(user, access.ACT, shown)
-    return Pipelines(
-        now=now, total=len(mine), pipelines=[_row(found[name], whys[name], name in may_act) for name in shown if name in found]
-    )
+    rows = [_row(found[name], whys[name], name in may_act) for name in shown if name in found]
+    rows.sort(key=lambda row: (_trouble(row.why), -(row.lag_seconds or 0), row.name))
+    return Pipelines(now=now, total=len(mine), pipelines=rows)
 
 
 @router.get("/pipelines/{pipeline}")
@@ -136,6 +137,10 @@ def pipeline_detail(pipeline: access.Readable, user: access.User) -> PipelineDet
 def _names() -> list[str]:
     with ledger_connection.reader().snapshot("reading the pipelines") as connection:
         return pipeline_overview.pipeline_names(connection)
+
+
+def _trouble(why: Cause) -> int:
+    return _PAUSED if why.code == "PAUSED" else _TROUBLE[why.severity]
 
 
 def _state(state: StateSpec) -> State:

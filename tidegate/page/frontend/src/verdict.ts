@@ -1,15 +1,7 @@
-/** How all pipelines are, in one sentence, and the order in which they need somebody. */
+/** How all pipelines are, in one sentence. */
 import { capitalized, count, plural } from "./format";
 import type { PipelineRow } from "./server_types";
 import type { Severity } from "./types";
-
-const RANK: Record<Severity, number> = { error: 0, warning: 1, info: 2, ok: 3 };
-
-/** A pipeline that stands still by a person's wish comes after those that need one. */
-const rank = (row: PipelineRow): number => (row.paused && row.why.severity !== "error" ? 1.5 : RANK[row.why.severity]);
-
-export const byTrouble = (rows: PipelineRow[]): PipelineRow[] =>
-  [...rows].sort((a, b) => rank(a) - rank(b) || (b.lag_seconds ?? -1) - (a.lag_seconds ?? -1) || a.name.localeCompare(b.name));
 
 /**
  * The verdict about `total` pipelines, of which the server sent those with most trouble, in this order; null about none. With a

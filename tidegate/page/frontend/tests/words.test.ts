@@ -6,7 +6,7 @@ import { batchHref, href, parse } from "../src/route";
 import type { PipelineRow, TimelineBatch } from "../src/server_types";
 import { overall, story } from "../src/timeline/describe";
 import { timeScale } from "../src/timeline/scale";
-import { byTrouble, summary } from "../src/verdict";
+import { summary } from "../src/verdict";
 import { chosenZone, fromWall, local, setZone, ticks } from "../src/zone";
 
 const DAY = 86_400_000;
@@ -80,14 +80,6 @@ test("all pipelines flow only if all were looked at", () => {
   );
   assert.equal(summary(2, rows(2, "ok"), "fl")?.text, "With \u201cfl\u201d in the name: all 2 pipelines flow.");
   assert.equal(summary(0, []), null);
-});
-
-test("trouble comes first, and what a person has paused after it", () => {
-  const given = [row("flows", "ok"), row("paused", "info", true), row("broken", "error", true), row("waits", "warning")];
-  assert.deepEqual(
-    byTrouble(given).map((each) => each.name),
-    ["broken", "waits", "paused", "flows"],
-  );
 });
 
 const batch: TimelineBatch = {

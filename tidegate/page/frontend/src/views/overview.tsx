@@ -11,7 +11,7 @@ import { Table, type TableColumn } from "../parts/table";
 import { CauseHelp, CauseSentence } from "../parts/why";
 import { href, pipelineHref } from "../route";
 import type { PipelineRow, Pipelines } from "../server_types";
-import { byTrouble, summary } from "../verdict";
+import { summary } from "../verdict";
 
 const LIMIT = 200;
 const TYPING_MS = 200;
@@ -36,13 +36,7 @@ export function Overview({ search }: { search: string }) {
               </p>
             )}
             {pipelines.length ? (
-              <Table
-                caption="Pipelines, trouble first"
-                hideCaption
-                columns={COLUMNS}
-                rows={byTrouble(pipelines)}
-                id={(row) => row.name}
-              />
+              <Table caption="Pipelines, trouble first" hideCaption columns={COLUMNS} rows={pipelines} id={(row) => row.name} />
             ) : (
               <NoPipelines search={search} />
             )}
