@@ -52,6 +52,10 @@ TOO_FAR = (
     "to_timestamp(floor(extract(epoch FROM written) / 300) * 300)",
     "to_timestamp(extract(epoch FROM written)::bigint / 300 * 300)",
     "written - interval '1 hour'",
+    "'epoch'::timestamptz + extract(epoch FROM written)::int * interval '1 second'",
+    "written AT TIME ZONE 'Europe/Berlin' AT TIME ZONE 'UTC'",
+    "written::timestamp::timestamptz",
+    "to_char(written, 'YYYY-MM-DD HH24:00')::timestamptz",
     "make_date(2024, amount, 1)::timestamptz",
 )
 
@@ -107,6 +111,8 @@ def test_a_view_that_shows_more_rows_is_refused(shop: Shop, source: PostgresTabl
     shop.execute(f"ALTER DATABASE {database} SET search_path = pg_catalog")
     assert shop.plan(source, first) is None
     shop.execute(f"ALTER DATABASE {database} RESET search_path")
+    upgraded = {name: f"9 {digest.split()[1][::-1]}" for name, digest in first["origin"]["views"].items()}
+    assert shop.plan(source, {**first, "origin": {**first["origin"], "views": upgraded}}) is None
     shop.execute("CREATE OR REPLACE VIEW shown AS SELECT * FROM orders WHERE amount < 5")
 
     with pytest.raises(SourceChanged, match=r"view public\.shown was another one when rows were read.*generation=2"):

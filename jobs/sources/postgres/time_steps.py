@@ -33,10 +33,12 @@ _WRITTEN = """
     SELECT (regexp_matches(prosrc, 'new[.]"?' || %(column)s || '"?[[:space:]]*:?=([^;]*)', 'gi'))[1]
     FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid WHERE tgrelid = ANY(%(tables)s) AND tgenabled <> 'D'
 """
-# How an expression rounds a time: as Postgres shows it, or as it is written in a function.
+# How an expression rounds or moves a time: as Postgres shows it, or as it is written in a function. A time without a zone, or a
+# text, that becomes one with a zone means something else once its writers' zone changes.
 _ROUNDED = re.compile(
     r"timestamp(?:tz)?\((?P<digits>\d)\)|date_trunc\((?:'(?P<unit>\w+)')?|date_bin\((?:(?:interval )?'(?P<stride>[^']*)')?"
-    r"|(?P<day>::date\b|\bcurrent_date\b)|- '[^']*'::interval"
+    r"|(?P<day>::date\b|\bcurrent_date\b)|[-*] '[^']*'::interval|\)::timestamp with time zone"
+    r"|AT TIME ZONE [^()]*\) AT TIME ZONE"
     r"|to_timestamp\([^']*(?:\b(?:floor|round|trunc|ceil|ceiling|div)\(|::bigint|::integer)|(?P<second>to_timestamp\()",
     re.IGNORECASE,
 )
