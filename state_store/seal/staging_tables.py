@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 from psycopg2.errors import UndefinedTable
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import psycopg2
+from sqlalchemy.dialects.postgresql import ARRAY, psycopg2
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
-from tidegate.state_store.base.errors import Unprocessed
+from tidegate.state_store.base.errors import GuardMismatch, Unprocessed
 from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
 from tidegate.state_store.connections.table_locks import STAGING
@@ -30,9 +30,14 @@ from tidegate.state_store.states import state_tables
 logger = logging.getLogger(__name__)
 
 # Executors write the tables; the owner of the state tables reads them for a redo.
-STAGER_GRANT = sa.DDL(  # type: ignore[no-untyped-call]
-    "GRANT INSERT, SELECT ON %(fullname)s TO tidegate_stager; GRANT SELECT ON %(fullname)s TO tidegate_owner"
-)
+STAGER_GRANT = "GRANT INSERT, SELECT ON {tables} TO tidegate_stager; GRANT SELECT ON {tables} TO tidegate_owner"
+# What a new table has only if an event trigger gives it: it would change rows before their digest is taken.
+_GIVEN = sa.text("""
+    SELECT relname, coalesce('trigger ' || tgname, 'rule ' || rulename) AS given
+    FROM pg_class LEFT JOIN pg_trigger ON tgrelid = pg_class.oid LEFT JOIN pg_rewrite ON ev_class = pg_class.oid
+    WHERE relnamespace = CAST(:schema AS regnamespace) AND relname = ANY (:tables) AND coalesce(tgname, rulename) IS NOT NULL
+    LIMIT 1
+""").bindparams(sa.bindparam("tables", type_=ARRAY(sa.Text)), schema=STAGING)
 # Postgres' own hashes of these types take a quarter of the time of `hash_record_extended`, which takes any.
 _HASHES: list[tuple[type[Any], str]] = [
     (sa.BigInteger, "hashint8extended"),
@@ -48,6 +53,8 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     """Create an attempt's staging tables, which Spark's executors may fill, and drop any of the same names.
 
     The caller has checked that the pipeline owns its states, and taken the attempt's number.
+
+    Raises: GuardMismatch for tables to which an event trigger gives triggers or rules.
     """
     # A table that exists was left by a pipeline that gave the state away before its first commit: its attempts can no longer
     # commit.
@@ -55,10 +62,18 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     exist = connection.execute(sa.select(*(sa.func.to_regclass(_quoted(table)) for table in owned))).one()
     for table in (table for table, found in zip(owned, exist, strict=True) if found is not None):
         connection.execute(DropTable(table, if_exists=True))
-    for staged in spec.staged:
-        table = state_tables.staging_table_of(staged, txid, attempt)
+    made = [state_tables.staging_table_of(staged, txid, attempt) for staged in spec.staged]
+    for table in made:
         connection.execute(CreateTable(table))
-        connection.execute(STAGER_GRANT.against(table))
+    grant = STAGER_GRANT.format(tables=", ".join(map(_quoted, made)))
+    connection.execute(sa.DDL(grant.replace("%", "%%")))  # type: ignore[no-untyped-call]
+    for table_name, given in connection.execute(_GIVEN, {"tables": [table.name for table in made]}):
+        raise GuardMismatch(
+            f"{spec.name}: new table {STAGING}.{table_name} has {given}, by an event trigger of this database. It could change "
+            "values before they are merged, so nothing is. Let the event trigger leave schema staging out.",
+            pipeline=spec.name,
+            txid=txid,
+        )
 
 
 def fill(connection: Connection, staged: Staged, txid: int, attempt: int, content: CsvReader) -> StagedPartition:

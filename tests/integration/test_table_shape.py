@@ -251,3 +251,24 @@ def test_a_constraint_of_a_team_is_named_with_table_and_value(
         counted.commit(3)
     assert type(refusal.value) is PermanentError
     assert "inspect" not in remedies.fix_of_batch("PERMANENT_ERROR", "tally", 3)
+
+
+@pytest.mark.promise("I15")
+def test_what_an_event_trigger_gives_to_new_staging_tables_is_refused(tally: Tally, as_role: Execute) -> None:
+    """It would change rows before their digest is taken."""
+    for statement in (
+        CHANGED,
+        """CREATE FUNCTION public.noted() RETURNS event_trigger LANGUAGE plpgsql AS $$ DECLARE made text; BEGIN
+            FOR made IN SELECT object_identity FROM pg_event_trigger_ddl_commands() WHERE object_identity ~ 'staging.per_shop'
+            LOOP EXECUTE format('CREATE TRIGGER other BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION public.other()', made);
+            END LOOP; END $$""",
+        "CREATE EVENT TRIGGER noted ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION public.noted()",
+    ):
+        as_role("postgres", statement)
+    (txid,) = tally.plan()
+    with pytest.raises(GuardMismatch, match=r"new table staging\.per_shop_1_1 has trigger other, by an event trigger"):
+        tally.start(txid)
+    as_role("postgres", "DROP EVENT TRIGGER noted")
+    tally.process(txid, shops=[["Lisbon", 1, 5, 5, 5]])
+    tally.commit(txid)
+    assert tally.state() == [("Lisbon", 1, 5, 5, 5, 1)]

@@ -11,6 +11,11 @@ POLICIES = "tests/conformance/test_policies.py"
 DAMAGED = f"{ORDERED}::test_staging_that_differs_from_its_seal_never_counts"
 
 MUTANTS = (
+    STAGING("an-event-trigger-changes-what-is-staged", "I15", "create")(
+        'connection.execute(_GIVEN, {"tables": [table.name for table in made]})',
+        'connection.execute(_GIVEN, {"tables": []})',
+        "tests/integration/test_table_shape.py::test_what_an_event_trigger_gives_to_new_staging_tables_is_refused",
+    ),
     ATTEMPTS_PY("a-fence-that-is-not-compared", "I4", "_lock_owned")(
         "if batch.attempt != attempt.number:",
         "if batch.attempt < attempt.number:",
