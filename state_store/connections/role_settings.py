@@ -14,6 +14,7 @@ NEUTRAL = {
     "idle_session_timeout": "0",
     "default_transaction_read_only": "off",
     "session_replication_role": "origin",
+    "tidegate.writer": "''",  # by which the guard of states' tables lets the role's sessions pass
 }
 # A time as short as this ends steps that go on; managed servers set longer ones.
 SHORT_SECONDS = 3600
@@ -44,7 +45,7 @@ SELECT role, name, value, place, quote_ident(current_database()) FROM found
 WHERE name = ANY(:names) AND NOT (
     CASE WHEN name LIKE '%timeout' THEN
         extract(epoch FROM (value || CASE WHEN value ~ '^[0-9]+$' THEN 'ms' ELSE '' END)::interval) NOT BETWEEN 0.001 AND :short
-    ELSE lower(value) IN ('off', 'false', 'no', '0', 'origin') END
+    ELSE lower(value) IN ('', 'off', 'false', 'no', '0', 'origin') END
 )
 ORDER BY role, name
 """).bindparams(

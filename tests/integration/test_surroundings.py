@@ -21,6 +21,7 @@ SETTINGS = {
     "ALTER DATABASE {} SET idle_in_transaction_session_timeout = '2min'": "tidegate_reader: idle_in_transaction",
     "ALTER ROLE tidegate IN DATABASE {} SET idle_session_timeout = 5000": "tidegate: idle_session_timeout = 5000",
     "ALTER ROLE tidegate_owner IN DATABASE {} SET session_replication_role = replica": "tidegate_owner: session_rep",
+    "ALTER ROLE tidegate_owner IN DATABASE {} SET tidegate.writer = 'tally'": "tidegate_owner: tidegate.writer = tally",
     # the last, as it would refuse the others
     "ALTER DATABASE {} SET default_transaction_read_only = on": "tidegate: default_transaction_read_only = on",
 }
