@@ -132,8 +132,9 @@ def _place_of(error: Exception, name: str) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    authors = (frame for frame in reversed(frames) if not frame.filename.startswith(("<frozen ", importlib.__file__, __file__)))
-    return next((f"{frame.filename}, line {frame.lineno}" for frame in authors), f"module {name} in {folder()}")
+    own = [frame for frame in frames if frame.filename.startswith(folder())]
+    others = [frame for frame in frames if not frame.filename.startswith(("<frozen ", importlib.__file__, __file__))]
+    return next((f"{frame.filename}, line {frame.lineno}" for frame in reversed(own or others)), f"module {name} in {folder()}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tidegate.state_store.base.errors import RangeRefused, UnknownBatch, UsageEr
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.ledger.batches import existing_input
 from tidegate.state_store.ledger.cursors import check_in_service
+from tidegate.state_store.ledger.schema_revision import rebuilds_in_service
 from tidegate.state_store.operate.action_record import write_action
 
 # As long as the longest bad record that the quarantine keeps whole.
@@ -45,11 +46,17 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
 
     The record's lock makes a second operator, or a later replay, see the correction.
 
-    Raises: PipelineRetired; UnknownBatch if there is no such record; RangeRefused if it is a partial that was set aside, a
-    replay has taken it up, or it has a correction and `again` is not set; UsageError if the payload cannot be stored, or is not
-    JSON of the record's columns where the original is.
+    Raises: PipelineRetired; UnknownBatch if there is no such record; RangeRefused if the pipeline is a rebuild, the record is a
+    partial that was set aside, a replay has taken it up, or it has a correction and `again` is not set; UsageError if the
+    payload cannot be stored, or is not JSON of the record's columns where the original is.
     """
     check_in_service(connection, pipeline)
+    if (rebuild := rebuilds_in_service(connection).get(pipeline)) is not None:
+        raise RangeRefused(
+            f"{pipeline} takes what is mended of {rebuild.pipeline}, so mend the record there: see tidegate quarantine list "
+            f"{rebuild.pipeline} --txid {txid}",
+            pipeline=pipeline,
+        )
     check_storable(mended.payload)
     q = tables.quarantine.c
     this = (q.pipeline == pipeline, q.txid == txid, q.number == number)

@@ -326,6 +326,11 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
 
     changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED)
     assert rebuilt(settings, changed, run) == [1, 2]
+    with (
+        StateStore.connect(settings) as store,
+        pytest.raises(RangeRefused, match="takes what is mended of inbox, so mend the record there"),
+    ):
+        store.mend_quarantined("inbox__v2", 1, 1, mended)
     migrate(settings, changed)
     assert sums(settings)["Faro"] == (1, -5)
     with StateStore.connect(settings) as store:

@@ -65,6 +65,11 @@ sys.__stdout__.close()
 MODULES = {
     "ends": ("\nimport os\nos._exit(3)", "SettingsInvalid: tidegate.jobs.pipelines.ends ends the process", "ends.py, line 3)"),
     "leaves": ("import asyncio\nraise asyncio.CancelledError", "SettingsInvalid: ", "leaves.py, line 2)"),
+    "misnamed": (
+        DECLARATION.format(name="Mis-named"),
+        "ValueError: 'Mis-named_state' cannot be the name of a",
+        "misnamed.py, line 3)",
+    ),
     "nul": ("\0", "", ")"),
     "parses_not": ("\ndef f(:", "SyntaxError: ", "parses_not.py, line 2)"),
     "says_nothing": (
