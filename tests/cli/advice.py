@@ -64,16 +64,8 @@ NOT_FOLLOWED = {
         "STORE_UNAVAILABLE.1",
     ),
     "Airflow": (
-        *(
-            "UNKNOWN_PIPELINE.3",
-            "why DAG_PAUSED",
-            "why POOL_FULL",
-            "why POOL_MISSING",
-            "why RUN_ACTIVE",
-            "why SCHEDULER_SLOW",
-            "why TRIGGERER_AWAY",
-        ),
-        "why TRIGGERER_FULL",
+        *("UNKNOWN_PIPELINE.3", "why DAG_PAUSED", "why POOL_FULL", "why POOL_MISSING", "why RUN_ACTIVE", "why SCHEDULER_SLOW"),
+        *("why TRIGGERER_AWAY", "why TRIGGERER_FULL"),
     ),
     "Kafka or a lake of tables": (
         *("PARTITION_UNAVAILABLE.1", "PARTITION_UNAVAILABLE.3", "RANGE_EXPIRED.2", "RANGE_EXPIRED.4", "RANGE_EXPIRED.5"),
@@ -85,7 +77,7 @@ NOT_FOLLOWED = {
     ),
     "other pipelines or code than a page's example": (
         *("HOLE_DETECTED.3", "LOCK_HELD.3", "METADATA_CORRUPT.2", "RANGE_REFUSED.4", "RANGE_REFUSED.5", "SCHEMA_OUT_OF_DATE.6"),
-        *("SOURCE_CHANGED.4", "SPARK_FAILED.3", "UNPROCESSED.3", "UNPROCESSED.4"),
+        *("SOURCE_CHANGED.4", "SPARK_FAILED.3", "UNPROCESSED.4"),
     ),
 }
 

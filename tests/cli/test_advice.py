@@ -687,14 +687,25 @@ def test_batches_that_are_processed(own_project: Project, as_owner: AsOwner) -> 
     project.fails(f"tidegate skip flights {txid} --reason wrong --yes", "RANGE_REFUSED", exits=2)
     project.follow("RANGE_REFUSED", "there is no way", act=lambda: project.type("tidegate run flights"))
     assert project.state() == project.clean()
-    txid = sealed(project, "e.csv")
     staging = sa.text(
         "SELECT format('DROP TABLE %s', oid::regclass) FROM pg_class WHERE relnamespace = 'staging'::regnamespace"
     )
-    for (drop,) in rows_of(project, staging):
-        as_owner(sa.text(drop))
+
+    def lost(name: str) -> int:
+        txid = sealed(project, name)
+        for (drop,) in rows_of(project, staging):
+            as_owner(sa.text(drop))
+        return txid
+
+    txid = lost("e.csv")
     project.follow("UNPROCESSED", "Mostly nothing", act=lambda: project.type("tidegate run flights"))
     assert f"flights {txid}" in project.follow("UNPROCESSED", "See why the attempts end", txid=txid)
+    txid, kept = lost("f.csv"), project.file("f.csv").read_text()
+    project.file("f.csv").unlink()
+    project.fails("tidegate run flights", "SOURCE_CHANGED")
+    project.follow("UNPROCESSED", "Follow the page of the error", act=lambda: project.file("f.csv").write_text(kept))
+    project.follow("SOURCE_CHANGED", "Put back", txid=txid)
+    assert project.state() == project.clean()
     project.goes_on()
 
 
