@@ -158,6 +158,11 @@ def _of_a_table(error: BaseException | None, state: str | None, message: str, do
             f"A table is in the way while {doing}: {message}. If it is a detached partition, rename it, move it to another "
             "schema, or drop it; then try again."
         )
+    if _detail(error, "source_function") == "CheckCmdReplicaIdentity":
+        return errors.PermanentError(
+            f"A publication refuses what is written while {doing}: {message}. Take the table out of it, or, as the table's "
+            "owner: ALTER TABLE ... REPLICA IDENTITY FULL; then retry."
+        )
     if state == _DEPENDENT_STATE:
         depends = "; ".join((_detail(error, "message_detail") or "").splitlines())
         return errors.PermanentError(

@@ -272,3 +272,16 @@ def test_what_an_event_trigger_gives_to_new_staging_tables_is_refused(tally: Tal
     tally.process(txid, shops=[["Lisbon", 1, 5, 5, 5]])
     tally.commit(txid)
     assert tally.state() == [("Lisbon", 1, 5, 5, 5, 1)]
+
+
+def test_a_publication_that_refuses_an_update_is_named_with_what_helps(tally: Tally, as_role: Execute) -> None:
+    """One whose rows are filtered by a column that is no part of the table's replica identity."""
+    for txid in tally.plan(2):
+        tally.process(txid, shops=[["Lisbon", 1, 5, 5, 5]])
+    tally.commit(1)
+    as_role("postgres", "CREATE PUBLICATION dear FOR TABLE state.per_shop WHERE (cents > 3)")
+    with pytest.raises(PermanentError, match=r"A publication refuses .*cannot update table .*REPLICA IDENTITY FULL"):
+        tally.commit(2)
+    as_role(OWNER, "ALTER TABLE state.per_shop REPLICA IDENTITY FULL")
+    tally.commit(2)
+    assert tally.state() == [("Lisbon", 2, 10, 5, 5, 2)]
