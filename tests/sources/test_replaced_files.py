@@ -1,5 +1,6 @@
 """A file that another one replaces under the same name, size and time is another file, and what was skipped has not counted."""
 
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from tests.sources.conftest import Inbox
 from tests.sources.in_process import counted_here
 from tests.sources.test_file_identity import HEADER, KINDS, counts, declare, files, lines
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import SourceChanged
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
 __all__ = ["counted_here"]  # a fixture
 
@@ -67,6 +68,24 @@ def test_only_what_counted_is_moved_to_the_done_folder(inbox: Inbox) -> None:
     with pytest.raises(SourceChanged, match=r"1\.csv has changed since it counted in txid 1"):
         inbox.run(pipeline, "second")
     assert "z,1" in file.read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compressed_file_that_was_broken_and_is_repaired_is_read_by_the_advice(inbox: Inbox, kind: str) -> None:
+    """What was planned cannot be read, so it is of no use to put it back."""
+    pipeline = declare(inbox, files(kind, glob="*.gz"))
+    whole = gzip.compress(lines("a", "b").encode())
+    file = inbox.write("1.csv.gz", whole[:-5])
+    with pytest.raises(SourceUnreadable, match="cannot be read to its end"):
+        inbox.run(pipeline, "first")
+    file.write_bytes(whole)
+    if kind == "transactional":
+        with pytest.raises(SourceChanged, match=r"1\.csv\.gz changed .* give the batch up: tidegate skip PIPELINE TXID"):
+            inbox.run(pipeline, "second")
+        with StateStore.connect(inbox.settings) as store:
+            store.skip_batch(pipeline.spec, 1, "me", "it was broken")
+    inbox.run(pipeline, "third")
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 
 from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
-from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file
+from tidegate.jobs.sources.files.content import COMPRESSED, digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of, undeclared
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
@@ -43,6 +43,7 @@ from tidegate.state_store.base.errors import (
     SourceUnavailable,
     SourceUnreadable,
     TidegateError,
+    skip_command,
 )
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -215,10 +216,10 @@ class FileReader(Emitter):
             what = f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now)."
             if grown_from(path, file["size"], file["sha256"], within=self._folder_of(path)):
                 what += f" Its first {file['size']} bytes are what was planned."
-            raise self._changed(
-                what,
-                "Put the planned content back, and what was added, as whole records, into a file of another name.",
-            )
+            advice = "Put the planned content back, and what was added, as whole records, into a file of another name."
+            if path.suffix in COMPRESSED:  # nothing can be divided there, and a broken one had to be repaired
+                advice = f"Put the planned content back; or, to read it as it is now, give the batch up: {skip_command()}"
+            raise self._changed(what, advice)
         return status.st_dev, status.st_ino, status.st_ctime_ns
 
     def _check_object(self, file: dict[str, Any], path: ObjectPath) -> ObjectInfo:
