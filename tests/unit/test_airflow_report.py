@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from tidegate.airflow_client import AirflowClient
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
+from tidegate.state_store.base.errors import PermanentError, UnknownPipeline
 
 FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healthy", {}, [], 3, 2000)
 
@@ -43,3 +45,20 @@ def test_no_run_of_a_paused_dag_is_said_to_go_on(run: Any, fragment: str) -> Non
     assert found.code == "DAG_PAUSED"
     assert fragment in found.sentence
     assert found.advice == "Unpause it in Airflow: http://127.0.0.1:8080/dags/orders"
+
+
+def test_a_dag_whose_file_has_broken_since_it_was_shown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow still shows such a Dag, and refuses runs of it as if there were none."""
+    found = [{"filename": f"{name}.py", "stack_trace": f"...\nSyntaxError: {name}\n"} for name in ("preorders", "orders")]
+
+    def answer(_: AirflowClient, method: str, path: str, **__: Any) -> dict[str, Any]:
+        if method == "POST":
+            raise UnknownPipeline(f"Airflow has no {path}.")
+        return {"is_paused": False, "import_errors": found}
+
+    monkeypatch.setattr(AirflowClient, "_call", answer)
+    with pytest.raises(PermanentError, match=r"Airflow cannot read orders\.py: SyntaxError: orders"):
+        AirflowClient.__new__(AirflowClient).trigger("orders", {})
+    found.clear()
+    with pytest.raises(UnknownPipeline):
+        AirflowClient.__new__(AirflowClient).trigger("orders", {})
