@@ -294,6 +294,12 @@ class Flow:
     def commit(self, txid: int) -> Commit:
         return self.store.commit_batch(self.spec, txid, "test")
 
+    def complete(self, *txids: int) -> None:
+        """Process and commit batches, one after another."""
+        for txid in txids:
+            self.process(txid)
+            self.commit(txid)
+
     def settle(self, txid: int, size: int | None = None) -> Commit:
         """Commit a batch, processing it again where necessary: a failure in either phase repeats both."""
         try:

@@ -210,8 +210,7 @@ def test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn(f
 def test_a_transactional_chain_that_is_broken_is_corrupt(flow: Begin, settings: Settings) -> None:
     f = flow("transactional", "transactional", RECORDS)
     f.plan(2, 2)
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     f.process(2)
     with f.owner.engine.begin() as connection:
         connection.execute(sa.update(tables.attempt).where(tables.attempt.c.txid == 2).values(previous_digest=b"x" * 32))

@@ -94,9 +94,7 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
 
 
 def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
-    for txid in (1, 2):
-        mixed.process(txid)
-        mixed.commit(txid)
+    mixed.complete(1, 2)
     assert mixed.quarantined() == [*BAD, "c:-6"]
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser fixed", txid=1) == (4, 2)
     assert mixed.quarantined() == ["c:-6"]
@@ -114,31 +112,24 @@ def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
 
 
 def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
-    mixed.process(1)
-    mixed.commit(1)
+    mixed.complete(1)
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x") == (4, 2)
     mixed.fail(4)
-    for txid in (2, 3):
-        mixed.process(txid)
-        mixed.commit(txid)
+    mixed.complete(2, 3)
     assert mixed.quarantined() == ["c:-6"]
     mixed.settle(3)
     mixed.store.skip_batch(mixed.spec, 4, "an operator", "not yet")
     assert mixed.quarantined() == [*BAD, "c:-6"]
     mixed.check()
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "now") == (5, 3)
-    mixed.process(5)
-    mixed.commit(5)
+    mixed.complete(5)
     assert mixed.state() == fold((key, abs(amount)) for key, amount in MIXED)
 
 
 def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
-    mixed.process(1)
-    mixed.commit(1)
+    mixed.complete(1)
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1)
-    for txid in (2, 3):
-        mixed.process(txid)
-        mixed.commit(txid)
+    mixed.complete(2, 3)
     attempt = mixed.start(4)
     bad = mixed.stage(attempt, QuarantineSpec("flow"), [("still negative", None, payload, True) for payload in BAD])
     mixed.seal(attempt, bad, tracked=Tracked(2, quarantined_rows=2))
@@ -146,16 +137,13 @@ def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
     waiting = list(mixed.store.quarantined("flow"))
     assert [(row["txid"], row["payload"]) for row in waiting] == [(2, "c:-6"), (4, "a:-3"), (4, "b:-2")]
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "y", txid=4) == (5, 2)
-    mixed.process(5)
-    mixed.commit(5)
+    mixed.complete(5)
     assert mixed.quarantined() == ["c:-6"]
 
 
 def test_a_replay_follows_a_batch_that_is_planned_again(mixed: Flow) -> None:
     """Its records stay; only the source's position moves, so that the next batch leaves nothing out."""
-    for txid in (1, 2):
-        mixed.process(txid)
-        mixed.commit(txid)
+    mixed.complete(1, 2)
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1) == (4, 2)
     mixed.process(4)
     mixed.plan(2, run_id="next")
@@ -180,8 +168,7 @@ def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Fl
 
 
 def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flow, as_owner: Callable) -> None:
-    mixed.process(1)
-    mixed.commit(1)
+    mixed.complete(1)
     for table, column in ((tables.commit, "committed_at"), (tables.attempt, "started_at")):
         as_owner(sa.update(table).values({column: sa.text("now() - interval '10 years'")}))
     assert mixed.store.drop_old_staging(replace(mixed.spec, quarantines=False)) == 1
@@ -201,8 +188,7 @@ def test_a_batch_that_is_given_up_waits_for_its_turn(flow: Begin) -> None:
     f.process(3)
     with pytest.raises(CommitOutOfOrder):
         f.commit(2)
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     with pytest.raises(CommitOutOfOrder):
         f.commit(3)
     skipped = f.commit(2)
@@ -222,9 +208,7 @@ def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
     assert f.store.retry("flow", None, "an operator", "fixed") == [2, 3]
     assert f.store.poison_tries("flow", 2) == 0
     assert f.fail(2) == 1
-    for txid in (1, 2, 3):
-        f.process(txid)
-        f.commit(txid)
+    f.complete(1, 2, 3)
     assert f.store.retry("flow", 1, "an operator", "too late") == []
     f.check()
 
@@ -232,8 +216,7 @@ def test_a_retry_revokes_a_decision_to_skip(flow: Begin) -> None:
 def test_a_committed_batch_is_not_given_up(flow: Begin) -> None:
     f = flow("opaque", "opaque", [("a", 1)])
     f.plan(1)
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     f.store.fail_attempt(f.start(1, mode="redo"), "BROKEN: it broke.", is_poison=True)
     assert not f.store.give_up("flow", 1, "the pipeline's policy", "it broke")
     assert f.commit(1).skipped_reason is None
@@ -270,12 +253,10 @@ def test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun(flow: Begi
     assert f.store.in_flight("flow") == (1, 1)
     assert [f.store.turn("flow", txid).begins for txid in (1, 2)] == [True, False]
     assert f.store.next_unbegun("flow", "run") is None
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     assert f.store.start_attempt(f.spec, 2, "a task") is NotStarted.PAUSED
     assert f.store.resume("flow", "an operator", "done")
-    f.process(2)
-    f.commit(2)
+    f.complete(2)
     assert not f.store.resume("flow", "an operator", "done")
     assert f.plan(1, run_id="next") == [3]
 

@@ -236,8 +236,7 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: S
     f = flow("transactional", kind, [*records, *records])
     f.plan(len(records), len(records))
     for txid in (1, 2):
-        f.process(txid)
-        f.commit(txid)
+        f.complete(txid)
         f.check()
     assert f.state()["a"] == (6, 4, 12, 1, 5, 3, 0, 5, [1, 5], [0, 2, 2])
     assert f.state()[None] == (4, 2, 14, 7, 7, 7, 0, 7, [7], [0, 0, 2])
@@ -251,8 +250,7 @@ def test_empty_batches_commit_and_a_global_state_has_one_row(flow: Begin, kind: 
     f = flow("transactional", kind, [("a", 3)])
     f.plan(0, 0, 1, 0)
     for txid, expected in enumerate([fold_all([])] * 2 + [fold_all([("a", 3)])] * 2, start=1):
-        f.process(txid)
-        f.commit(txid)
+        f.complete(txid)
         assert (f.store.committed("flow"), f.state("overall")) == (txid, {None: expected})
         assert len(f.rows("overall")) == 1
         f.check()
@@ -273,8 +271,7 @@ def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: State
     records: list[Record] = [("a", number) for number in range(4)]
     f = flow(kind, kind, records)
     f.plan(2)
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     with f.owner.engine.begin() as connection:  # gives batch 1's rows to a batch far ahead
         for name in ("batch", "attempt", "commit", "run_batch"):
             table = getattr(tables, name)
@@ -305,8 +302,7 @@ def test_an_opaque_row_keeps_its_values_from_before_its_txid(flow: Begin) -> Non
     f = flow("opaque", "opaque", [("a", 5), ("b", 7), ("a", 1), ("c", None), ("c", 4), ("b", 8)])
     f.plan(2, 2, 2)
     for txid in (1, 2, 3):
-        f.process(txid)
-        f.commit(txid)
+        f.complete(txid)
         f.check()
     names = ("total", "least", "txid", "previous_total", "previous_least", "previous_txid")
     found = {row["key"]: tuple(row[name] for name in names) for row in f.rows()}
@@ -329,9 +325,7 @@ REDONE: dict[str, tuple[list[Record], int, int]] = {
 def test_a_redo_has_the_effect_of_the_new_attempt_alone(flow: Begin, records: list[Record], size: int, redone: int) -> None:
     f = flow("opaque", "opaque", records)
     f.plan(1, size, 1)
-    for txid in (1, 2):
-        f.process(txid)
-        f.commit(txid)
+    f.complete(1, 2)
     first = [{**row, "previous_txid": 0} for row in f.rows() + f.rows("overall")]
     f.redo(2, redone)
     f.check()
@@ -385,8 +379,7 @@ def test_a_state_without_previous_values_is_not_redone(flow: Begin, settings: Se
     """It is refused before an attempt starts, and again when it would count."""
     f = flow("transactional", "transactional", [("a", 1)])
     f.plan(1)
-    f.process(1)
-    f.commit(1)
+    f.complete(1)
     before = contents(settings)
     for redo in (lambda: f.start(1, mode="redo"), lambda: f.owner.redo_batch(f.spec, 1, Redo("an operator", "x"))):
         with pytest.raises(RangeRefused, match="state per_key is not opaque, so it does not know what it was before"):

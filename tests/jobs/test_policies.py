@@ -151,9 +151,7 @@ def test_a_bad_record_without_quarantine_fails_its_batch(tables: Tables) -> None
         == {}
     )
     tolerant = declare(tables, states=lines, tracking="off", on_poison="quarantine")
-    for txid in (1, 2):
-        steps.process(tables.settings, tolerant, txid, owner="test")
-        steps.commit(tables.settings, tolerant, txid, owner="test")
+    steps.complete(tables.settings, tolerant, 1, 2)
     assert [record["payload"] for record in waiting(tables)] == ["b,two"]
 
 
@@ -356,8 +354,7 @@ def test_the_spark_job_of_a_fenced_attempt_is_interrupted(inbox: Inbox) -> None:
     inbox.plan(turtle, "run")
 
     def overtake(_worker: int) -> None:
-        steps.process(inbox.settings, hare, 1, owner="hare")
-        steps.commit(inbox.settings, hare, 1, owner="hare")
+        steps.complete(inbox.settings, hare, 1)
         assert ended.wait(30)  # though its worker still holds the rows
 
     with held.when_a_worker_holds_rows(overtake):

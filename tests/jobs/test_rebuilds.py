@@ -104,9 +104,7 @@ Run = Callable[[Settings, Pipeline], list[int]]
 
 def run(settings: Settings, pipeline: Pipeline) -> list[int]:
     txids = plan(settings, pipeline, run_id=f"run {next(numbers)}")
-    for txid in txids:
-        steps.process(settings, pipeline, txid, owner="test")
-        steps.commit(settings, pipeline, txid, owner="test")
+    steps.complete(settings, pipeline, *txids)
     return txids
 
 

@@ -139,8 +139,7 @@ def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
     with StateStore.connect(tables.settings) as store:
         overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
         assert isinstance(overtaken, Attempt)
-        steps.process(tables.settings, pipeline, txid, owner="newest")
-        steps.commit(tables.settings, pipeline, txid, owner="newest")
+        steps.complete(tables.settings, pipeline, txid)
         with spark_session(tables.settings, "inbox") as spark, pytest.raises(GuardMismatch, match="may see none after 0"):
             stage_batch(store, pipeline, overtaken, spark)
 

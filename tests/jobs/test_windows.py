@@ -113,8 +113,7 @@ def test_final_windows_are_followed_each_once(tables: Tables, register: Callable
         tables.run(pipeline, f"run {number}")
         model.add(batch)
         for txid in steps.plan(tables.settings, follower, run_id=f"run {number}"):
-            steps.process(tables.settings, follower, txid, owner="test")
-            steps.commit(tables.settings, follower, txid, owner="test")
+            steps.complete(tables.settings, follower, txid)
     final = [row for rows in model.recorded().values() for row in rows]
     found = tables.rows(follower, "reports")
     assert Tally((row["key"], row["window_start"], row["events"], row["amount"]) for row in found) == Tally(

@@ -305,8 +305,7 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
     refusal = rf"State {state} .* cannot lose amount yet: pipeline follower follows it, and has planned txids 1 to 1"
     with pytest.raises(DeclarationChanged, match=refusal):
         evolve(WITHOUT[state], follower)
-    steps.process(inbox.settings, follower, first, owner="test")
-    steps.commit(inbox.settings, follower, first, owner="test")
+    steps.complete(inbox.settings, follower, first)
     evolve(WITHOUT[state], follower)
     inbox.write("2.csv", "a,3,3,Rome\n")
     inbox.run(WITHOUT[state], "second")

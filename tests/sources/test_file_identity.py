@@ -185,9 +185,7 @@ def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbo
         steps.process(inbox.settings, pipeline, 1, owner="run")
     steps.process(inbox.settings, pipeline, 1, owner="run")  # takes c
     aside[1].rename(paths[1])
-    for txid in (1, 2, 3):
-        steps.process(inbox.settings, pipeline, txid, owner="run")
-        steps.commit(inbox.settings, pipeline, txid, owner="run")
+    steps.complete(inbox.settings, pipeline, 1, 2, 3)
     aside[0].rename(paths[0])
     inbox.run(pipeline, "second")
 

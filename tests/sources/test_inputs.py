@@ -155,8 +155,7 @@ def test_a_join_with_nothing_still_counts_its_rows(folders: Folders) -> None:
     folders.put("a", [("N1", 1)])
     assert steps.plan(folders.settings, joined, run_id="run") == [1, 2]
     for txid, rows in ((1, 2), (2, 1)):
-        steps.process(folders.settings, joined, txid, owner="run")
-        steps.commit(folders.settings, joined, txid, owner="run")
+        steps.complete(folders.settings, joined, txid)
         with StateStore.connect(folders.settings) as store:
             assert store.batch_history("inbox", txid).status.source_rows == rows
     assert folders.state(joined) == {}
@@ -203,8 +202,7 @@ def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
     with pytest.raises(RowsLost, match=r"a join without equal columns, in which one side must be marked by broadcast\(\)"):
         steps.process(folders.settings, pipeline, 1, owner="run")
     marked = replace(pipeline, transform=partial(joined, mark=F.broadcast))
-    steps.process(folders.settings, marked, 1, owner="run")
-    steps.commit(folders.settings, marked, 1, owner="run")
+    steps.complete(folders.settings, marked, 1)
     assert folders.state(marked) == summed([("N1", 1), ("N1", 1), ("N2", 2)])
 
 
@@ -273,8 +271,7 @@ def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
     with pytest.raises(SourceUnreadable, match="/b does not exist"):
         steps.plan(folders.settings, pipeline, run_id="other")
     folder.with_name("away").rename(folder)
-    steps.process(folders.settings, pipeline, 1, owner="again")
-    steps.commit(folders.settings, pipeline, 1, owner="again")
+    steps.complete(folders.settings, pipeline, 1)
     assert folders.state(pipeline) == summed([("N1", 1), ("N2", 2)])
 
 

@@ -178,8 +178,7 @@ def test_without_an_etag_the_content_identifies_an_object(
     with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
         steps.process(settings, pipeline, 1, owner="test")
     bucket.put("one.csv", "name,amount\na,1\n")
-    steps.process(settings, pipeline, 1, owner="test")
-    steps.commit(settings, pipeline, 1, owner="test")
+    steps.complete(settings, pipeline, 1)
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
     assert steps.plan(settings, pipeline, run_id="later") == []
     assert stored(settings, pipeline) == [("a", 1, 1)]
@@ -258,8 +257,7 @@ def test_objects_are_read_as_manifests_name_them(settings: Settings, register: C
     with patch.object(buckets.Bucket, "pages", seen):
         for number in range(4):
             for txid in steps.plan(settings, pipeline, run_id=f"run {number}", max_batches=1):
-                steps.process(settings, pipeline, txid, owner="test")
-                steps.commit(settings, pipeline, txid, owner="test")
+                steps.complete(settings, pipeline, txid)
         assert set(pages) == {"lists/in"}
     with StateStore.connect(settings) as store:
         batches = [[f["name"] for f in store.source_metadata("inbox", txid)["files"]] for txid in (1, 2)]
@@ -358,8 +356,7 @@ def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
         bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
     bucket.put("in/_lists/1", "1\n2\n")
     (txid,) = steps.plan(settings, pipeline, run_id="first", max_batches=1)
-    steps.process(settings, pipeline, txid, owner="test")
-    steps.commit(settings, pipeline, txid, owner="test")
+    steps.complete(settings, pipeline, txid)
     bucket.put("in/_lists/1", "3\n1\n2\n")
     assert run_pipeline(settings, pipeline, run_id="second").txids == [2, 3]
     with StateStore.connect(settings) as store:

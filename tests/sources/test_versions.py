@@ -104,8 +104,7 @@ def test_a_batch_is_joined_with_the_versions_of_a_reference(
         assert steps.plan(settings, pipeline, run_id="run") == [1]
         bucket.put(f"factors/1.{format}", content(format, 1000))
         s3.delete(bucket.name, f"factors/2.{format}")
-        steps.process(settings, pipeline, 1, owner="test")
-        steps.commit(settings, pipeline, 1, owner="test")
+        steps.complete(settings, pipeline, 1)
         assert stored(settings, pipeline) == [("a", 2, 3)]
 
 
