@@ -1,9 +1,10 @@
 """The steps of a batch, each with a worker of its own, as in separate tasks."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.store import AirflowTry, Attempt, Commit, Mode, PipelineSpec, Pruned, StateSpec
+from tests.store import AirflowTry, Attempt, BatchHistory, Commit, Mend, Mode, PipelineSpec, Pruned, StateSpec
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute.shortcuts import SAFE, Route, Routing, choose
 from tidegate.jobs.engine.processing import Processed
@@ -40,13 +41,45 @@ def commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: st
         return worker.commit(txid)
 
 
+def complete(settings: Settings, pipeline: Pipeline | str, *txids: int, owner: str = "test", **options: Any) -> None:
+    """Process and commit batches, one after another."""
+    for txid in txids:
+        process(settings, pipeline, txid, owner=owner, **options)
+        commit(settings, pipeline, txid, owner=owner)
+
+
 def run(settings: Settings, pipeline: Pipeline | str, run_id: str, **options: Any) -> list[int]:
     """Plan, process and commit all batches that can be planned, one after another."""
     txids = plan(settings, pipeline, run_id=run_id)
-    for txid in txids:
-        process(settings, pipeline, txid, owner=run_id, **options)
-        commit(settings, pipeline, txid, owner=run_id)
+    complete(settings, pipeline, *txids, owner=run_id, **options)
     return txids
+
+
+def history(settings: Settings, txid: int, pipeline: str = "inbox") -> BatchHistory:
+    with StateStore.connect(settings) as store:
+        return store.batch_history(pipeline, txid)
+
+
+def metadata(settings: Settings, txid: int) -> dict[str, Any]:
+    with StateStore.connect(settings) as store:
+        return dict(store.source_metadata("inbox", txid))
+
+
+def rows(settings: Settings, pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Return the rows of the pipeline's first state."""
+    with StateStore.connect(settings) as store:
+        return list(store.state_rows(pipeline.spec.states[0]))
+
+
+def waiting(settings: Settings) -> list[dict[str, Any]]:
+    """Return the records in quarantine."""
+    with StateStore.connect(settings) as store:
+        return list(store.quarantined("inbox"))
+
+
+def mend(settings: Settings, record: Mapping[str, Any], payload: str) -> None:
+    with StateStore.connect(settings) as store:
+        store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
 
 
 def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:

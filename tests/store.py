@@ -68,7 +68,7 @@ from tidegate.state_store.pipeline_changes.retirement import Request, Retirement
 from tidegate.state_store.read_ledger import batch_details, batch_search, batch_status, pipeline_overview
 from tidegate.state_store.read_ledger.batch_phases import PHASES, Phase
 from tidegate.state_store.read_ledger.batch_search import BatchFilter, SearchResult
-from tidegate.state_store.read_ledger.batch_status import BatchStatus
+from tidegate.state_store.read_ledger.batch_status import BatchHistory, BatchStatus
 from tidegate.state_store.read_ledger.batch_timeline import timeline
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.read_ledger.metric_values import PipelineMeasures, measures
@@ -102,6 +102,7 @@ __all__ = [
     "Answer",
     "Attempt",
     "BatchFilter",
+    "BatchHistory",
     "BatchInput",
     "BatchStatus",
     "CheckedBatch",

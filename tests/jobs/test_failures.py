@@ -37,8 +37,7 @@ def skipping(inbox: Inbox, transform: Any = None, **pipeline: Any) -> Pipeline:
 
 
 def phase_of(inbox: Inbox, txid: int = 1) -> str:
-    with StateStore.connect(inbox.settings) as store:
-        return store.batch_history("inbox", txid).status.phase
+    return steps.history(inbox.settings, txid).status.phase
 
 
 def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
@@ -46,8 +45,7 @@ def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, int]:
 
 
 def attempts_of(inbox: Inbox, txid: int) -> list[dict[str, Any]]:
-    with StateStore.connect(inbox.settings) as store:
-        return list(store.batch_history("inbox", txid).attempts)
+    return list(steps.history(inbox.settings, txid).attempts)
 
 
 # code: in a worker of Spark by classes, in SQL by SQLSTATEs

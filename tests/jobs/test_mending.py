@@ -3,16 +3,15 @@
 import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests import steps
-from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line, counted, waiting
+from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line, counted
 from tests.sources.conftest import Inbox, inbox
-from tests.store import Mend, Original
+from tests.store import Original
 from tidegate.jobs import Count, Files, Pipeline, Rows, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage import bad_records
@@ -29,11 +28,6 @@ def files(kind: str, **more: Any) -> Files:
 
 def declare(inbox: Inbox, source: Any, **more: Any) -> Pipeline:
     return inbox.declare(source, **{"states": PER_NAME, "on_poison": "quarantine", "check": NOT_NEGATIVE, **more})
-
-
-def mend(inbox: Inbox, record: Mapping[str, Any], payload: str) -> None:
-    with StateStore.connect(inbox.settings) as store:
-        store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
 
 
 def replay(inbox: Inbox, pipeline: Pipeline) -> None:
@@ -69,13 +63,15 @@ def test_mended_records_count_as_if_the_source_had_been_right(inbox: Inbox, monk
             lines.append(",".join(map(str, record)) if chance.random() < 0.8 else wrong or f"{record[0]},1,1")
         inbox.write(f"{number}.csv", "name,amount\n" + "".join(f"{line}\n" for line in lines))
     assert inbox.run(pipeline) == [1, 2]
-    bad = waiting(inbox)
+    bad = steps.waiting(inbox.settings)
     assert len(bad) > 10
     left = [next(record for record in bad if record["is_raw"] is is_raw) for is_raw in (True, False)]
     for record in bad:
         if record not in left:
             name, amount = right[record["origin"]]
-            mend(inbox, record, f"{name},{amount}" if record["is_raw"] else json.dumps({"amount": amount, "name": name}))
+            steps.mend(
+                inbox.settings, record, f"{name},{amount}" if record["is_raw"] else json.dumps({"amount": amount, "name": name})
+            )
     with StateStore.connect(inbox.settings) as store:
         store.replay_quarantined(pipeline.spec, "test", "mended")
         store.start_attempt(pipeline.spec, 3, "dies")
@@ -85,7 +81,7 @@ def test_mended_records_count_as_if_the_source_had_been_right(inbox: Inbox, monk
 
     missing = [record["origin"] for record in left]
     assert counted(inbox, pipeline) == totals([record for origin, record in right.items() if origin not in missing])
-    assert sorted((r["txid"], r["origin"], r["payload"], r["mended_payload"]) for r in waiting(inbox)) == sorted(
+    assert sorted((r["txid"], r["origin"], r["payload"], r["mended_payload"]) for r in steps.waiting(inbox.settings)) == sorted(
         (3, record["origin"], record["payload"], None) for record in left
     )
 
@@ -108,7 +104,7 @@ def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox) -> None:
     inbox.run(pipeline)
     originals = by_line(inbox)
     for original, mended in zip(originals, STILL_BAD, strict=True):
-        mend(inbox, original, mended)
+        steps.mend(inbox.settings, original, mended)
     replay(inbox, pipeline)
 
     assert counted(inbox, pipeline) == {"a": (1, 1)}
@@ -125,8 +121,8 @@ def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox) -> None:
         ).all()
     assert [tuple(row) for row in kept] == [(mended, "test") for mended in STILL_BAD]
 
-    mend(inbox, again[0], '{"name": "b", "amount": 2}')
-    mend(inbox, again[-1], '"b,\nb",2')
+    steps.mend(inbox.settings, again[0], '{"name": "b", "amount": 2}')
+    steps.mend(inbox.settings, again[-1], '"b,\nb",2')
     replay(inbox, pipeline)
     assert counted(inbox, pipeline) == {"a": (1, 1), "b": (1, 2), "b,\nb": (1, 2)}
 
@@ -166,9 +162,9 @@ def test_a_record_that_waited_has_lost_nothing(inbox: Inbox) -> None:
         "".join(f"{line}\n" for line in [",".join(["amount", *columns, "shop"]), *(f"{n},{values},s" for n in (1, -1, -2))]),
     )
     inbox.run(declare(inbox, files("csv", schema={"amount": "int", **columns, "shop": "string"}), **declared))
-    assert not any(record["is_raw"] for record in waiting(inbox))
+    assert not any(record["is_raw"] for record in steps.waiting(inbox.settings))
     (_, record) = by_line(inbox)
-    mend(inbox, record, record["payload"].replace('"amount":-2', '"amount":2'))
+    steps.mend(inbox.settings, record, record["payload"].replace('"amount":-2', '"amount":2'))
     today = files("csv", schema={"amount": "int", **columns})
     milder = declare(inbox, today, **declared, version=2, check={"not far below": "amount >= -1"})
     replay(inbox, milder)
@@ -191,12 +187,12 @@ def test_a_record_of_a_file_with_other_columns_or_of_great_length_is_mended_as_i
     assert wrapped == {"_tidegate_record": "x1,10", "columns": ["amount", "name"]}
     kept = json.loads(left["payload"])
     assert (kept["bytes"], kept["beginning"][:9]) == (9_000_004, "too," + "y" * 5)
-    mend(inbox, one, "1,10")
-    mend(inbox, two, json.dumps({**wrapped, "_tidegate_record": "2,20"}))
-    mend(inbox, long, "3,x")
+    steps.mend(inbox.settings, one, "1,10")
+    steps.mend(inbox.settings, two, json.dumps({**wrapped, "_tidegate_record": "2,20"}))
+    steps.mend(inbox.settings, long, "3,x")
     replay(inbox, pipeline)
     assert counted(inbox, pipeline) == {"10": (1, 1), "20": (1, 2), "x": (1, 3)}
-    (record,) = waiting(inbox)
+    (record,) = steps.waiting(inbox.settings)
     assert record["reason"] == "it was too long to be kept: only the beginning of its 9000004 bytes is here"
     assert json.loads(record["payload"]) == kept
 
@@ -221,8 +217,8 @@ def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
     inbox.write("dt=2026-11-05/1.csv", "name,amount\na,1\nb,-2\nc,x\n")
     pipeline = declare(inbox, files("csv", partitions={"dt": "date"}, glob="**/*"), states=states)
     inbox.run(pipeline)
-    for record in waiting(inbox):
-        mend(inbox, record, "c,4" if record["is_raw"] else '{"name": "b", "amount": 2, "dt": "2026-11-06"}')
+    for record in steps.waiting(inbox.settings):
+        steps.mend(inbox.settings, record, "c,4" if record["is_raw"] else '{"name": "b", "amount": 2, "dt": "2026-11-06"}')
     replay(inbox, pipeline)
     found = {str(row["dt"]): (row["lines"], row["amount"]) for row in inbox.rows(pipeline, "per_day")}
     assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}

@@ -45,13 +45,8 @@ def counted(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
     return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
 
 
-def waiting(inbox: Inbox) -> list[Mapping[str, Any]]:
-    with StateStore.connect(inbox.settings) as store:
-        return list(store.quarantined("inbox"))
-
-
 def by_line(inbox: Inbox) -> list[Mapping[str, Any]]:
-    return sorted(waiting(inbox), key=lambda record: int(record["origin"].rpartition(" ")[2]))
+    return sorted(steps.waiting(inbox.settings), key=lambda record: int(record["origin"].rpartition(" ")[2]))
 
 
 def replay(inbox: Inbox, pipeline: Pipeline) -> tuple[int, int] | None:
@@ -93,8 +88,7 @@ def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
     raw = [record["payload"] for record in records if record["is_raw"]]
     assert raw == list(BAD)[:4]
     assert [json.loads(record["payload"])["name"] for record in records[4:]] == ["d", "e", None, "x" * 2001]
-    with StateStore.connect(tables.settings) as store:
-        history = store.batch_history("inbox", 1)
+    history = steps.history(tables.settings, 1)
     (attempt,) = history.attempts
     assert (attempt["source_rows"], attempt["quarantined_rows"], attempt["transformed_rows"]) == (10, 8, 2)
     assert history.commit is not None
@@ -109,7 +103,7 @@ def test_bad_records_are_set_aside_and_replayed_under_the_rules_of_the_day(
     assert [(r["txid"], r["payload"], r["origin"]) for r in by_line(tables) if r["is_raw"]] == [
         (2, payload, r["origin"]) for payload, r in zip(raw, records, strict=False)
     ]
-    assert len(waiting(tables)) == 7
+    assert len(steps.waiting(tables.settings)) == 7
 
     assert replay(tables, milder) == (4, 7)
     as_owner(sa.delete(ledger.quarantine).where(ledger.quarantine.c.payload.contains("two")))
@@ -124,7 +118,7 @@ def test_bad_lines_of_json_are_set_aside_byte_for_byte(inbox: Inbox) -> None:
     inbox.run(pipeline)
     assert counted(inbox, pipeline) == {"a": (1, 1)}
     assert [record["payload"] for record in by_line(inbox) if record["is_raw"]] == bad
-    (parsed,) = (record for record in waiting(inbox) if not record["is_raw"])
+    (parsed,) = (record for record in steps.waiting(inbox.settings) if not record["is_raw"])
     assert (json.loads(parsed["payload"]), parsed["reason"]) == (json.loads(nul), "column name holds a NUL character")
 
 
@@ -152,7 +146,7 @@ def test_a_bad_record_without_quarantine_fails_its_batch(tables: Tables) -> None
     )
     tolerant = declare(tables, states=lines, tracking="off", on_poison="quarantine")
     steps.complete(tables.settings, tolerant, 1, 2)
-    assert [record["payload"] for record in waiting(tables)] == ["b,two"]
+    assert [record["payload"] for record in steps.waiting(tables.settings)] == ["b,two"]
 
 
 # skip
@@ -240,8 +234,7 @@ def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables,
         expected[name] = f"RowsLost: .*{message}"
     found["varying"] = tables.outcome(declare(tables, transform=varying, states=two), 2)
     assert offenders(found, {**expected, "varying": f"RowsLost: .*{SUMS}"}) == {}
-    with StateStore.connect(tables.settings) as store:
-        assert [store.batch_history("inbox", txid).seals for txid in (1, 2)] == [[], []]
+    assert [steps.history(tables.settings, txid).seals for txid in (1, 2)] == [[], []]
 
 
 @pytest.mark.promise("decision:0011")
@@ -268,8 +261,7 @@ def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:
     task = AirflowTry("manual__1", "batch.process", 2)
     # Of files, a transform gets rows that are counted only; the safe route hashes all columns.
     steps.process(inbox.settings, pipeline, 1, owner="test", airflow=task, routing=steps.ROUTINGS["safe"])
-    with StateStore.connect(inbox.settings) as store:
-        (attempt,) = store.batch_history("inbox", 1).attempts
+    (attempt,) = steps.history(inbox.settings, 1).attempts
     assert (attempt["source_rows"], attempt["transformed_rows"]) == (3, 2)
     assert attempt["transformed_hash_sum"] % 2 == 0  # twice the hash of b
     assert len({0, None, attempt["transformed_hash_sum"], attempt["source_hash_sum"]}) == 4
@@ -295,7 +287,7 @@ def test_attempts_are_compared_whatever_policy_and_checks_they_had(tables: Table
     for txid in (1, 2):
         steps.commit(tables.settings, pipeline, txid, owner="checked")
     assert counted(tables, pipeline) == {"a": (2, 20)}
-    assert len(waiting(tables)) == 2
+    assert len(steps.waiting(tables.settings)) == 2
 
 
 # time

@@ -145,8 +145,7 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
             steps.plan(tables.settings, pipeline, run_id="test")
         for txid in (2 * number + 1, 2 * number + 2):
             steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
-        with StateStore.connect(tables.settings) as store:
-            this, that = (store.batch_history("inbox", 2 * number + n).attempts[-1] for n in (1, 2))
+        this, that = (steps.history(tables.settings, 2 * number + n).attempts[-1] for n in (1, 2))
         assert this["source_rows"] == this["transformed_rows"] == 2
         assert ("go unnoticed" in "".join(pipeline.lost_tracking)) == (
             name in ("no tracking", *(n for n in HASHED if "unanch" in n))
@@ -333,8 +332,7 @@ def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, na
         # In this process, a refusal would only lead to executors, which raise the error.
         found[name] = tables.outcome(pipeline, routing=steps.ROUTINGS["on executors"])
     assert offenders(found, {name: VALUES[name][2] for name in names}) == {}
-    with StateStore.connect(tables.settings) as store:
-        assert store.batch_history("inbox", 1).seals == []
+    assert steps.history(tables.settings, 1).seals == []
 
     # What is as long as it may be is kept: the rule does not depend on how well a key compresses.
     longest = [f"'{noise(1198)}' name", "7 number", f"'{noise(1198)}' other"]
@@ -350,8 +348,7 @@ def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, na
     assert tables.plan(strict, "refused") == [2]
     with pytest.raises(BadKey, match="key column name is NULL"):
         steps.process(tables.settings, strict, 2, owner="test", routing=steps.ROUTINGS["safe"])
-    with StateStore.connect(tables.settings) as store:
-        history = store.batch_history("inbox", 2)
+    history = steps.history(tables.settings, 2)
     assert (history.status.phase, history.seals) == ("halted", [])
     assert history.attempts[-1]["error"].startswith("BAD_KEY: ")
     assert len(tables.rows(pipeline, "longest")) == 1

@@ -10,7 +10,7 @@ from sqlalchemy.schema import DropTable
 
 from tests import steps
 from tests.acceptance.conftest import SALES as DECLARED
-from tests.acceptance.conftest import clean_state, run_once, stored_state, write_sales
+from tests.acceptance.conftest import clean_state, stored_state, write_sales
 from tests.sources.in_process import counted_here
 from tests.store import Commit, state_tables, tables
 from tidegate.jobs.compute.sessions.session import spark_session
@@ -41,8 +41,7 @@ def sales(settings: Settings, register: Callable[..., None]) -> None:
 
 
 def phase_of(settings: Settings, txid: int) -> str:
-    with StateStore.connect(settings) as store:
-        return store.batch_history("inbox", txid).status.phase
+    return steps.history(settings, txid).status.phase
 
 
 def process(settings: Settings, txid: int, **more: Any) -> Processed:
@@ -64,30 +63,6 @@ def test_each_ledger_has_a_spark_session_of_its_own(settings: Settings) -> None:
             found.append(session.session_id)
     assert found[0] == found[1]
     assert len(set(found)) == 3
-
-
-@pytest.mark.soak
-def test_only_added_files_are_read(settings: Settings) -> None:
-    """With nothing new no txid is spent and nothing changes; the next batches hold the new files and no others.
-
-    Code that ran before it was registered, and was taken back, has planned nothing for them.
-    """
-    assert run_once(settings, "first", SALES) == [1, 2]
-    state = stored_state(settings, SALES)
-    assert run_once(settings, "second", SALES) == []
-    assert stored_state(settings, SALES) == state == clean_state(settings.home)
-
-    (settings.home / "sales" / "draft.txt").write_text("shop,cents\nnorth,1000\n")
-    changed = replace(SALES, source=replace(SALES.source, glob="*.txt"), version=2)
-    with pytest.raises(DeclarationChanged, match="tidegate migrate"):
-        steps.plan(settings, changed, run_id="another")
-    write_sales(settings.home, "05")
-    assert run_once(settings, "third", SALES) == [3]
-    with StateStore.connect(settings) as store:
-        history = store.batch_history("inbox", 3)
-    assert [file["name"] for file in history.source_metadata["files"]] == ["05.csv"]
-    assert history.status.source_rows == 4
-    assert stored_state(settings, SALES) == clean_state(settings.home)
 
 
 @pytest.mark.usefixtures("counted_here")
@@ -188,8 +163,7 @@ def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings
     for step in (process, commit):
         with pytest.raises(MalformedRecord, match=r"01\.csv, line 2"):
             step(settings, 1)
-    with StateStore.connect(settings) as store:
-        history = store.batch_history("inbox", 1)
+    history = steps.history(settings, 1)
     assert history.status.phase == "halted"
     assert [attempt["error"].startswith("MALFORMED_RECORD") for attempt in history.attempts] == [True, True]
 
@@ -200,8 +174,7 @@ def test_work_of_another_declaration_never_counts(settings: Settings, register: 
     doubled = replace(SALES, version=2, transform=lambda rows: rows.selectExpr("shop", "2 * cents AS cents"))
     with pytest.raises(DeclarationChanged, match="tidegate migrate"):
         steps.process(settings, doubled, 1, owner="test")
-    with StateStore.connect(settings) as store:
-        assert store.batch_history("inbox", 1).attempts == []
+    assert steps.history(settings, 1).attempts == []
     process(settings, 1)
     register(doubled)
     assert steps.commit(settings, doubled, 1, owner="test").attempt == 2

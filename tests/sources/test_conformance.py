@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from tests import steps
 from tests.sources.feeds import FEEDS, SCHEMA, FilesFeed, FixedFeed
 from tests.sources.in_process import ThisProcess
 from tidegate.jobs import Count, FixedBatches, Pipeline, State, Sum
@@ -17,7 +18,7 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.fixed_batches import FixedCoordinator, FixedEmitter
 from tidegate.jobs.testing import PROMISES, Bench, BrokenPromise, NotPossible, check_source, partials
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
 
 @pytest.fixture
@@ -87,8 +88,7 @@ def test_rows_can_be_counted_without_any_of_their_values(settings: Settings, reg
     )
     register(counted)
     run_pipeline(settings, counted, run_id="run")
-    with StateStore.connect(settings) as store:
-        assert [row["rows"] for row in store.state_rows(counted.spec.states[0])] == [5]
+    assert [row["rows"] for row in steps.rows(settings, counted)] == [5]
 
 
 # Broken sources, to show that the suite can fail.

@@ -15,13 +15,14 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
+from tests import steps
 from tests.sources.feeds import SCHEMA
 from tests.sources.in_process import Follower
 from tidegate.jobs import Delta, Newest, Pipeline, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.delta import plan
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FEED = {"delta.enableChangeDataFeed": "true"}
@@ -72,8 +73,7 @@ def run(settings: Settings, register: Callable[..., None]) -> Callable[[Pipeline
 
     def run_all(pipeline: Pipeline) -> list[tuple]:
         run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
-        with StateStore.connect(settings) as store:
-            rows = list(store.state_rows(pipeline.spec.states[0]))
+        rows = steps.rows(settings, pipeline)
         names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
         return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
 
@@ -259,8 +259,7 @@ def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable
     table.append(("a", 5), ("e", 6), mode="overwrite")
     assert copied() == table.there() == [("a", 5), ("e", 6)]
     run_pipeline(settings, replace(pipeline, source=replace(source, max_files=9)), run_id="all")
-    with StateStore.connect(settings) as store:
-        rows = [row for row in store.state_rows(pipeline.spec.states[0]) if not row["gone"]]
+    rows = [row for row in steps.rows(settings, pipeline) if not row["gone"]]
     assert sorted((row["name"], row["amount"]) for row in rows) == table.there()
 
 

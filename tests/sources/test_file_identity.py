@@ -222,8 +222,7 @@ def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> No
     gone = f"There is no {elsewhere / 'a.csv'}: the batch was planned with this file of inbox,"
     with pytest.raises(SourceChanged, match=gone):
         steps.process(inbox.settings, moved, 1, owner="test")
-    with StateStore.connect(inbox.settings) as store:
-        assert store.batch_history("inbox", 1).status.phase == "halted"
+    assert steps.history(inbox.settings, 1).status.phase == "halted"
     first.rename(elsewhere / "a.csv")
     inbox.run(moved, "second")
     assert counts(inbox, moved) == {"a": (1, 1), "b": (1, 1)}

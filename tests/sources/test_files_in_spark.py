@@ -244,8 +244,7 @@ def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) ->
     assert inbox.run(pipeline, "third") == []
     empty = inbox.write("04.csv", HEADER)
     assert inbox.run(pipeline, "of no rows") == [3]
-    with StateStore.connect(inbox.settings) as store:
-        histories = [store.batch_history("inbox", txid) for txid in (1, 2, 3)]
+    histories = [steps.history(inbox.settings, txid) for txid in (1, 2, 3)]
     names = [[file["name"] for file in history.source_metadata["files"]] for history in histories]
     assert names == [["01.csv", "02.csv"], ["00.csv", "01.CSV.csv", "015.csv", "03.csv"], [empty.name]]
     assert [history.status.source_rows for history in histories] == [3, 4, 0]

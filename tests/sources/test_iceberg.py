@@ -16,13 +16,14 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.types import IntegerType, LongType, StringType
 
+from tests import steps
 from tests.sources.feeds import SCHEMA
 from tests.sources.iceberg_catalog import catalog
 from tests.sources.in_process import Follower
 from tidegate.jobs import Delta, Iceberg, Pipeline, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
 COLUMNS = {"name": "text", "amount": "integer"}
@@ -129,8 +130,7 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Se
 
     def run() -> list[tuple]:
         run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
-        with StateStore.connect(settings) as store:
-            rows = list(store.state_rows(pipeline.spec.states[0]))
+        rows = steps.rows(settings, pipeline)
         return sorted(((row["name"], row["amount"]) for row in rows), key=repr)
 
     assert run() == follower.run() == []

@@ -59,8 +59,7 @@ class Folders:
         return steps.run(self.settings, pipeline, run_id, **options)
 
     def state(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-        with StateStore.connect(self.settings) as store:
-            return {row["name"]: (row["lines"], row["amount"]) for row in store.state_rows(pipeline.spec.states[0])}
+        return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
 
     def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
         """Process a batch that is refused without any effect; return the message."""
@@ -156,8 +155,7 @@ def test_a_join_with_nothing_still_counts_its_rows(folders: Folders) -> None:
     assert steps.plan(folders.settings, joined, run_id="run") == [1, 2]
     for txid, rows in ((1, 2), (2, 1)):
         steps.complete(folders.settings, joined, txid)
-        with StateStore.connect(folders.settings) as store:
-            assert store.batch_history("inbox", txid).status.source_rows == rows
+        assert steps.history(folders.settings, txid).status.source_rows == rows
     assert folders.state(joined) == {}
 
 
@@ -185,8 +183,7 @@ def test_a_side_of_a_join_is_read_to_its_end(folders: Folders, rows: int) -> Non
     folders.put("a", [(f"N{number}", 1) for number in range(rows)])
     folders.put("b", [(f"N{number}", 1) for number in range(rows)], columns=SEATS)
     assert folders.run(pipeline, "run") == [1]
-    with StateStore.connect(folders.settings) as store:
-        assert store.batch_history("inbox", 1).status.source_rows == 2 * rows
+    assert steps.history(folders.settings, 1).status.source_rows == 2 * rows
 
 
 @pytest.mark.soak
@@ -462,6 +459,5 @@ def test_totals_need_no_column_of_any_input(folders: Folders) -> None:
     folders.put("a", [("N1", 1), ("N2", 2)])
     folders.put("b", [("N1", 3)])
     assert folders.run(merged, "run") == [1]
-    with StateStore.connect(folders.settings) as store:
-        (row,) = store.state_rows(merged.spec.states[0])
+    (row,) = steps.rows(folders.settings, merged)
     assert (row["lines"], row["amount"]) == (3, 6)

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from tests.crashes import Crash, FaultPlan
 from tests.servers import Server
 from tests.sources.conftest import SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, summed
-from tests.store import Mend
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
 from tidegate.jobs.sources.binding import replayed_with
 from tidegate.state_store import Settings, StateStore
@@ -45,16 +44,6 @@ def declare(folders: Folders, source: Inputs = SOURCE, **more: Any) -> Pipeline:
     return folders.declare(source, **{"on_poison": "quarantine", "retry_delay_seconds": 0, **more})
 
 
-def waiting(folders: Folders) -> list[dict[str, Any]]:
-    with StateStore.connect(folders.settings) as store:
-        return list(store.quarantined("inbox"))
-
-
-def mend(folders: Folders, record: Mapping[str, Any], payload: str) -> None:
-    with StateStore.connect(folders.settings) as store:
-        store.mend_quarantined("inbox", record["txid"], record["number"], Mend(payload, "test", "it was wrong"))
-
-
 def open_replay(folders: Folders, pipeline: Pipeline, **of: Any) -> tuple[int, int] | None:
     beside = replayed_with(pipeline.source, folders.settings)
     with StateStore.connect(folders.settings) as store:
@@ -72,11 +61,6 @@ def write(folders: Folders, folder: str, name: str, lines: Iterable[str]) -> Pat
     path = folders.settings.home / folder / name
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
-
-
-def metadata_of(folders: Folders, txid: int) -> dict[str, Any]:
-    with StateStore.connect(folders.settings) as store:
-        return dict(store.source_metadata("inbox", txid))
 
 
 # merges
@@ -100,7 +84,7 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
             header = "name,amount" if folder == "a" else "amount;name"
             write(folders, folder, f"{number}.csv", [header, *lines])
     assert folders.run(pipeline, "run", routing=steps.ROUTINGS[routing]) == [1, 2]
-    bad = waiting(folders)
+    bad = steps.waiting(folders.settings)
     assert {(record["origin"][:3], record["is_raw"]) for record in bad} == {
         (f"{folder}: ", is_raw) for folder in "ab" for is_raw in (True, False)
     }
@@ -110,16 +94,16 @@ def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders
     for record in bad:
         name, amount = right[record["origin"]]
         raw = f"{name},{amount}" if record["origin"].startswith("a") else f"{amount};{name}"
-        mend(folders, record, raw if record["is_raw"] else json.dumps({"amount": amount, "name": name}))
+        steps.mend(folders.settings, record, raw if record["is_raw"] else json.dumps({"amount": amount, "name": name}))
     txid = replay(folders, pipeline, routing=steps.ROUTINGS[routing])
-    taken = metadata_of(folders, txid)["records"]
+    taken = steps.metadata(folders.settings, txid)["records"]
     assert taken == {name: sum(record["origin"].startswith(name) for record in bad) for name in "ab"}
     with duckdb.connect() as database:
         database.execute("CREATE TABLE r (name VARCHAR, amount BIGINT)")
         database.executemany("INSERT INTO r VALUES (?, ?)", list(right.values()))
         expected = database.execute("SELECT name, count(*), sum(amount)::BIGINT FROM r GROUP BY name").fetchall()
     assert folders.state(pipeline) == {name: (lines, amount) for name, lines, amount in expected}
-    assert waiting(folders) == []
+    assert steps.waiting(folders.settings) == []
 
 
 @pytest.mark.soak
@@ -128,15 +112,15 @@ def test_a_replay_is_the_same_in_each_attempt(folders: Folders) -> None:
     write(folders, "a", "1.csv", ["name,amount", "x,-1"])
     pipeline = declare(folders, Inputs({"lists": lists, "a": files("a")}), check={"lists": {"known": "amount <> 2"}, **CHECK})
     assert folders.run(pipeline, "run") == [1]
-    assert {(r["origin"], r["reason"]) for r in waiting(folders)} == {
+    assert {(r["origin"], r["reason"]) for r in steps.waiting(folders.settings)} == {
         ("lists", "key column name is NULL"),
         ("lists", "fails the check 'known'"),
         ("a: 1.csv, line 2", "fails the check 'not negative'"),
     }
-    for record in waiting(folders):
+    for record in steps.waiting(folders.settings):
         payload = json.loads(record["payload"])
         amount = 7 if payload["amount"] == 2 else abs(payload["amount"])
-        mend(folders, record, json.dumps({"name": payload["name"] or "z", "amount": amount}))
+        steps.mend(folders.settings, record, json.dumps({"name": payload["name"] or "z", "amount": amount}))
     assert open_replay(folders, pipeline) == (2, 3)
     assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
     for owner, mode in (("first", "resume"), ("second", "restage")):
@@ -169,16 +153,16 @@ def test_records_of_an_input_that_is_gone_are_refused(folders: Folders) -> None:
     without = declare(folders, others, version=2)
     with pytest.raises(RangeRefused, match="records of input b wait in quarantine, and the pipeline does not declare it"):
         open_replay(folders, without)
-    assert len(waiting(folders)) == 1
+    assert len(steps.waiting(folders.settings)) == 1
     back = declare(folders, version=3)
-    mend(folders, waiting(folders)[0], "2;y")
+    steps.mend(folders.settings, steps.waiting(folders.settings)[0], "2;y")
     assert open_replay(folders, back) == (2, 1)
     gone = declare(folders, others, version=4)
     assert steps.plan(folders.settings, gone, run_id="gone") == [2]
     assert "input b, which the pipeline does not declare any more" in folders.refused(gone, SourceChanged, 2)
     with StateStore.connect(folders.settings) as store:
         store.skip_batch(gone.spec, 2, "test", "b is to come back")
-    assert [record["mended_payload"] for record in waiting(folders)] == ["2;y"]
+    assert [record["mended_payload"] for record in steps.waiting(folders.settings)] == ["2;y"]
     again = declare(folders, version=5)
     assert replay(folders, again) == 3
     assert folders.state(again) == summed([("x", 1), ("y", 2)])
@@ -204,21 +188,21 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folde
     pipeline = declare(folders, UNITED, transform=united, check=check)
     assert folders.run(pipeline, "run") == [1]
     assert folders.state(pipeline) == summed([("x", 10), ("y", 80)])
-    records = {record["origin"]: record for record in waiting(folders)}
+    records = {record["origin"]: record for record in steps.waiting(folders.settings)}
     assert {origin: record["reason"] for origin, record in records.items()} == {
         "a: 1.csv, line 3": "column amount: 'two' is no int",
         "b: 1.csv, line 2": "fails the check 'far'",
         "b: 1.csv, line 4": "column miles: 'five' is no int",
     }
-    mend(folders, records["a: 1.csv, line 3"], "y,2")
-    mend(folders, records["b: 1.csv, line 2"], '{"name": "x", "miles": 3}')
-    mend(folders, records["b: 1.csv, line 4"], "z,5")
+    steps.mend(folders.settings, records["a: 1.csv, line 3"], "y,2")
+    steps.mend(folders.settings, records["b: 1.csv, line 2"], '{"name": "x", "miles": 3}')
+    steps.mend(folders.settings, records["b: 1.csv, line 4"], "z,5")
     folders.put("planes", [("x", 100), ("z", 300)], columns=SEATS, name=planes.name)
     with StateStore.connect(folders.settings) as store, pytest.raises(RangeRefused, match="joined with reference planes"):
         store.replay_quarantined(pipeline.spec, "test", "as the page does")
-    assert len(waiting(folders)) == 3
+    assert len(steps.waiting(folders.settings)) == 3
     assert open_replay(folders, pipeline) == (2, 3)
-    assert metadata_of(folders, 2)["records"] == {"a": 1, "b": 2}
+    assert steps.metadata(folders.settings, 2)["records"] == {"a": 1, "b": 2}
     content = planes.read_text()
     folders.put("planes", [("x", 7)], columns=SEATS, name=planes.name)
     assert steps.plan(folders.settings, pipeline, run_id="replay") == [2]
@@ -227,7 +211,7 @@ def test_a_replayed_record_is_joined_with_the_reference_as_of_now(folders: Folde
     folders.run(pipeline, "again")
     expected = summed([("x", 10), ("y", 80), ("y", 0), ("x", 300), ("z", 1500)])
     assert folders.state(pipeline) == expected
-    assert waiting(folders) == []
+    assert steps.waiting(folders.settings) == []
 
 
 def joined(inputs: Any) -> Any:
@@ -280,7 +264,7 @@ def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
     write(folders, "b", "1.csv", ["name,amount", "w,1"])
     assert folders.run(pipeline, "run") == [1]
     assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1)}
-    mend(folders, waiting(folders)[0], "y,2")
+    steps.mend(folders.settings, steps.waiting(folders.settings)[0], "y,2")
     assert open_replay(folders, pipeline) == (2, 1)
     blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
     assert steps.plan(folders.settings, blocking, run_id="replay") == [2]
@@ -303,9 +287,9 @@ def prepared(folders: Folders) -> tuple[Pipeline, dict[str, tuple[int, int]]]:
     write(folders, "b", "1.csv", ["name,miles", "y,4", "x,five", "y,six"])
     pipeline = declare(folders, CRASHED, transform=united)
     assert folders.run(pipeline, "run") == [1]
-    by_origin = {record["origin"]: record for record in waiting(folders)}
-    mend(folders, by_origin["a: 1.csv, line 3"], "y,2")
-    mend(folders, by_origin["b: 1.csv, line 3"], "x,5")
+    by_origin = {record["origin"]: record for record in steps.waiting(folders.settings)}
+    steps.mend(folders.settings, by_origin["a: 1.csv, line 3"], "y,2")
+    steps.mend(folders.settings, by_origin["b: 1.csv, line 3"], "x,5")
     return pipeline, summed([("x", 10), ("y", 80), ("y", 40), ("x", 50)])
 
 
@@ -335,11 +319,13 @@ def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
                 is_done = there.state(pipeline) != before
                 committed += is_done
                 assert there.state(pipeline) == (expected if is_done else before), crash
-                assert [r["origin"] for r in waiting(there)] == (STILL_BAD if is_done else [] if is_open else ALL_BAD), crash
+                assert [r["origin"] for r in steps.waiting(there.settings)] == (
+                    STILL_BAD if is_done else [] if is_open else ALL_BAD
+                ), crash
                 open_replay(there, pipeline)  # None if the crashed one has opened it
                 there.run(pipeline, "repair")
             assert there.state(pipeline) == expected, f"crashed at point {at}: {crash}"
-            assert [r["origin"] for r in waiting(there)] == STILL_BAD, f"crashed at point {at}: {crash}"
+            assert [r["origin"] for r in steps.waiting(there.settings)] == STILL_BAD, f"crashed at point {at}: {crash}"
         if crash is None:
             break
         at += STRIDE

@@ -140,8 +140,7 @@ def test_an_object_that_is_not_as_planned_is_never_read(
     put(1)
     # The server's times have whole seconds.
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
-    with StateStore.connect(settings) as store:
-        metadata = store.source_metadata("inbox", 1)
+    metadata = steps.metadata(settings, 1)
     attempt = Attempt("inbox", 1, 1, metadata)
     emitter = emitter_of(pipeline.source, ThisProcess(), settings)  # type: ignore[arg-type]
     rows = emitter.emit_batch(attempt, metadata)
@@ -495,8 +494,7 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
 
     with patch.object(Markers, "_find", written_meanwhile):
         run_pipeline(settings, pipeline, run_id="one")
-    with StateStore.connect(settings) as store:
-        assert [row["amount"] for row in store.state_rows(pipeline.spec.states[0])] == [11]
+    assert [row["amount"] for row in steps.rows(settings, pipeline)] == [11]
     assert source.held_back(settings) is None
 
     def begins_again(markers: Markers, marked: str) -> Any:

@@ -1,10 +1,7 @@
 """PostgresTable reads every row exactly once despite open writers, and refuses unsafe tables."""
 
 import random
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -62,47 +59,6 @@ def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tupl
 
 
 # ------------------------------------------------------------------------------------------------------- in flight
-
-
-@contextmanager
-def writing(shop: Shop, transactions: int, writers: int = 3) -> Iterator[Callable[[], bool]]:
-    """Let sessions insert, commit late, and sometimes roll back; yield a function that returns whether they still write."""
-
-    def write(seed: int, cursor: Any) -> None:
-        dice = random.Random(seed)
-        for _ in range(transactions):
-            cursor.execute("BEGIN")
-            for _ in range(dice.randint(1, 5)):
-                cursor.execute("INSERT INTO orders (name, amount) VALUES (%s, 1)", [f"w{seed}"])
-                time.sleep(dice.random() * 0.02)
-            cursor.execute("ROLLBACK" if dice.random() < 0.2 else "COMMIT")
-
-    with ThreadPoolExecutor(writers) as threads:
-        done = [threads.submit(write, seed, shop.session()) for seed in range(writers)]
-        yield lambda: not all(one.done() for one in done)
-        for one in done:
-            one.result()
-
-
-@pytest.mark.soak
-@pytest.mark.promise("decision:0015")
-@pytest.mark.parametrize("source", [replace(ORDERS, wait_seconds=10), replace(DATED, kind="transactional", margin_seconds=0.2)])
-def test_a_range_is_complete_when_it_is_planned(shop: Shop, source: PostgresTable) -> None:
-    key = ", ".join(source.selection.key)
-    previous, seen = None, []
-    source = replace(source, max_rows=100)
-    with writing(shop, transactions=80) as they_write:
-        while they_write():
-            if metadata := shop.plan(source, previous):
-                seen.append((metadata, shop.ids(metadata, key)))
-                previous = metadata
-    while metadata := shop.plan(replace(source, margin_seconds=0), previous):
-        seen.append((metadata, shop.ids(metadata, key)))
-        previous = metadata
-
-    assert [shop.ids(metadata, key) for metadata, _ in seen] == [ids for _, ids in seen]
-    assert [len(ids) for _, ids in seen] == [metadata["rows"] for metadata, _ in seen]
-    assert [row for _, ids in seen for row in ids] == [row for (row,) in shop.execute(f"SELECT id FROM orders ORDER BY {key}")]
 
 
 @pytest.mark.promise("decision:0015", "limit:PostgresTable.wait_seconds")
@@ -409,15 +365,6 @@ def test_a_value_that_does_not_fit_fails_with_column_and_key(
         shop.rows(source, shop.planned(source))
     assert f"{shown} does not fit {spark_type}" in str(refusal.value)
     assert "CASE WHEN ... THEN v END" in str(refusal.value)
-
-
-@pytest.mark.soak
-def test_a_bad_value_halts_the_batch(shop: Shop, inbox: Inbox) -> None:
-    shop.execute("ALTER TABLE orders ALTER amount TYPE bigint")
-    shop.execute("INSERT INTO orders (name, amount) VALUES ('fits', 1), ('does not', 3000000000)")
-    pipeline = inbox.declare(ORDERS)
-    inbox.plan(pipeline, "run")
-    assert inbox.refused(pipeline, MalformedRecord).startswith("Table orders, row id=2: amount='3000000000' does not fit int")
 
 
 def test_long_texts_and_many_rows_pass_through_blocks(shop: Shop) -> None:

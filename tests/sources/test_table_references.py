@@ -19,7 +19,7 @@ from tests.sources.iceberg_catalog import catalog
 from tidegate.jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable, Reference, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.inputs import reference
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, TidegateError
 
 SCHEMA = {"name": "string", "price": "int"}
@@ -105,8 +105,7 @@ def sell(settings: Settings, number: int, *names: str) -> None:
 
 
 def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
-    with StateStore.connect(settings) as store:
-        return sorted(((row["name"], row["price"]) for row in store.state_rows(pipeline.spec.states[0])), key=repr)
+    return sorted(((row["name"], row["price"]) for row in steps.rows(settings, pipeline)), key=repr)
 
 
 @pytest.mark.sampled(2)

@@ -21,7 +21,7 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.formats import parquet as parquet_format
 from tidegate.jobs.testing import PROMISES, Bench
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
 __all__ = ["server", "spark", "template"]  # fixtures
@@ -117,8 +117,7 @@ def test_an_object_that_is_overwritten_while_it_is_read_is_read_again(
     pipeline = inbox(bucket, format)
     register(pipeline)
     assert steps.plan(settings, pipeline, run_id="run") == [1]
-    with StateStore.connect(settings) as store:
-        metadata = store.source_metadata("inbox", 1)
+    metadata = steps.metadata(settings, 1)
     attempt, emitter = Attempt("inbox", 1, 1, metadata), emitter_of(pipeline.source, spark, settings)
     assert emitter.emit_batch(attempt, metadata).collect() == [("a", 1)]
     bucket.put(f"1.{format}", content(format, 1000))
@@ -176,8 +175,7 @@ def test_a_version_that_is_lost_is_named(settings: Settings, register: Callable[
     pipeline = inbox(bucket, "csv")
     register(pipeline)
     assert steps.plan(settings, pipeline, run_id="run") == [1]
-    with StateStore.connect(settings) as store:
-        metadata = store.source_metadata("inbox", 1)
+    metadata = steps.metadata(settings, 1)
     metadata["files"][0]["version"] = "lost"
     bucket.put("1.csv", content("csv", 1000))
     emitter = emitter_of(pipeline.source, None, settings)  # type: ignore[arg-type] - it fails before it needs Spark

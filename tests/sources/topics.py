@@ -23,7 +23,7 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
 from tidegate.stack.components.server_process import wait_until
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
 
 SECONDS = 60
@@ -146,8 +146,7 @@ def run(topic: OrdersTopic, pipeline: Pipeline, run_id: str) -> list[int]:
 
 
 def per_shop(topic: OrdersTopic, pipeline: Pipeline) -> dict[str, int]:
-    with StateStore.connect(topic.settings) as store:
-        return {row["shop"]: row["records"] for row in store.state_rows(pipeline.spec.states[0])}
+    return {row["shop"]: row["records"] for row in steps.rows(topic.settings, pipeline)}
 
 
 @pytest.fixture(scope="module")
