@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import duckdb
@@ -15,7 +14,7 @@ import pytest
 from tests import steps
 from tests.acceptance.test_every_source import die_everywhere, pipeline_over
 from tests.servers import Server
-from tests.sources.beside_store import server, spark, template
+from tests.sources.beside_store import bucket, s3, server, spark, template
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import PAGE, SECRET, Bucket, S3Server, stack_beside_s3
 from tests.sources.test_objects import STATE, fill_lake, lake_of, parquet, stored
@@ -24,27 +23,15 @@ from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
-__all__ = ["server", "spark", "template"]  # fixtures
+__all__ = ["bucket", "s3", "server", "spark", "template"]  # fixtures
 
 pytestmark = pytest.mark.soak
-
-_numbers = count(1)
 
 
 @pytest.fixture(scope="module")
 def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, S3Server]]:
     with stack_beside_s3(tmp_path_factory.mktemp("s3_stack")) as both:
         yield both
-
-
-@pytest.fixture(scope="module")
-def s3(beside_store: tuple[Settings, S3Server]) -> S3Server:
-    return beside_store[1]
-
-
-@pytest.fixture
-def bucket(s3: S3Server) -> Bucket:
-    return s3.make_bucket(f"bucket-{next(_numbers)}")
 
 
 def test_a_crash_anywhere_leaves_the_state_of_a_clean_run(

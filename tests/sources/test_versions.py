@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests import steps
-from tests.sources.beside_store import server, spark, template
+from tests.sources.beside_store import bucket, s3, server, spark, template
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.s3 import Bucket, VersioningServer, stack_beside_s3
 from tests.sources.test_objects import STATE, parquet, stored
@@ -24,7 +24,7 @@ from tidegate.jobs.testing import PROMISES, Bench
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable
 
-__all__ = ["server", "spark", "template"]  # fixtures
+__all__ = ["bucket", "s3", "server", "spark", "template"]  # fixtures
 
 pytestmark = pytest.mark.soak
 
@@ -38,16 +38,6 @@ def beside_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Set
     """An S3 server that keeps versions, and a stack whose Spark reads from it."""
     with stack_beside_s3(tmp_path_factory.mktemp("versions_stack"), VersioningServer) as both:
         yield both
-
-
-@pytest.fixture(scope="module")
-def s3(beside_store: tuple[Settings, VersioningServer]) -> VersioningServer:
-    return beside_store[1]
-
-
-@pytest.fixture
-def bucket(s3: VersioningServer) -> Bucket:
-    return s3.make_bucket(f"versions-{next(_numbers)}")
 
 
 def content(format: str, amount: int, kind: pa.DataType | None = None) -> bytes:
