@@ -52,6 +52,7 @@ SIZES = st.lists(SIZE, min_size=1, max_size=2).map(tuple)
 NEXT = st.sampled_from([1, 1, 1, 2, 0, 3])  # the batch after the cursor, mostly
 LAST = st.sampled_from([0, 0, 0, 1, -1])
 PICK = st.sampled_from([0, 0, 0, 1, 2])  # of the attempts, mostly the newest
+OTHER_ROWS = st.sampled_from([False, False, False, True])
 FAULTS = st.one_of(
     st.none(),
     st.none(),
@@ -65,7 +66,7 @@ CORE = [
     aim("start", NEXT, mode=st.sampled_from(["resume", "restage", "first"]), size=SIZE),
     aim("start", LAST, mode=st.just("redo"), size=SIZE),
     aim("stage", PICK),
-    aim("seal", PICK, other_rows=st.sampled_from([False, False, False, True])),
+    aim("seal", PICK, other_rows=OTHER_ROWS),
     aim("fail", PICK, is_poison=st.booleans()),
     aim("beat", PICK),
     aim("commit", NEXT),
@@ -160,11 +161,11 @@ class StoreMachine(RuleBasedStateMachine):
         """Plan, where nothing is left to do."""
         self.try_to(Aim("plan", 0, (("sizes", sizes),)))
 
-    @rule(at=NEXT, mode=st.sampled_from(["resume", "restage"]), size=SIZE)
+    @rule(at=NEXT, mode=st.sampled_from(["resume", "restage"]), size=SIZE, other_rows=OTHER_ROWS)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
-    def process(self, at: int, mode: str, size: int) -> None:
-        """Begin an attempt, stage and seal it, if one begins."""
-        self._process(Aim("start", at, (("mode", mode), ("size", size))))
+    def process(self, at: int, mode: str, size: int, other_rows: bool) -> None:
+        """Begin an attempt, stage and seal it, if one begins; the source may give other rows than the last time."""
+        self._process(Aim("start", at, (("mode", mode), ("size", size))), other_rows=other_rows)
 
     @rule(at=NEXT, mode=st.sampled_from(["restage", "resume", "first"]), size=SIZE, fault=FAULTS, commits=st.booleans())
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
@@ -205,18 +206,26 @@ class StoreMachine(RuleBasedStateMachine):
             if then:
                 self.try_to(Aim(then, at))
 
-    @rule(at=st.sampled_from([1, 1, 2]), size=SIZE)
+    @rule(at=NEXT, size=SIZE)
     @precondition(lambda self: self.world.cursor < len(self.world.batches))
-    def settle(self, at: int, size: int) -> None:
-        """Process a batch, and commit the next."""
+    def give_up_sealed(self, at: int, size: int) -> None:
+        """Process a batch that a person then halts, and decides to skip, out of turn or not."""
         self._process(Aim("start", at, (("mode", "resume"), ("size", size))))
-        self.try_to(Aim("commit", 1))
+        self.try_to(Aim("halt", at))
+        self.try_to(Aim("skip", at))
 
-    def _process(self, begins: Aim) -> None:
+    @rule(at=st.sampled_from([1, 1, 2]), size=SIZE, how=st.sampled_from([Aim("commit", 1), Aim("commit_ready")]))
+    @precondition(lambda self: self.world.cursor < len(self.world.batches))
+    def settle(self, at: int, size: int, how: Aim) -> None:
+        """Process a batch, and commit the next, alone or with others."""
+        self._process(Aim("start", at, (("mode", "resume"), ("size", size))))
+        self.try_to(how)
+
+    def _process(self, begins: Aim, *, other_rows: bool = False) -> None:
         began = self.try_to(begins)
         if began is not None and began.answer.startswith("attempt"):
             self.try_to(Aim("stage"))
-            self.try_to(Aim("seal"))
+            self.try_to(Aim("seal", 0, (("other_rows", other_rows),)))
 
     # Two actors
 
