@@ -5,6 +5,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 
 from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents, message_of
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
@@ -70,7 +71,7 @@ def hide(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpec) -> N
         replaced, made = ([*state_tables.tables_of(each), state_tables.readable_of(each)] for each in (state, rebuilt))
         for old, new in zip(replaced, made, strict=True):
             if sa.inspect(connection).has_table(old.name, schema=old.schema):
-                state_tables.ddl(connection, _HIDDEN.format(before=old.fullname, made=new.fullname))
+                statement_text.ddl(connection, _HIDDEN.format(before=old.fullname, made=new.fullname))
 
 
 def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> None:
@@ -89,7 +90,7 @@ def empty(connection: Connection, spec: PipelineSpec, before: PipelineSpec) -> N
         kept = spec.state(state.name)
         if kept is not None and kept.is_table:
             for table in state_tables.tables_of(state):
-                _drop(connection, spec.name, f"TRUNCATE {state_tables.in_state(table.name)}", table.name)
+                _drop(connection, spec.name, f"TRUNCATE {statement_text.in_state(table.name)}", table.name)
 
 
 def make_lost(connection: Connection, before: PipelineSpec) -> None:
@@ -117,14 +118,14 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
             _drop(connection, pipeline, state_tables.drop_of_view(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         _check_not_published(connection, pipeline, old)
-        state_tables.ddl(connection, partitions.made_like_before(new, old.name))
+        statement_text.ddl(connection, partitions.made_like_before(new, old.name))
         for statement in state_tables.after_create(rebuilt, new.name):
             if statement.startswith("GRANT"):  # what the former declaration may not have needed
-                state_tables.ddl(connection, statement)
+                statement_text.ddl(connection, statement)
         given = team_additions.statements(connection, old)
-        _drop(connection, pipeline, f"DROP TABLE {state_tables.in_state(old.name)}", old.name)
+        _drop(connection, pipeline, f"DROP TABLE {statement_text.in_state(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
-        state_tables.ddl(connection, _RENAMED.format(schema=state_tables.STATE, **names))
+        statement_text.ddl(connection, _RENAMED.format(schema=state_tables.STATE, **names))
         for statement in given:
             _give(connection, pipeline, statement, old)
 
@@ -135,7 +136,7 @@ def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table
     Raises: DeclarationChanged if the rebuilt rows or columns do not allow it, such as a constraint that a row breaks.
     """
     try:
-        state_tables.ddl(connection, statement)
+        statement_text.ddl(connection, statement)
     except (DataError, IntegrityError, NotSupportedError, ProgrammingError) as error:
         raise DeclarationChanged(
             f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
@@ -184,7 +185,7 @@ def _check_not_published(connection: Connection, pipeline: str, table: sa.Table)
 
 def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> None:
     try:
-        state_tables.ddl(connection, statement)
+        statement_text.ddl(connection, statement)
     except DBAPIError as error:
         if (detail := dependents(error.orig)) is None:
             raise

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import JSONB, OID, insert
 
 from tidegate.state_store.base.errors import DeclarationChanged, PipelineRetired
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, followed_by, parts_of
 from tidegate.state_store.ledger import batches, cursors, schema_revision, tables, undeclared_columns
 from tidegate.state_store.ledger.cursors import Retired
@@ -323,21 +324,21 @@ def grant_queried(connection: Connection, spec: PipelineSpec) -> None:
     """
     for query in spec.queries:
         if is_readable(connection, query.state, state_tables.STAGER) is False:
-            state_tables.ddl(
+            statement_text.ddl(
                 connection, state_tables.GRANT_SELECT_TO_STAGER.format(table=f"{state_tables.STATE}.{query.state}")
             )
     queried = [state for state in spec.states if state.name in {query.state for query in spec.queries}]
     if any(derived.formula in ("distinct", "quantile") for state in queried for derived in state.derived):
         may_derive = (sa.func.has_function_privilege(state_tables.STAGER, name, "EXECUTE") for name in state_tables.ESTIMATES)
         if not connection.scalar(sa.select(sa.and_(*may_derive))):
-            state_tables.ddl(connection, state_tables.GRANT_ESTIMATES)
+            statement_text.ddl(connection, state_tables.GRANT_ESTIMATES)
 
 
 def _grant_removal(connection: Connection, spec: PipelineSpec) -> None:
     """Let commits remove the windows of states that do not keep all of them."""
     for state in spec.states:
         if state.window and state.window.keep is not None:
-            state_tables.ddl(connection, state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}"))
+            statement_text.ddl(connection, state_tables.GRANT_DELETE.format(table=f"{state_tables.STATE}.{state.table_name}"))
 
 
 def is_readable(connection: Connection, state: str, role: str) -> bool | None:

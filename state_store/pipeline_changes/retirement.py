@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents
@@ -276,12 +277,12 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
         write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
     for whole in sorted({name.partition("$")[0] for name in names if "$" in name}):  # readers lock it before its partitions
-        state_tables.ddl(connection, f"LOCK TABLE ONLY {state_tables.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
+        statement_text.ddl(connection, f"LOCK TABLE ONLY {statement_text.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
     for name in names:
-        relation = state_tables.in_state(name)
+        relation = statement_text.in_state(name)
         kind = connection.scalar(sa.select(found.relkind).where(found.oid == sa.cast(relation, postgresql.REGCLASS)))
         try:
-            state_tables.ddl(connection, f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}")
+            statement_text.ddl(connection, f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}")
         except DBAPIError as error:
             if (detail := dependents(error.orig)) is None:
                 raise

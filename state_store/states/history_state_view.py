@@ -15,6 +15,7 @@ from sqlalchemy import Connection, FromClause, Table
 from sqlalchemy.schema import CreateView
 
 from tidegate.state_store.base.errors import DeclarationChanged
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.column_spec import TO_TXID, VALID_TO
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec, Validity
 from tidegate.state_store.states import state_tables
@@ -74,7 +75,7 @@ def privileges_kept(connection: Connection, specs: Sequence[PipelineSpec]) -> It
     for name, oid, grants in connection.execute(_PRIVILEGES, {"names": list(before)}).all():
         if oid != before[name][0] and grants != before[name][1]:
             for statement in (*(grant["revoke"] for grant in grants), *(grant["grant"] for grant in before[name][1])):
-                state_tables.ddl(connection, statement)
+                statement_text.ddl(connection, statement)
 
 
 def _view(state: StateSpec, versions: Table, names: Sequence[str]) -> CreateView:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.postgresql import OID
 
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.states import key_lookup, range_partitions, state_tables, team_additions
@@ -196,7 +197,7 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     copy = sa.insert(table).from_select(before.c.keys(), sa.select(before))
     # The trigger, which refuses all writers but the pipeline's commits, would refuse this copy.
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
-    yield str(copy.compile(dialect=state_tables.DIALECT))
+    yield str(copy.compile(dialect=statement_text.DIALECT))
     yield f"ALTER TABLE {table.fullname} ENABLE ALWAYS TRIGGER single_writer"
     before_it = f"{table.name}$before"
     for statement in (made_like_before(table, before_it), team_additions.replaced(table, before_it)):

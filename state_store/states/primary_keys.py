@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.schema import AddConstraint, DropConstraint
 
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec
 from tidegate.state_store.states import state_tables
 
@@ -44,6 +45,6 @@ def statements(
     before: sa.PrimaryKeyConstraint | None, after: sa.PrimaryKeyConstraint | None
 ) -> tuple[Iterator[str], Iterator[str]]:
     """Return the statements that come before and after a change of a table's columns, so that it gets another primary key."""
-    first = (str(DropConstraint(key).compile(dialect=state_tables.DIALECT)) for key in (before,) if key is not None)
-    last = (str(AddConstraint(key).compile(dialect=state_tables.DIALECT)) for key in (after,) if key is not None)
+    first = (str(DropConstraint(key).compile(dialect=statement_text.DIALECT)) for key in (before,) if key is not None)
+    last = (str(AddConstraint(key).compile(dialect=statement_text.DIALECT)) for key in (after,) if key is not None)
     return first, last

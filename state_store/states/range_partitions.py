@@ -19,10 +19,10 @@ from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.local_settings import set_local
+from tidegate.state_store.connections.statement_text import DIALECT, ddl, in_state, quoted
 from tidegate.state_store.declarations.column_spec import TXID
 from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states.state_tables import DIALECT, ddl, in_state, quoted
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.

@@ -10,11 +10,10 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Connection, Index, Table
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, Index, Table
 from sqlalchemy.dialects.postgresql import BYTEA
 
-from tidegate.state_store.connections import table_locks
+from tidegate.state_store.connections import statement_text, table_locks
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.column_spec import (
     PREVIOUS_TXID,
@@ -60,18 +59,6 @@ _TYPES: dict[str, Any] = {
     "bytea": BYTEA(),
 }
 DERIVED_PRECISION = 76
-DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
-quoted = DIALECT.identifier_preparer.quote
-
-
-def in_state(name: str) -> str:
-    """Return the name of a table in schema state, as statements need it."""
-    return f"{STATE}.{quoted(name)}"
-
-
-def ddl(connection: Connection, statement: str) -> None:
-    """Execute a statement as it is: a percent sign in it is no placeholder."""
-    connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
 
 
 class StagedBatch(NamedTuple):
@@ -141,12 +128,13 @@ def _storage(state: StateSpec) -> dict[str, Any]:
 
 
 def _divided_by(column: str) -> dict[str, Any]:
-    return {"postgresql_partition_by": f"RANGE ({quoted(column)})"}
+    return {"postgresql_partition_by": f"RANGE ({statement_text.quoted(column)})"}
 
 
 def drop_of_view(schema: str | None, state: StateSpec) -> str:
     """Return the statement that drops the view of a history, which comes before a change or drop of its table."""
-    return f"DROP VIEW IF EXISTS {DIALECT.identifier_preparer.format_table(Table(state.name, sa.MetaData(), schema=schema))}"
+    view = Table(state.name, sa.MetaData(), schema=schema)
+    return f"DROP VIEW IF EXISTS {statement_text.DIALECT.identifier_preparer.format_table(view)}"
 
 
 def readable_of(state: StateSpec) -> Table:

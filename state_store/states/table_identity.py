@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
+from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import spec_of
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.states import state_tables
@@ -90,7 +91,7 @@ def note(connection: Connection, pipeline: str, *, again: bool = False) -> None:
     """
     connection.execute(_NOTE, {"pipeline": pipeline, "again": again})
     for statement in connection.scalars(_GUARDED, {"pipeline": pipeline}).all():
-        state_tables.ddl(connection, statement)
+        statement_text.ddl(connection, statement)
 
 
 def strange_table() -> sa.ScalarSelect[Any]:

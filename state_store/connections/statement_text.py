@@ -1,0 +1,19 @@
+"""Statements that SQLAlchemy has no words for: their text with quoted names, executed as it is."""
+
+from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql
+
+from tidegate.state_store.connections.table_locks import STATE
+
+DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+quoted = DIALECT.identifier_preparer.quote
+
+
+def in_state(name: str) -> str:
+    """Return the name of a table in schema state, as statements need it."""
+    return f"{STATE}.{quoted(name)}"
+
+
+def ddl(connection: Connection, statement: str) -> None:
+    """Execute a statement as it is: a percent sign in it is no placeholder."""
+    connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
