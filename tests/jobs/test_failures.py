@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -116,6 +117,7 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     ),
     "the end of the session": (setting(lambda spark: spark.stop()), f"{CODE}.*The transform stops its session"),
     "a deep plan": (deep, f"{CODE}.*nested too deeply. Where it calls withColumn"),
+    "a cancelled wait": (raising(CancelledError()), f"{CODE}.*The transform failed: CancelledError"),
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }
 MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
@@ -139,6 +141,7 @@ MORE_MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     "a division": (in_sql("amount div (amount - amount)"), CONTENT),
     "an overflow": (in_sql("cast(amount + 2147483647 AS int)"), CONTENT),
     "a missing function": (in_sql("nonexistent(amount)"), CODE),
+    "GeneratorExit": (raising(GeneratorExit()), f"{CODE}.*The transform failed: GeneratorExit"),
     "SystemExit": (raising(SystemExit(0)), f"{CODE}.*The transform failed: SystemExit: 0"),
     "sys.exit": (in_a_worker("import sys; sys.exit(0)"), RETRIED),
     "a group": (in_a_worker("raise ExceptionGroup('many', [ValueError('a')])"), f"{RETRIED}.*: ExceptionGroup: many .1 sub"),

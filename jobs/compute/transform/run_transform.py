@@ -34,9 +34,9 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
     try:
         with settings_kept(next(iter(frames.values())).sparkSession, PINNED):
             returned = transform(frames.get("", frames))
-    except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError):
+    except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise errors.DeclarationInvalid(f"The transform failed: {errors.class_and_text(error)}") from error
     if returned is None:
         raise errors.DeclarationInvalid(
