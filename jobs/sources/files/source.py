@@ -75,7 +75,8 @@ class Files(Source):
     clocks in the option `timeZone` leaves out or repeats does not fit. A CSV record may span lines inside quotes. Lines may
     have any of the usual ends, but a declared `lineSep` is the only one. In JSON, a key that a record lacks is NULL; one that
     all records of a file lack is refused, unless `missing` is ``"null"``. Text may be compressed by gzip or bzip2. In Parquet,
-    a column that a file lacks is refused, and NULL if `missing` is ``"null"``.
+    a column that a file lacks is refused, and NULL if `missing` is ``"null"``. A column that is there in another case is never
+    NULL: it is refused, unless, in JSON, `ignored_columns` name it.
 
     A column that came after the first batch and that nobody declares is told by ``tidegate status``, `why`, the page and an
     alert, until the schema has it or `ignored_columns` name it. With ``on_new_column="block"`` a batch that has a column which

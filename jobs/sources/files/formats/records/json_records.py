@@ -81,7 +81,7 @@ class JsonParser:
         lower = {name.lower(): name for name in self.kinds}
         others = {key for key in set().union(*records) - self.kinds.keys() - self.ignored if key.lower() in lower}
         return {
-            number: f"it has no key {lower[key.lower()]}{in_another_case([key], [key])}"
+            number: f"it has no key {lower[key.lower()]}{in_another_case([key], [key])}, and ignored_columns do not name {key}"
             for key in sorted(others)
             for number, record in enumerate(records)
             if key in record and lower[key.lower()] not in record
