@@ -57,15 +57,32 @@ MISTYPED = {
     ("trigger",): "Missing argument 'PIPELINE'",
     ("run", "flights", "--from-txid", "0"): "0 is not in the range x>=1",
     ("status", "--jason"): "Did you mean '--json'?",
+    ("why", "flights", "0"): "0 is not in the range",
+    ("query", "words_total", "the", "--no-such-option"): "No such option",
+}
+REFUSED = {
+    ("why", "flight"): "Did you mean flights?",
+    ("why", "flights", "7"): "flights has no txid 7.",
+    ("why", "<b>\x1b[31m"): "There is no pipeline <b>\\x1b[31m.",
+    ("error", "SOURCE_CHANGE"): "Did you mean SOURCE_CHANGED?",
+    ("error", "../poison"): "There is no error ../poison.",
+    ("error", "README"): "There is no error README.",
+    ("query", "words_totl", "the"): "There is no query words_totl. Did you mean words_total? Queries: words_total.",
+    ("query", "words_total", "the"): "Pipeline word_count is not registered. If it is new, run: tidegate migrate",
+    ("inspect", "flights", "--since", "yesterday"): "'yesterday' is no time. Write a duration until now, such as 90m, 2h or 3d",
+    ("inspect", "flights", "--since", "2999-01-01"): "lies in the future",
+    ("inspect", "flights", "--from-txid", "3", "--to-txid", "2"): "--from-txid 3 is larger than --to-txid 2",
+    ("inspect", "flights", "--error", "SOURCE_CHANGE"): "Did you mean SOURCE_CHANGED?",
+    ("inspect", "flights", "--txid", "1", "--phase", "failed"): "--phase chooses among batches: leave out --txid",
 }
 
 
-def test_a_typing_error_is_named_with_the_way_to_the_help(tidegate: CommandLine) -> None:
-    for arguments, message in MISTYPED.items():
+def test_a_request_that_makes_no_sense_is_refused_with_the_right_one(tidegate: CommandLine) -> None:
+    for arguments, message in (MISTYPED | REFUSED).items():
         done = tidegate(*arguments)
         assert (done.returncode, done.stdout) == (USAGE, ""), arguments
-        assert message in done.stderr
-        assert "--help' for help." in done.stderr
+        assert message in " ".join(done.stderr.split())
+        assert arguments in REFUSED or "--help' for help." in done.stderr
 
 
 def test_an_interrupted_verb_says_that_nothing_is_lost(tidegate: CommandLine) -> None:
@@ -113,17 +130,6 @@ def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None
     done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
     _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
     assert tidegate.json("inspect", "flights")[0]["phase"] == "planned"
-
-
-@pytest.mark.promise("error:MALFORMED_RECORD")
-def test_a_bad_record_halts_its_pipeline_with_file_and_line(tidegate: CommandLine) -> None:
-    file = write_flights(tidegate.settings.home, 1, GOOD, "2013,1,1,five,2,UA,1545,EWR,IAH,1400", GOOD)
-    done = tidegate("run", "flights")
-    _fails(done, PERMANENT, f"{file}, line 3", "does not fit the schema")
-    (batch,) = tidegate.json("inspect", "flights")
-    assert batch["phase"] == "halted"
-    assert "MALFORMED_RECORD" in batch["waits_for"]
-    assert tidegate.json("inspect", "flights", "--state", "daily") == []
 
 
 WRONG = [

@@ -51,18 +51,3 @@ def test_times_are_utc_unless_they_name_a_zone(ledger: CommandLine) -> None:
     assert len(ledger.json("inspect", "flights", "--since", now.date().isoformat())) == 6
     refused = ledger("inspect", "flights", "--since", f"{long_ago}-11:00")
     assert (refused.returncode, "lies in the future" in refused.stderr) == (USAGE, True)
-
-
-WRONG = [
-    (("--since", "yesterday"), "'yesterday' is no time. Write a duration until now, such as 90m, 2h or 3d"),
-    (("--since", "2999-01-01"), "lies in the future"),
-    (("--from-txid", "3", "--to-txid", "2"), "--from-txid 3 is larger than --to-txid 2"),
-    (("--error", "SOURCE_CHANGE"), "Did you mean SOURCE_CHANGED?"),
-    (("--txid", "1", "--phase", "failed"), "--phase chooses among batches: leave out --txid"),
-]
-
-
-def test_conditions_that_make_no_sense_are_refused(tidegate: CommandLine) -> None:
-    for arguments, message in WRONG:
-        done = tidegate("inspect", "flights", *arguments)
-        assert (done.returncode, message in " ".join(done.stderr.split())) == (USAGE, True), (arguments, done.stderr)

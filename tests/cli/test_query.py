@@ -43,14 +43,3 @@ def test_queries_are_listed(words: CommandLine) -> None:
         {"words": "text[]"},
     )
     assert "words_total WORDS..." in words("query").stdout
-
-
-def test_a_question_that_cannot_be_asked_is_refused(tidegate: CommandLine) -> None:
-    for arguments, message in (
-        (["words_totl", "the"], "There is no query words_totl. Did you mean words_total? Queries: words_total."),
-        (["words_total", "the", "--no-such-option"], "No such option"),
-        (["words_total", "the"], "Pipeline word_count is not registered. If it is new, run: tidegate migrate"),
-    ):
-        done = tidegate("query", *arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert message in done.stderr

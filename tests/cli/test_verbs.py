@@ -202,10 +202,20 @@ def test_a_lookup_loads_nothing_slow() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.promise("verb:skip", "json:skip", "decision:0017")
+@pytest.mark.promise("verb:skip", "json:skip", "decision:0017", "error:MALFORMED_RECORD")
 def test_a_bad_batch_is_given_up_only_with_yes(tidegate: CommandLine) -> None:
-    write_flights(tidegate.settings.home, 1, "2013,1,1,five,2,UA,1545,EWR,IAH,1400")
-    assert tidegate("run", "flights").returncode == 1
+    file = write_flights(tidegate.settings.home, 1, ROWS[0], "2013,1,1,five,2,UA,1545,EWR,IAH,1400", ROWS[0])
+    halted = tidegate("run", "flights")
+    assert (halted.returncode, halted.stdout) == (1, "")
+    *progress, error, more = halted.stderr.splitlines()
+    assert all(line.startswith("flights: ") for line in progress)
+    assert error.startswith("tidegate: ")
+    assert f"{file}, line 3" in error
+    assert "does not fit the schema" in error
+    assert more == "More: tidegate error MALFORMED_RECORD"
+    (batch,) = tidegate.json("inspect", "flights")
+    assert (batch["phase"], "MALFORMED_RECORD" in batch["waits_for"]) == ("halted", True)
+    assert tidegate.json("inspect", "flights", "--state", "daily") == []
 
     unconfirmed = tidegate("skip", "flights", "1", "--reason", "a test record")
     assert (unconfirmed.returncode, unconfirmed.stdout) == (2, "")

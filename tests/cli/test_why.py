@@ -13,7 +13,6 @@ from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
-USAGE = 2
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 BAD = "2013,1,1,\x1b[31mnoon<b>,2,UA,1545,EWR,IAH,1400"
 
@@ -94,21 +93,6 @@ def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_own
     (cause,) = tidegate.json("why", "flights")["causes"]
     assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")
     assert "made by an earlier, unreleased revision" in cause["sentence"]
-
-
-def test_what_does_not_exist_is_refused(tidegate: CommandLine) -> None:
-    for arguments, message in {
-        ("why", "flight"): "Did you mean flights?",
-        ("why", "flights", "7"): "flights has no txid 7.",
-        ("why", "flights", "0"): "0 is not in the range",
-        ("why", "<b>\x1b[31m"): "There is no pipeline <b>\\x1b[31m.",
-        ("error", "SOURCE_CHANGE"): "Did you mean SOURCE_CHANGED?",
-        ("error", "../poison"): "There is no error ../poison.",
-        ("error", "README"): "There is no error README.",
-    }.items():
-        done = tidegate(*arguments)
-        assert (done.returncode, done.stdout) == (USAGE, ""), done.stderr
-        assert message in done.stderr
 
 
 @pytest.mark.promise("verb:error", "json:error")

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, contents, merge_steps
-from tests.store import Tracked, combine_batches, encode_metadata
+from tests.store import Commit, Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
@@ -62,35 +62,6 @@ def either_way(request: pytest.FixtureRequest, settings: Settings, as_role: Exec
         as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
 
 
-@pytest.mark.usefixtures("either_way")
-def test_batches_committed_together_give_the_same_result_as_one_by_one(tally: Tally) -> None:
-    batches = [
-        ([("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)]),
-        ([("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)]),
-        ([], []),
-        ([("a", 1, 1, 1, 1)], []),
-    ]
-    tally.plan(4)
-    for txid, (shops, days) in enumerate(batches, start=1):
-        tally.process(txid, shops, days)
-
-    commits = tally.store.commit_ready(tally.spec, "test")
-
-    assert [(c.txid, c.attempt, c.key_count, c.already_committed) for c in commits] == [
-        (1, 1, 3, False),
-        (2, 1, 4, False),
-        (3, 1, 0, False),
-        (4, 1, 1, False),
-    ]
-    assert tally.state() == [("a", 3, 31, 1, 20, 4), ("b", 2, 12, 5, 7, 2), ("c", 1, -1, -1, -1, 2)]
-    assert [(str(day), sold, txid) for day, sold, txid in tally.state("per_day")] == [
-        ("2013-01-01", 4, 2),
-        ("2013-01-02", 1, 2),
-    ]
-    assert tally.store.committed("tally") == 4
-    assert [tally.commit(txid).already_committed for txid in (1, 2, 3, 4)] == [True] * 4
-
-
 @pytest.mark.promise("performance:ready-batches-are-merged-together")
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("either_way")
@@ -100,16 +71,23 @@ def test_any_batches_in_any_grouping(store: StateStore, tally_of: TallyOf, seed:
     kinds = tally_of(KINDS)
     kinds.plan(12)
     model: list[dict[str, list[Row]]] = []
+    done: list[Commit] = []
     for txid in range(1, 13):
         rows = _partials(draw)
         model.append(rows)
         kinds.process_states(txid, rows)
         if draw.random() < 0.3:
-            kinds.commit(store.committed("kinds") + 1)
+            done.append(kinds.commit(store.committed("kinds") + 1))
         elif draw.random() < 0.3:
-            store.commit_ready(KINDS.spec, "test")
+            done += store.commit_ready(KINDS.spec, "test")
     while store.committed("kinds") < 12:
-        assert store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
+        together = store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
+        assert together
+        done += together
+    assert [(commit.txid, commit.attempt, commit.key_count, commit.already_committed) for commit in done] == [
+        (txid, 1, sum(map(len, rows.values())), False) for txid, rows in enumerate(model, start=1)
+    ]
+    assert all(kinds.commit(txid).already_committed for txid in range(1, 13))
     for state in ("maybe_shop", "overall", "plain"):
         assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
 
@@ -239,6 +217,7 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
         "max",
         "latest",
     ]
+    assert tally.state() == [("a", 3, 35, 5, 20, 2)]
 
 
 SHOPS = 30_000  # enough for Postgres to let processes share them

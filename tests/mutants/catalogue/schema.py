@@ -56,7 +56,6 @@ MUTANTS = (
     FILE("a-key-of-several-batches-gets-its-first-txid", "I14", "CREATE AGGREGATE tidegate.latest")(
         "pg_catalog.int8larger",
         "pg_catalog.int8smaller",
-        f"{READY}::test_batches_committed_together_give_the_same_result_as_one_by_one",
         f"{READY}::test_any_batches_in_any_grouping",
     ),
     FILE("values-are-kept-twice", "I16", "CREATE FUNCTION tidegate.union_of_two")(
