@@ -471,7 +471,7 @@ def test_changes_are_not_kept_for_a_follower_that_is_left_out(inbox: Inbox, upst
 
 @pytest.mark.soak
 def test_a_batch_of_quarantined_records_needs_no_changes(inbox: Inbox, upstream: Pipeline, follow: Any) -> None:
-    follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1})
+    follower = follow(check={"few": "amount < 100"}, on_poison="quarantine", of={"max_txids": 1}, transform=counted)
     commit_files(inbox, upstream, "a,1\n", "a,2\n", "a,100\n")
     steps.run(inbox.settings, follower, "run")
     with StateStore.connect(inbox.settings) as store:
