@@ -75,8 +75,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
-    """A server with pipeline tally, whose txids 1 and 2 have committed."""
+def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
+    """A second Postgres server, with Tidegate's roles and an empty database."""
     postgres = EmbeddedPostgres(tmp_path / ".tidegate", free_port())
     postgres.initialize()
     settings = Settings(home=tmp_path, pg_port=postgres.port, pg_passfile=postgres.passfile)
@@ -84,14 +84,20 @@ def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
     machine.start()
     try:
         postgres.bootstrap()
-        migrations.upgrade(settings, [])
-        register_pipelines(settings, TALLY)
-        commit_next(settings, 2)
         yield machine
     finally:
         if machine.process is not None:
             machine.stop()
         postgres.delete()
+
+
+@pytest.fixture
+def machine(other_server: Machine) -> Machine:
+    """A server with pipeline tally, whose txids 1 and 2 have committed."""
+    migrations.upgrade(other_server.settings, [])
+    register_pipelines(other_server.settings, TALLY)
+    commit_next(other_server.settings, 2)
+    return other_server
 
 
 def plan_next(settings: Settings) -> int:
@@ -408,3 +414,47 @@ def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
         assert found is not None
         assert found.txid > reached
         reached = found.txid
+
+
+@pytest.mark.soak
+@pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:commit")
+def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
+    tally: Tally, settings: Settings, other_server: Machine, tmp_path: Path
+) -> None:
+    """A backup may lack commits: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
+    tally.plan(2)
+    tally.process(1, [("a", 1, 1, 1, 1)])
+    tally.commit(1)
+    tally.process(2, [("a", 1, 1, 1, 1)])
+    restored, postgres = other_server.settings, other_server.postgres
+    _postgres_tool(postgres, "pg_dump", settings, "--format=custom", f"--file={tmp_path / 'dump'}")
+    _postgres_tool(postgres, "pg_restore", restored, "--exit-on-error", str(tmp_path / "dump"))
+    before = contents(restored)
+    assert before == contents(settings)
+
+    with StateStore.connect(restored) as store:
+        copy = Tally(store)
+        with pytest.raises(HoleDetected, match=r"commits after txid 1 may be lost.*run: tidegate migrate --accept-epoch"):
+            copy.commit(2)
+        assert contents(restored) == before
+
+        migrations.upgrade(restored, [TALLY.spec])
+        with pytest.raises(HoleDetected):
+            copy.commit(2)  # an ordinary migration accepts nothing
+        assert migrations.accept_epoch(restored, "an operator") == {
+            "tally": "goes on after txid 1; given up: nothing that the witness here knows of"
+        }
+        assert migrations.accept_epoch(restored, "an operator") == {}
+
+        assert copy.commit(1).already_committed
+        assert copy.commit(2).already_committed is False
+        assert copy.state() == [("a", 2, 2, 1, 1, 2)]
+    assert tally.commit(2).already_committed is False  # the original was never halted
+
+
+def _postgres_tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
+    where = settings.conninfo(user="postgres")
+    environment = {**os.environ, "PGPASSFILE": where["passfile"]}
+    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
+    done = subprocess.run([postgres.binaries / tool, *target, *arguments], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

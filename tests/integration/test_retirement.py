@@ -225,17 +225,17 @@ def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, ow
 
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:commit")
-def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, settings: Settings) -> None:
+def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, waiting: Callable[[], int]) -> None:
     busy.process(3, ROW, DAY)
     with busy.store.engine.begin() as connection:
         connection.execute(sa.text("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE"))
         outcome: list[object] = []
         retiring = threading.Thread(target=lambda: outcome.append(retire(owner)))
         retiring.start()
-        until(lambda: waiting_for_locks(settings) == 1)
+        until(lambda: waiting() == 1)
         committing = threading.Thread(target=lambda: outcome.append(raised(lambda: busy.commit(2))))
         committing.start()
-        until(lambda: waiting_for_locks(settings) == 2)
+        until(lambda: waiting() == 2)
     retiring.join()
     committing.join()
     assert [type(each) for each in outcome] == [Retirement, PipelineRetired]
@@ -255,12 +255,8 @@ def ask(settings: Settings, query: str) -> list[tuple]:
         return cursor.fetchall()
 
 
-def waiting_for_locks(settings: Settings) -> int:
-    return len(ask(settings, "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"))
-
-
 def test_an_attempt_that_begins_meanwhile_is_refused(
-    busy: Tally, owner: StateStore, settings: Settings, as_role: Execute
+    busy: Tally, owner: StateStore, waiting: Callable[[], int], as_role: Execute
 ) -> None:
     """It waits for the batch, which the retirement has locked; so no staging is made that nothing would drop."""
     outcome: list[object] = []
@@ -271,7 +267,7 @@ def test_an_attempt_that_begins_meanwhile_is_refused(
         if statement.startswith("UPDATE tidegate.pipeline SET retired_at"):
             seen.append(statement)
             beginning.start()
-            until(lambda: waiting_for_locks(settings) == 1)
+            until(lambda: waiting() == 1)
 
     sa.event.listen(owner.engine, "before_cursor_execute", start_when_decided)
     retire(owner)

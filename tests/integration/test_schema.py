@@ -1,26 +1,21 @@
 """Only registered code runs: revisions, declarations and the incarnation of the database are compared."""
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.integration.conftest import TALLY, Execute, Tally, contents
 from tests.servers import Server
 from tests.store import WINDOW, ColumnType, PipelineSpec, ValueColumn, registration, schema_revision, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
-from tidegate.stack.components import server_process as components
-from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AccessRefused,
     DeclarationChanged,
-    HoleDetected,
     SchemaOutOfDate,
     StoreUnavailable,
     Unprocessed,
@@ -258,70 +253,3 @@ def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Set
     healthy.plan()
     healthy.process_states(1, {"per_month": [("2013-01-01", 1)]}, source_rows=1)
     assert healthy.commit(1).key_count == 1
-
-
-# another incarnation of the database
-
-
-@pytest.fixture
-def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[EmbeddedPostgres]:
-    """A second Postgres server, with Tidegate's roles and an empty database."""
-    folder = tmp_path / ".tidegate"
-    postgres = EmbeddedPostgres(folder, free_port())
-    postgres.initialize()
-    component = postgres.component()
-    process = components.start(component, folder)
-    try:
-        until(lambda: component.check() is None)
-        postgres.bootstrap()
-        yield postgres
-    finally:
-        process.send_signal(component.stop_signal)
-        process.wait(30)
-        postgres.delete()
-
-
-@pytest.mark.soak
-@pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:commit")
-def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
-    tally: Tally, settings: Settings, other_server: EmbeddedPostgres, tmp_path: Path
-) -> None:
-    """A backup may lack commits: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.commit(1)
-    tally.process(2, [("a", 1, 1, 1, 1)])
-    restored = replace(
-        settings, pg_port=other_server.port, pg_passfile=other_server.passfile, pg_database="tidegate", home=tmp_path
-    )
-    _postgres_tool(other_server, "pg_dump", settings, "--format=custom", f"--file={tmp_path / 'dump'}")
-    _postgres_tool(other_server, "pg_restore", restored, "--exit-on-error", str(tmp_path / "dump"))
-    before = contents(restored)
-    assert before == contents(settings)
-
-    with StateStore.connect(restored) as store:
-        copy = Tally(store)
-        with pytest.raises(HoleDetected, match=r"commits after txid 1 may be lost.*run: tidegate migrate --accept-epoch"):
-            copy.commit(2)
-        assert contents(restored) == before
-
-        migrations.upgrade(restored, [SPEC])
-        with pytest.raises(HoleDetected):
-            copy.commit(2)  # an ordinary migration accepts nothing
-        assert migrations.accept_epoch(restored, "an operator") == {
-            "tally": "goes on after txid 1; given up: nothing that the witness here knows of"
-        }
-        assert migrations.accept_epoch(restored, "an operator") == {}
-
-        assert copy.commit(1).already_committed
-        assert copy.commit(2).already_committed is False
-        assert copy.state() == [("a", 2, 2, 1, 1, 2)]
-    assert tally.commit(2).already_committed is False  # the original was never halted
-
-
-def _postgres_tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
-    where = settings.conninfo(user="postgres")
-    environment = {**os.environ, "PGPASSFILE": where["passfile"]}
-    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
-    done = subprocess.run([postgres.binaries / tool, *target, *arguments], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()

@@ -115,27 +115,6 @@ def test_no_whole_number_of_an_input_is_rounded_by_a_browser(admin: Visitor, cli
     assert admin.json(f"/pipelines/clicks/batches/{opened[0] - 1}")["has_next"]
 
 
-def test_a_pipeline_whose_plans_fail_is_not_idle(server: Server, admin: Visitor, store: StateStore) -> None:
-    def shown() -> dict:
-        return next(row for row in admin.json("/pipelines")["pipelines"] if row["name"] == "orphan")
-
-    assert shown()["why"]["code"] == "IDLE"
-    error = f"SOURCE_UNREADABLE: {HOSTILE[0]} is {HOSTILE[-1]}."
-    for run_id in ("manual__1", "manual__2"):
-        assert store.fail_plan("orphan", store.begin_plan("orphan", run_id), run_id, error)
-    why = shown()["why"]
-    assert (why["code"], why["error"], why["severity"]) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
-    assert why["sentence"] == f"Planning has failed 2 times (manual__2): {error}"
-    assert why["action"] == {"verb": "trigger", "txid": None}
-    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "orphan")
-    assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(lag["plans_failing_since"])
-    assert admin.json("/pipelines/orphan")["why"] == why
-    assert admin.json("/pipelines/orphan")["causes"] == [why]
-
-    assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
-    assert shown()["why"]["code"] == "IDLE"
-
-
 def test_a_plan_that_meets_a_lock_hides_no_batch_that_needs_a_person(server: Server, admin: Visitor, clicks: Batches) -> None:
     """Its housekeeping is left for later, so the page does not say that planning has failed, or to start Postgres."""
     failed = admin.json("/pipelines/clicks")["committed"] + 1
@@ -160,10 +139,22 @@ def test_operators_act_on_the_page_and_the_ledger_knows_them(
     refused = admin.act("clicks", "retry", reason="too early")
     assert (refused.status_code, refused.json()["code"]) == (409, "PIPELINE_PAUSED")
     assert admin.json("/pipelines/clicks")["paused"]["by"] == "admin, page pause"
-    assert store.fail_plan("orphan", store.begin_plan("orphan", "away"), "away", "SOURCE_UNAVAILABLE: The broker is away.")
-    listed = [row["name"] for row in admin.json("/pipelines")["pipelines"] if row["name"] != "broken"]
-    assert listed == ["orphan", "clicks"], "what a person has paused comes after what waits"
-    assert store.open_batches(ORPHAN.spec, "here", [], None, []) == []
+    assert admin.json("/pipelines/orphan")["why"]["code"] == "IDLE"
+    error = f"SOURCE_UNREADABLE: {HOSTILE[0]} is {HOSTILE[-1]}."
+    for run_id in ("manual__1", "manual__2"):
+        assert store.fail_plan("orphan", store.begin_plan("orphan", run_id), run_id, error)
+    listed = {row["name"]: row["why"] for row in admin.json("/pipelines")["pipelines"] if row["name"] != "broken"}
+    assert list(listed) == ["orphan", "clicks"], "what a person has paused comes after what waits"
+    why = listed["orphan"]
+    assert (why["code"], why["error"], why["severity"]) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
+    assert why["sentence"] == f"Planning has failed 2 times (manual__2): {error}"
+    assert why["action"] == {"verb": "trigger", "txid": None}
+    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "orphan")
+    assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(lag["plans_failing_since"])
+    of_orphan = admin.json("/pipelines/orphan")
+    assert (of_orphan["why"], of_orphan["causes"]) == (why, [why])
+    assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
+    assert admin.json("/pipelines/orphan")["why"]["code"] == "IDLE"
     assert admin.act("clicks", "resume", reason="there is room").json()["run_needed"] is True
 
     clicks.fail(failed)
