@@ -133,7 +133,8 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
 @pytest.mark.soak
 def test_a_page_waits_no_longer_than_its_own_limit(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read says how long it may take; a session that was stopped while nobody used it is replaced."""
-    monkeypatch.setattr(f"{STORE}.database.MARGIN_SECONDS", 1)
+    for module in ("database", "local_settings"):
+        monkeypatch.setattr(f"{STORE}.{module}.MARGIN_SECONDS", 1)
     with LedgerReader(settings) as reader:
         with reader.snapshot("reading", timeout_seconds=1) as connection:
             pid = connection.connection.driver_connection.info.backend_pid
