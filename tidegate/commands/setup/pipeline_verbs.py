@@ -245,7 +245,7 @@ def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], pr
 
     if print_roles:
         statements = migrations.roles(Settings.load())
-        output.print_json({"sql": statements}) if as_json else click.echo(statements, nl=False)
+        output.print_json({"sql": statements}) if as_json else click.echo(statements, output.data(), nl=False)
         return
     declared, broken = all_pipelines()
     specs = [pipeline.spec for pipeline in declared]
