@@ -16,7 +16,7 @@ from pathlib import Path
 
 HUNG_AFTER_SECONDS = 180  # as tidegate/stack/supervisor.py has it
 SILENT_SINCE = Path("/run/tidegate/silent")
-OF_INIT = Path("/proc/1/task/1/children")  # the container's own process is the first; others were left behind by it
+OF_INIT = Path("/proc/1/task/1/children")  # the container's own process is the first; others are orphans
 
 
 def main(part: str) -> None:

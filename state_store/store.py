@@ -487,10 +487,7 @@ class StateStore(Database):
         """Return sentences on settings of our roles and sessions under which steps may never end, or write nothing."""
         roles = [self.settings.pg_user, self.settings.pg_owner, self.settings.pg_stager, self.settings.pg_reader]
         with self._transaction("reading the settings of roles") as connection:
-            of_roles = role_settings.remedies(connection, roles).items()
-            asked = role_settings.of_this_process(connection)
-        begin = "under which steps may never end, or write nothing. As an administrator:"
-        return [*filter(None, [asked]), *(f"Role {setting}, {begin} {remedy}" for setting, remedy in of_roles)]
+            return role_settings.sentences(connection, roles)
 
     def check_history(self, pipeline: str) -> None:
         """Refuse to go on in a database that lacks commits of the pipeline, or may.

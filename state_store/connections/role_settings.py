@@ -55,6 +55,16 @@ ORDER BY role, name
 )
 
 
+_HARM = "under which steps may never end, or write nothing"
+
+
+def sentences(connection: Connection, roles: Sequence[str]) -> list[str]:
+    """Return a sentence on harmful settings that this process asks for, and one for each that one of these roles has."""
+    of_roles = remedies(connection, roles).items()
+    asked = of_this_process(connection)
+    return [*filter(None, [asked]), *(f"Role {found}, {_HARM}. As an administrator: {remedy}" for found, remedy in of_roles)]
+
+
 def remedies(connection: Connection, roles: Sequence[str]) -> dict[str, str]:
     """Return, by each harmful setting that one of these roles has in this database (``role: name = value``), what ends it."""
     return {
@@ -70,6 +80,6 @@ def of_this_process(connection: Connection) -> str | None:
     if not found:
         return None
     return (
-        f"This process connects with {' and '.join(found)}, under which steps may never end, or write nothing; no setting of a "
-        "role changes that. Take it out of the environment variable PGOPTIONS, or out of options in the file of PGSERVICE."
+        f"This process connects with {' and '.join(found)}, {_HARM}; no setting of a role changes that. Take it out of the "
+        "environment variable PGOPTIONS, or out of options in the file of PGSERVICE."
     )

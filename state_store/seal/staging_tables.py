@@ -21,6 +21,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 from tidegate.state_store.base.errors import GuardMismatch, Unprocessed
 from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
+from tidegate.state_store.connections.statement_text import ddl
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
 from tidegate.state_store.ledger import tables
@@ -65,8 +66,7 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     made = [state_tables.staging_table_of(staged, txid, attempt) for staged in spec.staged]
     for table in made:
         connection.execute(CreateTable(table))
-    grant = STAGER_GRANT.format(tables=", ".join(map(_quoted, made)))
-    connection.execute(sa.DDL(grant.replace("%", "%%")))  # type: ignore[no-untyped-call]
+    ddl(connection, STAGER_GRANT.format(tables=", ".join(map(_quoted, made))))
     for table_name, given in connection.execute(_GIVEN, {"tables": [table.name for table in made]}):
         raise GuardMismatch(
             f"{spec.name}: new table {STAGING}.{table_name} has {given}, by an event trigger of this database. It could change "

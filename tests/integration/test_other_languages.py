@@ -75,7 +75,7 @@ def test_a_refused_connection_is_not_called_a_server_that_does_not_answer(german
 
 
 def test_a_setting_of_the_servers_configuration_is_named(german: AnyPostgres) -> None:
-    """It is what a session has that nobody gave another one, here on a server whose configuration is the test's own."""
+    """It is what a session has unless a role or database sets another value, here on a server of the test's own."""
     engine = sa.create_engine(
         "postgresql+psycopg2://", creator=lambda: psycopg2.connect(**german.settings.conninfo(user="postgres"))
     )

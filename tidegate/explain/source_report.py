@@ -94,15 +94,18 @@ def has_more(pipeline: Pipeline, store: "StateStore") -> bool:
 
     Raises: the source's errors.
     """
-    from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
-
     with suppress(TimeoutError):
-        return _in_time(lambda: next_batch(store, pipeline)) is not None
+        return _in_time(lambda: _would_plan(pipeline, store))
     return False
 
 
-def _ask_all(lags: "list[Lag]", settings: Settings, sentences: dict[str, str], unread: dict[str, str]) -> None:
+def _would_plan(pipeline: Pipeline, store: "StateStore") -> bool:
     from tidegate.jobs.engine.planning import next_batch  # noqa: PLC0415 - loads SQLAlchemy
+
+    return next_batch(store, pipeline) is not None
+
+
+def _ask_all(lags: "list[Lag]", settings: Settings, sentences: dict[str, str], unread: dict[str, str]) -> None:
     from tidegate.jobs.sources.files.folder_listing import listed_once  # noqa: PLC0415
     from tidegate.state_store import StateStore  # noqa: PLC0415
 
@@ -111,21 +114,28 @@ def _ask_all(lags: "list[Lag]", settings: Settings, sentences: dict[str, str], u
             name = lag.pipeline
             with listed_once():
                 try:
-                    if message := sentence(name, settings, is_new=not lag.opened):
-                        sentences[name] = message
+                    message = sentence(name, settings, is_new=not lag.opened)
                 except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
                     sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
                     continue
-                if lag.pending or lag.paused_at or lag.plan_error:
-                    continue
-                try:
-                    if next_batch(store, find_pipeline(name)) is not None:
-                        has_more = f"{name}: its source has data that no batch has taken."
-                        unread[name] = f"{has_more} {remedies.run_of(name, settings)}"
-                except (UnknownPipeline, SourceUnavailable, SourceUnreadable):
-                    continue  # its code is not in this checkout; or its sentence says so
-                except Exception as error:  # noqa: BLE001 - an author's source may raise anything; the others are still asked
-                    unread[name] = f"{name}: a run would fail now: {describe(error)}"
+                if message:
+                    sentences[name] = message
+                if found := _unread(lag, store, settings):
+                    unread[name] = found
+
+
+def _unread(lag: "Lag", store: "StateStore", settings: Settings) -> str | None:
+    """Return what a run of a pipeline would find if all its batches have committed: more data, or an error."""
+    name = lag.pipeline
+    if lag.pending or lag.paused_at or lag.plan_error:
+        return None
+    try:
+        has_more = _would_plan(find_pipeline(name), store)
+    except (UnknownPipeline, SourceUnavailable, SourceUnreadable):
+        return None  # its code is not in this checkout; or its sentence says so
+    except Exception as error:  # noqa: BLE001 - an author's source may raise anything; the others are still asked
+        return f"{name}: a run would fail now: {describe(error)}"
+    return f"{name}: its source has data that no batch has taken. {remedies.run_of(name, settings)}" if has_more else None
 
 
 def _in_time(ask: Callable[[], _T]) -> _T:

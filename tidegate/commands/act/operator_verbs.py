@@ -296,7 +296,7 @@ def _listed(kept: Sequence[str]) -> str:
 @reason
 @as_json
 def pause(pipeline: str, reason: str, as_json: bool) -> None:
-    """Block new runs of a pipeline, wherever they would be started; what has been planned goes on."""
+    """Block new runs of a pipeline, wherever they would be started; batches in work end, and no other begins."""
     find_pipeline(pipeline)
     why = require_reason(reason, "the warehouse is moved")
     with connected() as store:

@@ -181,7 +181,7 @@ def _guarantee(is_exactly_once: bool) -> str:
 
 
 def _poison(pipeline: Pipeline) -> str:
-    return f"{pipeline.on_poison}, {pipeline.tries} {'try' if pipeline.tries == 1 else 'tries'}"
+    return f"{pipeline.on_poison}, {output.counted(pipeline.tries, 'try', 'tries')}"
 
 
 @click.command()
@@ -245,7 +245,7 @@ def migrate(new: str | None, accept_epoch: bool, accept_table: Sequence[str], pr
 
     if print_roles:
         statements = migrations.roles(Settings.load())
-        output.print_json({"sql": statements}) if as_json else click.echo(statements, output.data(), nl=False)
+        output.print_json({"sql": statements}) if as_json else output.write(statements.removesuffix("\n"))
         return
     declared, broken = all_pipelines()
     specs = [pipeline.spec for pipeline in declared]
