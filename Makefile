@@ -17,7 +17,7 @@ demo: setup ## Start Postgres, Spark and Airflow for the project in examples/, r
 test: setup ## Run the tests: 10 minutes on two cores; what takes longer is in soak, and counted
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.core_seconds $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20
 
-soak: setup ## Run all tests at full size: a million messages, ten million records, a crash at every point (four hours)
+soak: setup ## Run all tests at full size: ten million records, a crash at every point (four hours)
 	@SOAK=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 100 --timeout 3600
 
 mutants: setup ## Plant each known fault, and see that a test of make test finds it

@@ -1,6 +1,5 @@
 """A real S3 server for the tests, as a process of its own: S3Proxy over a folder, with a key that it checks."""
 
-import json
 import os
 import signal
 import subprocess
@@ -208,12 +207,3 @@ def set_count(endpoint: str, count: int) -> None:
 def pages_asked_for(endpoint: str) -> int:
     """Return how many pages a listing server was asked for since the last time."""
     return int(urllib.request.urlopen(f"{endpoint}/requests").read())
-
-
-def plan_many(settings: Settings | None = None, **arguments: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.sources.plan_many", json.dumps(arguments)]
-    environment = {**os.environ, **({"TIDEGATE_HOME": str(settings.home)} if settings else {})}
-    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
