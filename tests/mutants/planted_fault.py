@@ -18,6 +18,7 @@ NOT_OF_BEHAVIOUR = (
     "tests/unit/test_wheel.py",
     "tests/integration/test_schema.py::test_tables_of_statements_are_those_of_the_schema",
 )
+CHANGED = re.compile(r"\[-(?P<old>.*?)-\]|\{\+(?P<new>.*?)\+\}", re.DOTALL)
 MODULE = "(module)"  # the function of what stands outside of all functions
 
 
@@ -67,10 +68,18 @@ class Mutant:
 
 
 def in_file(file: str) -> Callable[[str, str, str], Callable[..., Mutant]]:
-    """Return what makes the faults of one file: `FILE(name, breaks, function)(old, new, *noticed_by)`."""
+    """Return what makes the faults of one file: `FILE(name, breaks, function)(change, *noticed_by)`.
+
+    A change is what Git's word diff shows: "kept [-old-]{+new+} kept".
+    """
 
     def named(name: str, breaks: str, function: str) -> Callable[..., Mutant]:
-        return lambda old, new, *noticed_by: Mutant(name, breaks, file, function, old, new, noticed_by)
+        def changed(change: str, *noticed_by: str) -> Mutant:
+            old, new = (CHANGED.sub(lambda part, side=side: part[side] or "", change) for side in ("old", "new"))
+            assert old != new, f"{name}: mark what changes: kept [-old-]{{+new+}} kept"
+            return Mutant(name, breaks, file, function, old, new, noticed_by)
+
+        return changed
 
     return named
 

@@ -16,71 +16,57 @@ OF_DAG = "tests/dags/test_batch_dag.py"
 
 MUTANTS = (
     TRIGGER("a-halted-batch-ends-no-wait", "I20", "_opened")(
-        "if turn.opens or turn.halted or (",
-        "if turn.opens or (",
-        f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",
+        "if turn.opens or [-turn.halted or -](", f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason"
     ),
     TRIGGER("a-wait-for-the-window-does-not-end", "I20", "_opened")(
-        '(place.awaited == "begin" and turn.begins)',
-        '(place.awaited == "begin" and turn.done)',
+        '(place.awaited == "begin" and turn.[-begins-]{+done+})',
         f"{OF_TRIGGER}::test_a_wait_for_the_window_ends_when_there_is_room",
     ),
     TRIGGER("a-task-that-has-just-failed-ends-waits-at-once", "limit:POLL_SECONDS", "TurnPoller._failed_twice")(
-        "failed, self._seen_failed = seen & self._seen_failed, seen",
-        "failed, self._seen_failed = seen, seen",
+        "failed, self._seen_failed = seen[- & self._seen_failed-], seen",
         f"{OF_TRIGGER}::test_a_task_that_has_just_failed_may_still_report_to_the_ledger",
     ),
     TRIGGER("a-batch-that-was-given-up-ends-later-waits", "I20", "TurnPoller._failed_twice")(
-        "(batch.is_next or not batch.is_over)",
-        "(not batch.is_committed or not batch.is_over)",
+        "([-batch.is_next-]{+not batch.is_committed+} or not batch.is_over)",
         f"{OF_TRIGGER}::test_a_failed_task_of_a_batch_that_was_given_up_ends_no_wait",
         f"{OF_TRIGGER}::test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit",
     ),
     TASKS("a-wait-that-ended-in-vain-does-not-ask-the-ledger-again", "I20", "_still_halted")(
-        "return store.committed(pipeline) < waits_for",
-        "return True",
+        "return [-store.committed(pipeline) < waits_for-]{+True+}",
         f"{OF_DAG}::test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails",
     ),
     TASKS("a-chain-of-runs-goes-on-past-a-batch-that-is-left-over", "I20", "_check_run_before")(
-        "if txid > store.committed(pipeline)",
-        "if txid < 0",
+        "if txid [-> store.committed(pipeline)-]{+< 0+}",
         f"{OF_DAG}::test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source",
     ),
     TRIGGER("a-batch-that-nobody-processes-waits-for-ever", "limit:SECONDS_UNTIL_ABANDONED", "TurnPoller._abandoned")(
-        "if now - since >= SECONDS_UNTIL_ABANDONED",
-        "if now - since >= 10**9",
+        "if now - since >= [-SECONDS_UNTIL_ABANDONED-]{+10**9+}",
         f"{OF_TRIGGER}::test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task",
     ),
     TURNS("a-turn-opens-one-txid-too-early", "I3", "TurnFacts.is_next")(
-        "self.txid == self.committed + 1",
-        "self.txid <= self.committed + 2",
-        OF_TURNS,
-        f"{OF_TRIGGER}::test_turns_open_in_txid_order",
+        "self.txid [-== self.committed + 1-]{+<= self.committed + 2+}", OF_TURNS, f"{OF_TRIGGER}::test_turns_open_in_txid_order"
     ),
     TURNS("a-halted-batch-halts-the-ones-before-it", "I20", "turn")(
-        "and facts.halted_txid <= facts.txid:",
-        "and facts.halted_txid > 0:",
+        "and facts.halted_txid [-<= facts.txid-]{+> 0+}:",
         OF_TURNS,
         f"{OF_TRIGGER}::test_a_halted_batch_ends_all_later_waits_with_its_reason",
     ),
     TURNS("tasks-that-wait-do-not-learn-of-a-retirement", "I23", "turn")(
-        "if facts.retired_at is not None and not facts.is_committed:",
-        "if facts.retired_at is not None and facts.is_committed:",
+        "if facts.retired_at is not None and [-not -]facts.is_committed:",
         OF_TURNS,
         "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     TURNS("a-clock-that-was-set-back-keeps-a-batch-waiting", "I20", "_may_commit")(
-        "not 0 <= facts.newest.sealed_seconds < patience", "not facts.newest.sealed_seconds < patience", OF_TURNS
+        "not [-0 <= -]facts.newest.sealed_seconds < patience", OF_TURNS
     ),
     TURNS("a-batch-waits-for-others-outside-the-window", "I20", "_may_commit")(
-        "unended is not None and has_room(unended, facts.committed, facts.window)", "unended is not None", OF_TURNS
+        "unended is not None[- and has_room(unended, facts.committed, facts.window)-]", OF_TURNS
     ),
     TURNS("a-batch-waits-for-others-that-a-pause-holds", "I20", "_may_commit")(
-        "is_coming and not is_held(facts.unended_attempt, facts.paused_at)", "is_coming", OF_TURNS
+        "is_coming[- and not is_held(facts.unended_attempt, facts.paused_at)-]", OF_TURNS
     ),
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
-        "self.newest.is_sealed_by(self.fingerprint)",
-        "self.newest.sealed_at is not None",
+        "self.newest.[-is_sealed_by(self.fingerprint)-]{+sealed_at is not None+}",
         OF_TURNS,
         f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",
     ),
@@ -89,40 +75,31 @@ MUTANTS = (
         "performance:so-do-process-tasks-except-first-ones",
         "Dispatcher._sent_to_workers",
     )(
-        "max(left[0].concurrency - len(busy), 0)",
-        "max(left[0].concurrency, 0)",
+        "max(left[0].concurrency[- - len(busy)-], 0)",
         f"{OF_DISPATCH}::test_as_many_tasks_get_workers_as_the_run_may_have_and_the_others_end_without",
     ),
     DISPATCH(
         "a-task-on-its-way-is-not-counted", "performance:so-do-process-tasks-except-first-ones", "Dispatcher._sent_to_workers"
     )(
-        "if state in WITH_WORKER} | sent.keys()",
-        "if state in WITH_WORKER}",
+        "if state in WITH_WORKER}[- | sent.keys()-]",
         f"{OF_DISPATCH}::test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it",
     ),
     PIPELINE("a-step-is-tried-once-more-than-its-pipeline-says", "limit:Pipeline.tries", "Retry.pause_after")(
-        "if failures >= self.tries:",
-        "if failures > self.tries:",
-        f"{OF_DAG}::test_a_task_is_tried_as_often_as_its_pipeline_says",
+        "if failures >[-=-] self.tries:", f"{OF_DAG}::test_a_task_is_tried_as_often_as_its_pipeline_says"
     ),
     TASKS("a-cleared-task-keeps-what-was-sealed", "name:batch_dag", "tries_since_clearing")(
-        "return try_number - (max_tries - retries)",
-        "return try_number - (max_tries - retries) - 1",
-        f"{OF_DAG}::test_a_cleared_task_processes_its_batch_again",
+        "return try_number - (max_tries - retries){+ - 1+}", f"{OF_DAG}::test_a_cleared_task_processes_its_batch_again"
     ),
     AIRFLOW_REPORT("a-paused-dag-is-said-to-go-on", "verb:why", "causes_of")(
-        "if facts.paused_page is not None:",
-        "if facts.paused_page is not None and facts.run is None:",
+        "if facts.paused_page is not None{+ and facts.run is None+}:",
         "tests/unit/test_airflow_report.py::test_no_run_of_a_paused_dag_is_said_to_go_on",
     ),
     SUPERVISOR("a-part-of-airflow-that-hangs-is-left", "verb:up", "Supervised.note_silence")(
-        "self.process.kill()",
-        "pass",
+        "[-self.process.kill()-]{+pass+}",
         "tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",
     ),
     SUPERVISOR("a-new-process-has-the-silence-of-its-predecessor", "verb:up", "Supervised.keep_alive")(
-        "self._started, self._silent_since = now, None",
-        "self._started = now",
+        "self._started[-, self._silent_since = now, None-]{+ = now+}",
         "tests/stack/test_stack.py::test_a_component_that_lives_without_a_heartbeat_is_started_again",
     ),
 )

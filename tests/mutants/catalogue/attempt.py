@@ -18,68 +18,56 @@ QUERIES = "tests/jobs/test_state_queries.py"
 
 MUTANTS = (
     FILE("a-pause-lets-batches-begin", "error:PIPELINE_PAUSED", "_reason_against")(
-        "if turns.is_held(batch.locked.attempt,",
-        "if turns.is_held(batch.locked.attempt - 1,",
+        "if turns.is_held(batch.locked.attempt{+ - 1+},",
         STARTS,
         "tests/conformance/test_policies.py::test_a_paused_pipeline_plans_nothing_and_ends_only_what_has_begun",
     ),
     FILE("a-new-attempt-fences-those-at-other-batches", "I5", "_take_fence")(
-        "a.txid == batch.txid, attempts.is_open",
-        "attempts.is_open",
+        "[-a.txid == batch.txid, attempts-]{+attempts+}.is_open",
         f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",
     ),
     FILE("a-new-attempt-lifts-no-halt", "I20", "_take_fence")(
-        ".values(attempt=number, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None)",
-        ".values(attempt=number)",
+        ".values(attempt=number[-, halted_at=None, halted_reason=None, skip_owner=None, skip_reason=None-])",
         f"{ATTEMPTS}::test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else",
     ),
     FILE("an-attempt-of-a-replanned-batch-keeps-the-former-link", "I12", "_planned_again")(
-        "continues=new.continues",
-        "continues=planned.continues",
+        "continues=[-new-]{+planned+}.continues",
         f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",
     ),
     FILE("an-attempt-does-not-compare-the-declaration", "I16", "decide")(
-        "verdicts.check_declaration(spec, facts.registered)",
-        "pass",
+        "[-verdicts.check_declaration(spec, facts.registered)-]{+pass+}",
         f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
     FILE("an-attempt-of-a-retired-pipeline-begins", "I23", "decide")(
-        "check_not_retired(spec.name, facts.retired)",
-        "pass",
+        "[-check_not_retired(spec.name, facts.retired)-]{+pass+}",
         "tests/integration/test_retirement.py::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     COMMIT_FACTS("an-attempt-begins-in-a-restored-database", "I9", "read")(
-        "cursors.check_database(cursor, database, mark, witness)",
-        "pass",
+        "[-cursors.check_database(cursor, database, mark, witness)-]{+pass+}",
         f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
     ),
     FILE("a-committed-batch-is-processed-again", "I8", "start_attempt")(
-        "elif facts.batches[txid].is_committed:",
-        "elif txid < 0:",
+        "elif [-facts.batches[txid].is_committed-]{+txid < 0+}:",
         "tests/conformance/test_states.py::test_greater_txids_add_up_and_an_equal_one_is_done_already",
         ATTEMPTS,
     ),
     FILE("a-batch-keeps-an-input-that-continues-nothing", "I12", "_keeps_input")(
-        "or batch.continues(previous)",
-        "or batch is not None",
+        "or batch[-.continues(previous)-]{+ is not None+}",
         STARTS,
         f"{MATRIX}::test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read",
     ),
     FILE("a-sealed-batch-outlives-a-new-plan-of-its-predecessor", "I12", "_reason_against")(
-        "newest.is_sealed_by(spec.fingerprint) and batch.continues(previous)",
-        "newest.is_sealed_by(spec.fingerprint)",
+        "newest.is_sealed_by(spec.fingerprint)[- and batch.continues(previous)-]",
         REASONS,
         f"{MATRIX}::test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned_again",
     ),
     FILE("a-batch-sealed-by-another-declaration-is-kept", "I16", "_reason_against")(
-        "newest.is_sealed_by(spec.fingerprint) and batch.continues(previous)",
-        "newest.sealed_at is not None and batch.continues(previous)",
+        "newest.[-is_sealed_by(spec.fingerprint)-]{+sealed_at is not None+} and batch.continues(previous)",
         REASONS,
         f"{ATTEMPTS}::test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state",
     ),
     FILE("a-decision-to-skip-outlives-a-new-input", "I12", "_reason_against")(
-        "if batch.locked.skip_reason is not None and _keeps_input(spec, batch, previous):",
-        "if batch.locked.skip_reason is not None:",
+        "if batch.locked.skip_reason is not None[- and _keeps_input(spec, batch, previous)-]:",
         REASONS,
         f"{MATRIX}::test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn",
     ),
@@ -88,69 +76,48 @@ MUTANTS = (
         "performance:task-that-is-finished-goes-on-with",
         "_reason_against",
     )(
-        'if mode == "first":',
-        'if mode == "first" and newest.sealed_at is not None:',
+        'if mode == "first"{+ and newest.sealed_at is not None+}:',
         STARTS,
         f"{AT_WORK}::test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order",
     ),
     ATTEMPTS_PY(
         "a-killed-process-holds-its-batch-until-it-falls-silent", "limit:LONGEST_SILENCE_SECONDS", "AttemptRow.is_at_work"
-    )(
-        "not self.is_silent and self.has_session",
-        "not self.is_silent",
-        REASONS,
-        f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up",
-    ),
+    )("not self.is_silent[- and self.has_session-]", REASONS, f"{AT_WORK}::test_a_process_that_is_gone_holds_nobody_up"),
     FILE("a-task-fences-another-process-that-is-at-work", "limit:POLL_SECONDS", "_reason_against")(
-        'if mode != "take over" and newest',
-        'if mode == "take over" and newest',
+        'if mode [-!-]{+=+}= "take over" and newest',
         STARTS,
         f"{AT_WORK}::test_whoever_would_process_a_batch_waits_for_the_process_at_work",
     ),
     FILE("a-plan-from-before-its-predecessor-s-new-plan-is-taken", "I12", "_must_replan")(
-        "return new.continues != (previous.digest if previous else None)",
-        "return False",
+        "return [-new.continues != (previous.digest if previous else None)-]{+False+}",
         STARTS,
         f"{MATRIX}::test_a_plan_that_comes_too_late_is_requested_again",
     ),
     FILE("the-first-attempt-does-not-read-the-plan", "I6", "_must_replan")(
-        "(is_planned_again and batch.newest is not None)",
-        "is_planned_again",
+        "[-(is_planned_again and batch.newest is not None)-]{+is_planned_again+}",
         REASONS,
         f"{MATRIX}::test_the_first_attempt_reads_the_plan_and_the_next_plans_again",
     ),
     FILE("a-rebuild-plans-its-batches-again", "I24", "_must_replan")(
-        'spec.source_kind != "transactional" and spec.rebuilds is None',
-        'spec.source_kind != "transactional"',
+        'spec.source_kind != "transactional"[- and spec.rebuilds is None-]',
         REASONS,
         "tests/jobs/test_rebuilds.py::test_an_opaque_source_plans_no_batch_of_a_rebuild_again",
     ),
     TURNS("the-window-is-one-batch-shorter", "limit:WINDOW", "has_room")(
-        "return txid - committed <= window",
-        "return txid - committed < window",
-        REASONS,
-        f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",
+        "return txid - committed <[-=-] window", REASONS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
     ),
     TURNS("the-window-is-one-batch-longer", "I3", "has_room")(
-        "return txid - committed <= window",
-        "return txid - committed <= window + 1",
-        STARTS,
-        f"{AT_WORK}::test_batches_outside_the_window_are_not_begun",
+        "return txid - committed <= window{+ + 1+}", STARTS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
     ),
     FILE("a-batch-that-reads-its-states-begins-too-early", "I21", "_has_room")(
-        "1 if spec.awaits_previous",
-        "2 if spec.awaits_previous",
-        STARTS,
-        f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so",
+        "[-1-]{+2+} if spec.awaits_previous", STARTS, f"{QUERIES}::test_a_batch_waits_for_the_one_before_and_says_so"
     ),
     STORE("a-begun-batch-may-be-given-up-by-the-policy", "I1", "StateStore.give_up")(
-        "if not attempts.is_poison(connection, batch) or attempts.poison_tries(connection, pipeline, txid) < tries:",
-        "if attempts.poison_tries(connection, pipeline, txid) < tries:",
+        "if [-not attempts.is_poison(connection, batch) or -]attempts.poison_tries(connection, pipeline, txid) < tries:",
         "tests/integration/test_decisions.py",
     ),
     STORE("a-batch-is-given-up-before-its-tries", "limit:Pipeline.tries", "StateStore.give_up")(
-        "attempts.poison_tries(connection, pipeline, txid) < tries:",
-        "attempts.poison_tries(connection, pipeline, txid) < tries - 1:",
+        "attempts.poison_tries(connection, pipeline, txid) < tries{+ - 1+}:",
         "tests/integration/test_decisions.py::test_a_batch_has_all_its_tries",
     ),
 )

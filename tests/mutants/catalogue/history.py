@@ -19,118 +19,96 @@ OLDER_COPY = f"{RESTORES}::test_an_older_copy_in_the_place_of_the_database_is_no
 
 MUTANTS = (
     CURSORS("a-cursor-read-without-its-lock", "I3", "lock")(
-        ".where(c.pipeline == pipeline).with_for_update(nowait=not wait))",
-        ".where(c.pipeline == pipeline))",
+        ".where(c.pipeline == pipeline)[-.with_for_update(nowait=not wait)-])",
         "tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
     CURSORS("a-commit-waits-though-it-should-not", "I20", "lock")(
-        ".with_for_update(nowait=not wait))",
-        ".with_for_update())",
+        ".with_for_update([-nowait=not wait-]))",
         "tests/integration/test_commit_ready.py::test_the_sequence_ends_at_the_first_batch_that_is_not_ready",
     ),
     CURSORS("a-locked-cursor-is-not-compared-with-its-history", "I9", "check_database")(
-        "if not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness):",
-        "if (epoch := Epoch.of(facts.epoch)) is None:",
+        "if [-not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness)-]"
+        "{+(epoch := Epoch.of(facts.epoch)) is None+}:",
         f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database",
     ),
     CURSORS("code-from-before-the-ledger-commits", "I19", "check_database")(
-        "schema_revision.check_known(facts.name, facts.ledger)",
-        "pass",
+        "[-schema_revision.check_known(facts.name, facts.ledger)-]{+pass+}",
         f"{ORDERED}::test_a_ledger_that_is_not_that_of_the_code_commits_nothing",
     ),
     VERDICTS("ready-batches-of-a-retired-pipeline-commit", "I23", "ready")(
-        "check_in_order(facts)", "pass", f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on"
+        "[-check_in_order(facts)-]{+pass+}", f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on"
     ),
     COMMIT_FACTS("a-retired-pipeline-plans-and-processes", "I23", "check_history")(
-        "cursors.check_not_retired(pipeline, facts.retired)",
-        "pass",
+        "[-cursors.check_not_retired(pipeline, facts.retired)-]{+pass+}",
         f"{RETIREMENT}::test_no_step_of_a_retired_pipeline_goes_on",
     ),
     CURSORS("an-epoch-that-is-not-compared", "I9", "is_same_database")(
-        "return epoch == before or", "return epoch is not None or", f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database"
+        "return epoch [-== before-]{+is not None+} or", f"{ATTEMPTS}::test_every_step_halts_in_a_restored_database"
     ),
     CURSORS("any-promotion-is-trusted", "I9", "is_same_database")(
-        "(witness.trusts_promotions and epoch.was_promoted_from(before))",
-        "epoch.was_promoted_from(before)",
+        "[-(witness.trusts_promotions and epoch.was_promoted_from(before)-]{+epoch.was_promoted_from(before+})",
         f"{RESTORES}::test_a_promoted_standby_is_noticed",
     ),
     CURSORS("an-older-copy-is-not-noticed", "I9", "describe_loss_since")(
-        "if found is None and cursor.txid >= mark.txid:", "if found is None:", OLDER_COPY
+        "if found is None[- and cursor.txid >= mark.txid-]:", OLDER_COPY
     ),
     CURSORS("other-commits-of-the-same-txid-are-not-noticed", "I9", "describe_loss_since")(
-        "if (committed_at := _as_text(found.committed_at)) != mark.committed_at:",
-        "if (committed_at := _as_text(found.committed_at)) != mark.committed_at and found.attempt != mark.attempt:",
+        "if (committed_at := _as_text(found.committed_at)) != mark.committed_at{+ and found.attempt != mark.attempt+}:",
         f"{RESTORES}::test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits",
     ),
     CURSORS("a-lost-redo-is-not-noticed", "I9", "describe_loss_since")(
-        "if found.attempt < mark.attempt:",
-        "if found.attempt > mark.attempt:",
-        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
+        "if found.attempt [-<-]{+>+} mark.attempt:", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
     ),
     STORE("a-witness-not-written", "I9", "StateStore._commit_transaction")(
-        "self.witness.advance(committed)", "pass", OLDER_COPY
+        "[-self.witness.advance(committed)-]{+pass+}", OLDER_COPY
     ),
     STORE("a-plan-repairs-no-witness", "I9", "StateStore.open_batches")(
-        "self.witness.advance(committed)  # a process on another machine may have committed it",
-        "pass",
+        "[-self.witness.advance(committed)  # a process on another machine may have committed it-]{+pass+}",
         f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
     ),
     WITNESS("a-mark-goes-back", "I9", "_is_later")(
-        "return known is not None and known.place >= mark.place",
-        "return known is not None and known.place == mark.place",
+        "return known is not None and known.place [->-]{+=+}= mark.place",
         f"{RESTORES}::test_marks_only_go_forward_and_are_private",
     ),
     WITNESS("a-redo-makes-no-later-mark", "I9", "Mark.place")(
-        "return self.txid, self.attempt",
-        "return self.txid, 0",
-        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
+        "return self.txid, [-self.attempt-]{+0+}", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
     ),
     WITNESS("the-mark-of-something-else-is-taken", "I19", "_read")(
-        "if not is_known or not is_ours:",
-        "if not is_known:",
-        f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash",
+        "if not is_known[- or not is_ours-]:", f"{RESTORES}::test_the_next_plan_repairs_the_witness_after_a_crash"
     ),
     RECORDED_ACTIONS("an-accepted-loss-begins-no-history", "I9", "accept_epoch")(
-        ".values(epoch=str(epoch), history=sa.func.gen_random_uuid())", ".values(epoch=str(epoch))", OLDER_COPY
+        ".values(epoch=str(epoch)[-, history=sa.func.gen_random_uuid()-])", OLDER_COPY
     ),
     STORE("a-lost-answer-is-taken-for-a-failure", "I10", "StateStore.commit_batch")(
-        "if isinstance(cause, DBAPIError) and not cause.connection_invalidated:",
-        "if isinstance(cause, DBAPIError):",
+        "if isinstance(cause, DBAPIError)[- and not cause.connection_invalidated-]:",
         f"{ORDERED}::test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor",
     ),
     STORE("the-outcome-of-a-commit-is-looked-up-without-the-lock", "I10", "StateStore._resolve")(
-        "commit_facts.lock_and_read(connection, pipeline, self.witness)",
-        "pass",
+        "[-commit_facts.lock_and_read(connection, pipeline, self.witness)-]{+pass+}",
         f"{ORDERED}::test_a_commit_in_a_half_open_connection_is_waited_for",
     ),
     DATABASE("a-statement-after-the-lock-sees-what-was-before-it", "I3", "_engine_for")(
-        'isolation_level="READ COMMITTED",',
-        'isolation_level="REPEATABLE READ",',
+        'isolation_level="[-READ COMMITTED-]{+REPEATABLE READ+}",',
         f"{ORDERED}::test_many_committers_of_many_txids_make_one_commit_each",
     ),
     DATABASE("a-commit-does-not-wait-for-the-disk", "I9", "set_limits")(
-        'sa.case((current == "remote_apply", current), else_="on")',
-        "current",
+        '[-sa.case((current == "remote_apply", current), else_="on")-]{+current+}',
         "tests/integration/test_database.py::test_a_commit_waits_for_the_disk_and_never_for_less_than_the_server_requires",
     ),
     DATABASE("a-stopped-process-keeps-its-transaction", "I20", "set_limits")(
-        '"idle_in_transaction_session_timeout": f"{settings.idle_timeout_seconds}s"',
-        '"idle_in_transaction_session_timeout": "0"',
+        '"idle_in_transaction_session_timeout": [-f"{settings.idle_timeout_seconds}s-]{+"0+}"',
         f"{ORDERED}::test_a_committer_that_is_paused_loses_its_transaction",
     ),
     DATABASE("what-can-be-done-later-waits-for-its-lock", "I20", "left_for_later")(
-        "if not lock_holders.is_lock_timeout(error.orig):",
-        "if lock_holders.is_lock_timeout(error.orig):",
+        "if [-not -]lock_holders.is_lock_timeout(error.orig):",
         "tests/integration/test_lock_holders.py::test_a_plan_leaves_for_the_next_one_what_a_lock_is_in_the_way_of",
     ),
     DATABASE("a-child-uses-its-parent-s-connections", "I8", "_forget_connections")(
-        "engine.dispose(close=False)",
-        "pass",
+        "[-engine.dispose(close=False)-]{+pass+}",
         "tests/integration/test_database.py::test_a_forked_process_opens_its_own_connections",
     ),
     POSTGRES_ERRORS("a-deadlock-is-a-permanent-error", "fault:deadlock-statement-timeout:commit", "translate")(
-        "if state in _RETRYABLE_STATES:",
-        'if state in _RETRYABLE_STATES.keys() - {"40P01"}:',
+        'if state in _RETRYABLE_STATES{+.keys() - {"40P01"}+}:',
         "tests/integration/test_lock_holders.py::test_a_commit_that_a_deadlock_ends_leaves_nothing_and_is_tried_again",
     ),
 )

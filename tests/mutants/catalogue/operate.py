@@ -18,123 +18,98 @@ IDENTITY = "tests/sources/test_file_identity.py"
 
 MUTANTS = (
     REBUILDS("a-record-of-another-input-has-its-mend", "I24", "_same_records")(
-        "ours.c.origin.is_not_distinct_from(theirs.c.origin)",
-        "ours.c.nth > 0",
+        "ours.c.[-origin.is_not_distinct_from(theirs.c.origin)-]{+nth > 0+}",
         "tests/jobs/test_rebuilds.py::test_what_was_decided_about_a_record_is_kept_to_its_place",
     ),
     ACTIONS("a-redo-without-a-new-attempt", "I13", "redo")(
-        "if batch.attempt == facts.cursor.attempt:",
-        "if batch.attempt < (facts.cursor.attempt or 0):",
+        "if batch.attempt [-== facts.cursor.attempt-]{+< (facts.cursor.attempt or 0)+}:",
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     ACTIONS("a-redo-of-an-attempt-that-is-not-sealed", "I4", "redo")(
-        "verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)",
-        "pass",
+        "[-verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)-]{+pass+}",
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
         "tests/conformance/test_crashes.py",
     ),
     ACTIONS("a-redo-that-a-policy-hides-rows-from", "I13", "redo")(
-        'set_local(connection, {"row_security": "off"})', "pass", f"{STATES}::test_a_redo_leaves_nothing_that_a_policy_hides"
+        '[-set_local(connection, {"row_security": "off"})-]{+pass+}',
+        f"{STATES}::test_a_redo_leaves_nothing_that_a_policy_hides",
     ),
     ACTIONS("a-redo-of-what-others-have-counted", "I13", "redo")(
-        "check_not_followed(connection, spec, txid, request.without)",
-        "pass",
+        "[-check_not_followed(connection, spec, txid, request.without)-]{+pass+}",
         "tests/integration/test_decisions.py::test_a_redo_is_refused_if_a_pipeline_has_begun_to_follow_meanwhile",
     ),
     ACTIONS("a-redo-of-what-is-being-rebuilt", "I24", "redo")(
-        "check_not_rebuilt(connection, spec, txid)",
-        "pass",
+        "[-check_not_rebuilt(connection, spec, txid)-]{+pass+}",
         "tests/jobs/test_rebuilds.py::test_a_redo_of_what_is_being_rebuilt_is_refused",
     ),
     ACTIONS("a-redo-owes-no-ack", "I13", "redo")(
-        "batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)",
-        "pass",
+        "[-batches.owe_ack(connection, spec.name, txid, awaits_ack=request.awaits_ack)-]{+pass+}",
         f"{IDENTITY}::test_a_redo_that_dies_before_its_ack_owes_it",
     ),
     ACTIONS("a-redo-is-not-in-the-record-of-actions", "verb:redo", "redo")(
-        'write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")',
-        "pass",
+        '[-write_action(connection, spec.name, txid, "redo", request.owner, f"{request.reason}{without}")-]{+pass+}',
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
     ),
     REFUSALS("a-redo-of-an-earlier-txid", "I13", "check_redoable")(
-        "if txid != committed_txid:",
-        "if txid > committed_txid:",
-        f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
+        "if txid [-!=-]{+>+} committed_txid:", f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone"
     ),
     REFUSALS("a-redo-of-a-state-that-does-not-know-what-it-was", "I13", "check_redoable")(
-        'if state.kind != "opaque"]',
-        'if state.kind == "non-transactional"]',
+        'if state.kind [-!= "opaque-]{+== "non-transactional+}"]',
         f"{STATES}::test_a_state_without_previous_values_is_not_redone",
     ),
     ACTIONS("a-redo-keeps-the-former-bad-records", "I13", "_take_back")(
-        "quarantined_records.clear(connection, spec.name, txid)",
-        "pass",
+        "[-quarantined_records.clear(connection, spec.name, txid)-]{+pass+}",
         f"{POLICIES}::test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_a_redo",
     ),
     ACTIONS("later-batches-continue-what-was-redone", "I13", "_replace_commit")(
-        "connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))",
-        "pass",
+        "[-connection.execute(sa.update(tables.cursor).where(c.pipeline == batch.pipeline).values(counts))-]{+pass+}",
         f"{STATES}::test_only_a_new_sealed_attempt_at_the_last_committed_txid_is_redone",
         f"{STATES}::test_the_states_equal_the_model_after_every_step",
     ),
     REFUSALS("a-redo-of-what-the-next-batch-has-read", "I21", "check_not_read")(
-        "b.txid == txid + 1)",
-        "b.txid == txid + 2)",
-        "tests/jobs/test_state_queries.py::test_a_redo_reads_what_was_there_before",
+        "b.txid == txid + [-1-]{+2+})", "tests/jobs/test_state_queries.py::test_a_redo_reads_what_was_there_before"
     ),
     ACTIONS("a-batch-that-has-not-failed-is-skipped", "verb:skip", "skip")(
-        "if attempt is None or (attempt.failed_at is None and locked.halted_at is None and locked.skip_reason is None):",
-        "if attempt is None:",
+        "if attempt is None[- or (attempt.failed_at is None and locked.halted_at is None and locked.skip_reason is None)-]:",
         "tests/integration/test_ordered_commit.py::test_a_batch_that_could_still_commit_is_not_skipped",
     ),
     ACTIONS("a-batch-is-skipped-before-its-turn", "I3", "skip")(
-        "is_its_turn = txid == facts.cursor.txid + 1",
-        "is_its_turn = txid >= facts.cursor.txid + 1",
+        "is_its_turn = txid [-=-]{+>+}= facts.cursor.txid + 1",
         "tests/integration/test_ordered_commit.py::test_a_failed_batch_can_be_skipped_and_order_goes_on",
         f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
     ),
     STORE("of-a-lost-planner-the-replay-is-kept", "I12", "StateStore.replay_quarantined")(
-        "if opened is not False:", "if opened is not None:", POLICIES, "tests/conformance/test_crashes.py"
+        "if opened is not [-False-]{+None+}:", POLICIES, "tests/conformance/test_crashes.py"
     ),
     MENDED("a-record-that-was-taken-up-is-mended", "verb:quarantine", "mend")(
-        "if record.replayed_txid is not None:",
-        "if record.replayed_txid == txid:",
+        "if record.replayed_txid [-is not None-]{+== txid+}:",
         "tests/integration/test_mending.py::test_a_record_that_was_taken_up_is_not_mended",
     ),
     MENDED("a-second-mend-says-nothing", "verb:quarantine", "mend")(
-        "if record.mended_at is not None and not mended.again:",
-        "if record.mended_at is None and mended.again:",
+        "if record.mended_at is [-not None and not-]{+None and+} mended.again:",
         "tests/integration/test_mending.py::test_a_second_mend_says_that_it_replaces_the_first",
     ),
     MENDED("two-operators-mend-at-once", "verb:quarantine", "mend")(
-        "sa.select(*columns).where(*this).with_for_update()",
-        "sa.select(*columns).where(*this)",
+        "sa.select(*columns).where(*this)[-.with_for_update()-]",
         "tests/integration/test_mending.py::test_of_two_operators_who_mend_at_once_one_is_told",
     ),
     PRUNING("what-has-not-committed-is-pruned", "I18", "prune")(
-        "if up_to_txid > committed:",
-        "if up_to_txid > committed + 1000:",
-        f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
+        "if up_to_txid > committed{+ + 1000+}:", f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces"
     ),
     PRUNING("what-was-removed-is-not-noted", "I18", "prune")(
-        "_note(connection, state, up_to_txid)",
-        "pass",
+        "[-_note(connection, state, up_to_txid)-]{+pass+}",
         f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
         f"{RECORDED}::test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused",
     ),
     PRUNING("a-partition-that-a-follower-needs-is-removed", "I18", "prune_ranges")(
-        "if partition in attached and newest > removal.up_to_txid:",
-        "if partition in attached and newest > committed:",
+        "if partition in attached and newest > [-removal.up_to_txid-]{+committed+}:",
         f"{RANGES}::test_pruning_waits_for_followers_and_is_known_to_later_ones",
     ),
     PRUNING("changes-of-the-txid-after-are-removed", "I18", "prune")(
-        "end = up_to_txid + 1 if up_to_txid < committed else MAX_TXID",
-        "end = up_to_txid + 1000 if up_to_txid < committed else MAX_TXID",
+        "end = up_to_txid + [-1-]{+1000+} if up_to_txid < committed else MAX_TXID",
         f"{RECORDED}::test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces",
     ),
     ACKS("an-ack-that-fails-keeps-all-others-waiting", "name:Pipeline", "(module)")(
-        "MOST_FAILED_ACKS = 10",
-        "MOST_FAILED_ACKS = 1",
-        "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures",
+        "MOST_FAILED_ACKS = [-10-]{+1+}", "tests/jobs/test_policies.py::test_the_source_is_called_after_commits_and_failures"
     ),
 )

@@ -15,23 +15,18 @@ PRIVATE_MARKS = "tests/integration/test_restores.py::test_marks_only_go_forward_
 
 MUTANTS = (
     PROJECT_PY("code-in-a-linked-folder-is-not-looked-at", "security:another-account-that-can-write-into-project", "folder_of")(
-        "if place.is_symlink() and place.is_dir()]",
-        "if place.is_symlink() and place.is_file()]",
+        "if place.is_symlink() and place.[-is_dir-]{+is_file+}()]",
         "tests/unit/test_project.py::test_code_in_a_folder_that_is_linked_is_looked_at",
     ),
     OUTPUT("a-program-that-a-module-starts-writes-into-the-output", "error:SETTINGS_INVALID", "keep_standard_output")(
-        "os.dup2(2, 1)",
-        "os.dup2(1, 1)",
-        "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
+        "os.dup2([-2-]{+1+}, 1)", "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found"
     ),
     ERRORS("an-error-without-a-text-takes-all-pipelines-along", "error:SETTINGS_INVALID", "class_and_text")(
-        "except BaseException as failed:",
-        "except TypeError as failed:",
+        "except [-BaseException-]{+TypeError+} as failed:",
         "tests/unit/test_registry.py::test_whatever_a_module_writes_or_raises_the_others_are_found",
     ),
     PROJECT_PY("a-module-that-others-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
-        'places = [folder, *folder.rglob("*")]',
-        "places = [folder]",
+        'places = [folder[-, *folder.rglob("*")-]]',
         "tests/unit/test_project.py::test_code_that_others_may_have_written_is_not_run",
     ),
     SETTINGS_PY(
@@ -39,55 +34,45 @@ MUTANTS = (
         "security:another-account-that-takes-port-while-its",
         "Settings.conninfo",
     )(
-        '"require_auth": self.pg_require_auth,\n',
-        "",
+        '[-"require_auth": self.pg_require_auth,\n-]',
         f"{SETTINGS}::test_the_connection_uses_the_names_that_libpq_knows",
         "tests/stack/test_neighbours.py::test_an_impostor_of_postgres_does_not_get_the_password",
     ),
     PROJECT_PY("settings-that-all-may-write-are-taken", "security:another-account-that-leaves-tidegate-toml-or", "is_trusted")(
-        "            return False\n    return True",
-        "            return True\n    return True",
+        "            return [-False-]{+True+}\n    return True",
         f"{SETTINGS}::test_a_settings_file_that_all_may_write_is_ignored_with_a_warning",
     ),
     PROJECT_PY("code-that-all-may-write-is-run", "security:another-account-that-can-write-into-project", "folder_of")(
-        "and folder.is_dir():", "and folder.is_file():", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
+        "and folder.[-is_dir-]{+is_file+}():", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
     ),
     PROJECT_PY("what-every-account-may-write-is-trusted", "security:another-account-that-can-write-into-project", "_distrust")(
-        "if found.st_mode & stat.S_IWOTH:",
-        "if found.st_mode & stat.S_ISUID:",
-        f"{PROJECT}::test_code_that_others_may_have_written_is_not_run",
+        "if found.st_mode & stat.[-S_IWOTH-]{+S_ISUID+}:", f"{PROJECT}::test_code_that_others_may_have_written_is_not_run"
     ),
     WITNESS("others-may-read-the-witness", "security:another-account-in-file-system", "_write")(
-        "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)",
-        "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)",
-        PRIVATE_MARKS,
+        "os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, [-0o600-]{+0o644+})", PRIVATE_MARKS
     ),
     WITNESS("others-may-enter-the-witness", "security:another-account-in-file-system", "_make_private")(
-        "folder.mkdir(mode=0o700, exist_ok=True)", "folder.mkdir(mode=0o755, exist_ok=True)", PRIVATE_MARKS
+        "folder.mkdir(mode=[-0o700-]{+0o755+}, exist_ok=True)", PRIVATE_MARKS
     ),
     OUTPUT("a-terminal-obeys-what-data-say", "security:author-of-data", "visible")(
-        "return UNSEEN.sub(escaped, text)", "return text", "tests/unit/test_output.py"
+        "return [-UNSEEN.sub(escaped, text)-]{+text+}", "tests/unit/test_output.py"
     ),
     OUTPUT("log-lines-are-obeyed-by-a-terminal", "security:author-of-data", "VisibleFormatter.format")(
-        'return visible(super().format(record), keep="\\n")',
-        "return super().format(record)",
+        'return [-visible(super().format(record), keep="\\n"-]{+super().format(record+})',
         "tests/unit/test_output.py::test_a_log_and_a_crash_show_every_character",
     ),
     READ(
         "spark-s-plan-shows-the-password-of-kafka", "security:another-account-of-same-machine-at-ports", "KafkaReader._log_in"
     )(
-        "properties |= {name: _reference_to(file, name) for name in secret}",
-        "properties |= secret",
+        "properties |= [-{name: _reference_to(file, name) for name in secret}-]{+secret+}",
         "tests/sources/test_kafka.py::test_the_password_is_in_no_plan_metadata_or_identity",
     ),
     PRIVATE_FILES("the-stack-s-folders-are-open", "security:another-account-in-file-system", "private_folder")(
-        "mode = 0o711 if passable else 0o700",
-        "mode = 0o755",
+        "mode = [-0o711 if passable else 0o700-]{+0o755+}",
         "tests/end_to_end/test_one_airflow.py::test_secrets_are_in_private_files_and_nowhere_else",
     ),
     PRIVATE_FILES("the-stack-s-files-are-open", "security:another-account-in-file-system", "private")(
-        "os.O_NOFOLLOW, 0o600)",
-        "os.O_NOFOLLOW, 0o644)",
+        "os.O_NOFOLLOW, [-0o600-]{+0o644+})",
         "tests/unit/test_component.py::test_a_stacks_file_is_private_under_any_umask_and_is_no_link",
     ),
 )

@@ -16,87 +16,73 @@ REDO = f"{TESTS}::test_a_redo_takes_back_windows_watermark_and_what_became_final
 
 MUTANTS = (
     EVENT("a-late-row-counts-too", "I22", "EventTime._set_aside")(
-        "on_time = sa.select(w).where(w.c[WINDOW_END] > final_until)",
-        "on_time = sa.select(w).where(w.c[WINDOW_END] >= final_until)",
-        BOUNDS,
-        MODEL,
+        "on_time = sa.select(w).where(w.c[WINDOW_END] >{+=+} final_until)", BOUNDS, MODEL
     ),
     EVENT("a-row-at-the-bound-is-neither-late-nor-on-time", "I22", "EventTime._set_aside")(
-        "late = sa.select(w).where(w.c[WINDOW_END] <= final_until)",
-        "late = sa.select(w).where(w.c[WINDOW_END] < final_until)",
-        BOUNDS,
-        MODEL,
+        "late = sa.select(w).where(w.c[WINDOW_END] <[-=-] final_until)", BOUNDS, MODEL
     ),
     EVENT("a-watermark-goes-back", "I22", "EventTime.take")(
-        "self._watermark = max((time for time in (self._watermark, newest) if time is not None), default=None)",
-        "self._watermark = self._watermark if newest is None else newest",
+        "self._watermark = "
+        "[-max((time for time in (self._watermark, newest) if time is not None), default=None)-]"
+        "{+self._watermark if newest is None else newest+}",
         BOUNDS,
         MODEL,
     ),
     EVENT("a-watermark-of-the-same-txid-is-moved-again", "I22", "EventTime.take")(
-        "if self._txid >= txid:", "if self._txid > txid:", f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit"
+        "if self._txid >[-=-] txid:", f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit"
     ),
     EVENT("a-lost-watermark-begins-again", "I22", "EventTime.__init__")(
-        "if row is None and connection.scalar(",
-        "if row is not None and row is None and connection.scalar(",
+        "if row is {+not None and row is +}None and connection.scalar(",
         f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit",
     ),
     EVENT("windows-are-final-too-early", "I22", "EventTime._final_until")(
-        "return watermark - self._window.final_after", "return watermark", BOUNDS, MODEL
+        "return watermark[- - self._window.final_after-]", BOUNDS, MODEL
     ),
     EVENT("windows-are-removed-by-the-batch-itself", "I22", "EventTime.finish")(
-        "until = self._before - self._window.keep", "until = self._watermark - self._window.keep", BOUNDS, MODEL
+        "until = self.[-_before-]{+_watermark+} - self._window.keep", BOUNDS, MODEL
     ),
     EVENT("the-watermark-before-a-batch-is-forgotten", "I22", "EventTime.finish")(
-        '"previous_watermark": _as_moment(self._before)', '"previous_watermark": _as_moment(self._watermark)', REDO
+        '"previous_watermark": _as_moment(self.[-_before-]{+_watermark+})', REDO
     ),
     EVENT("final-windows-are-recorded-again", "I22", "EventTime.finish")(
-        "self._emit(self._final_until(self._before), until)", "self._emit(None, until)", BOUNDS, MODEL
+        "self._emit([-self._final_until(self._before)-]{+None+}, until)", BOUNDS, MODEL
     ),
     EVENT("a-window-at-the-bound-is-recorded-twice", "I22", "EventTime._emit")(
-        "windows.where(ended > _at(after, self._window))", "windows.where(ended >= _at(after, self._window))", BOUNDS, MODEL
+        "windows.where(ended >{+=+} _at(after, self._window))", BOUNDS, MODEL
     ),
     EVENT("corrections-are-counted-one-moment-late", "I22", "EventTime._partials_of")(
-        "w[WINDOW_END] <= passed", "w[WINDOW_END] < passed", BOUNDS, MODEL
+        "w[WINDOW_END] <[-=-] passed", BOUNDS, MODEL
     ),
     EVENT("a-piece-counts-in-one-window-too-many", "I22", "_in_each_window")(
-        "first = start - _interval(window.size - window.every)", "first = start - _interval(window.size)", SLIDING, MODEL
+        "first = start - _interval(window.size[- - window.every-])", SLIDING, MODEL
     ),
-    EVENT("a-redo-leaves-the-watermark", "I22", "take_back")(
-        '"watermark": w.previous_watermark', '"watermark": w.watermark', REDO
+    EVENT("a-redo-leaves-the-watermark", "I22", "take_back")('"watermark": w.[-previous_watermark-]{+watermark+}', REDO),
+    MERGE("a-redo-forgets-the-event-time", "I22", "restore")(
+        "[-event_windows.take_back(connection, state, txid)-]{+pass+}", REDO
     ),
-    MERGE("a-redo-forgets-the-event-time", "I22", "restore")("event_windows.take_back(connection, state, txid)", "pass", REDO),
     SESSION("sessions-a-whole-gap-apart-are-joined-to-the-one-before", "I22", "_touched")(
-        "last.c[WINDOW_END] > start", "last.c[WINDOW_END] >= start", SESSIONS, MODEL
+        "last.c[WINDOW_END] >{+=+} start", SESSIONS, MODEL
     ),
     SESSION("sessions-a-whole-gap-apart-are-joined-to-the-one-after", "I22", "_touched")(
-        "kept.c[WINDOW_START] < end", "kept.c[WINDOW_START] <= end", SESSIONS, MODEL
+        "kept.c[WINDOW_START] <{+=+} end", SESSIONS, MODEL
     ),
     SESSION("pieces-a-whole-gap-apart-are-one-session", "I22", "_numbered")(
-        "members.c[WINDOW_START] < until, 0", "members.c[WINDOW_START] <= until, 0", SESSIONS, MODEL
+        "members.c[WINDOW_START] <{+=+} until, 0", SESSIONS, MODEL
     ),
     SESSION("a-session-of-a-later-txid-is-taken-out", "I14", "join")(
-        "if done.newer or done.touched != done.removed or",
-        "if done.touched != done.removed or",
-        f"{TESTS}::test_a_session_of_another_writer_stops_the_commit",
+        "if done.[-newer or done.-]touched != done.removed or", f"{TESTS}::test_a_session_of_another_writer_stops_the_commit"
     ),
     SESSION("a-session-that-was-not-taken-out-is-written-twice", "I14", "join")(
-        "or done.touched != done.removed or done.sessions != done.written:",
-        "or done.touched < done.removed:",
+        "or done.touched [-!= done.removed or done.sessions != done.written-]{+< done.removed+}:",
         f"{TESTS}::test_a_session_of_another_writer_stops_the_commit",
     ),
     SESSION("a-late-piece-changes-a-final-session", "I22", "divide")(
-        ".where(~joins_final, ~is_too_old)", ".where(~is_too_old)", LATE_FOR_SESSIONS
+        ".where(~[-joins_final, ~-]is_too_old)", LATE_FOR_SESSIONS
     ),
     SESSION("a-piece-may-join-what-was-removed", "I22", "divide")(
-        "is_too_old = sa.false() if removed_until is None else judged.c[WINDOW_START] < removed_until",
-        "is_too_old = sa.false()",
-        LATE_FOR_SESSIONS,
+        "is_too_old = sa.false()[- if removed_until is None else judged.c[WINDOW_START] < removed_until-]", LATE_FOR_SESSIONS
     ),
     SESSION("a-corrected-session-is-not-counted-as-such", "I22", "_united")(
-        "sa.cast(before + sa.case((is_corrected, 1), else_=0), sa.BigInteger)",
-        "sa.cast(before, sa.BigInteger)",
-        SESSIONS,
-        MODEL,
+        "sa.cast(before[- + sa.case((is_corrected, 1), else_=0)-], sa.BigInteger)", SESSIONS, MODEL
     ),
 )
