@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from tidegate.state_store.ledger import schema_revision
+from tidegate.state_store.ledger import schema_revision, tables
 
 revision = schema_revision.DIGEST
 down_revision = None
@@ -10,4 +10,4 @@ down_revision = None
 
 def upgrade() -> None:
     # As the file is: in a text of SQLAlchemy, colons and percent signs would have a meaning.
-    op.get_bind().exec_driver_sql(schema_revision.SCHEMA, execution_options={"no_parameters": True})
+    op.get_bind().exec_driver_sql(tables.SCHEMA, execution_options={"no_parameters": True})

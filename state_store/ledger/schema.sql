@@ -1,6 +1,6 @@
 -- The database of Tidegate as it is made: schemas, the ledger's tables, views, functions, aggregates and grants. The first migration
--- runs this file (migrations/versions/0001_ledger.py). Names and types of the tables are in tables.py, too, for statements of
--- SQLAlchemy; a test compares both (tests/integration/test_schema.py).
+-- runs this file (migrations/versions/0001_ledger.py). For statements of SQLAlchemy, tables.py reads the tables from it: each
+-- column is a line of its own, indented by four blanks.
 
 CREATE SCHEMA IF NOT EXISTS tidegate; -- Alembic's table of versions may be in it already
 CREATE SCHEMA state;
@@ -376,7 +376,7 @@ CREATE TABLE tidegate.open_commit (
 COMMENT ON TABLE tidegate.open_commit IS 'Empty, but for the commits that run an author''s update: a transaction that leaves a row here is refused.';
 
 CREATE TABLE tidegate.operator_action (
-    number bigint GENERATED ALWAYS AS IDENTITY,
+    number bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     pipeline text NOT NULL,
     txid bigint,
     action text NOT NULL,

@@ -18,10 +18,7 @@ from tidegate.state_store.base.errors import SchemaOutOfDate, SettingsInvalid, T
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuilt_by
 from tidegate.state_store.ledger import tables
 
-# Read when the module is imported. While a process runs, another version may be installed in the same place: its files say
-# nothing about the running code.
-SCHEMA = Path(__file__).with_name("schema.sql").read_text()
-DIGEST = hashlib.sha256(SCHEMA.encode()).hexdigest()[:12]
+DIGEST = hashlib.sha256(tables.SCHEMA.encode()).hexdigest()[:12]
 VERSION_TABLE = "alembic_version"
 PROJECT_VERSION_TABLE = "alembic_version_of_project"
 

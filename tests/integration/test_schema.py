@@ -60,7 +60,7 @@ def test_a_database_that_cannot_be_used_says_why(settings: Settings, server: Ser
 
 
 def test_tables_of_statements_are_those_of_the_schema(as_role: Execute) -> None:
-    """tables.py has the names and types of what schema.sql makes, and what may be NULL: no more, and no less.
+    """tables.py reads from schema.sql what Postgres makes of it: names, types, and what may be NULL.
 
     So has the usual window.
     """
