@@ -5,7 +5,6 @@ A pipeline's module may also have queries, in a list `QUERIES`.
 
 import difflib
 import importlib
-import os
 import pkgutil
 import sys
 import threading
@@ -16,12 +15,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import tidegate.jobs.pipelines
 from tidegate.jobs.named_queries import Query
 from tidegate.jobs.pipeline import Pipeline
-from tidegate.state_store.base import project
+from tidegate.state_store.base import process_exits, project
 from tidegate.state_store.base.errors import SettingsInvalid, UnknownPipeline, UsageError, class_and_text
 from tidegate.state_store.declarations.pipeline_spec import RebuildName, rebuild_named
 
@@ -143,28 +142,17 @@ def _only_declaring(place: str) -> Iterator[None]:
 
     Raises: SettingsInvalid if it tries to; whatever else the module raises.
     """
-    kept, importing = os._exit, os.getpid()
-
-    def leave(status: int) -> NoReturn:
-        if os.getpid() != importing:  # a child of the module's
-            kept(status)
-        raise SystemExit(status)
-
-    with _loading:
-        os._exit = leave
-        try:
-            with redirect_stdout(sys.stderr):
-                yield
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            how = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else class_and_text(error)
-            raise SettingsInvalid(
-                f"{place} ends the process that imports it: {how}. Take that out: the module is to declare the pipeline, and "
-                "nothing more."
-            ) from error
-        finally:
-            os._exit = kept
+    try:
+        with _loading, process_exits.as_errors(), redirect_stdout(sys.stderr):
+            yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        how = f"sys.exit({error.code!r})" if isinstance(error, SystemExit) else class_and_text(error)
+        raise SettingsInvalid(
+            f"{place} ends the process that imports it: {how}. Take that out: the module is to declare the pipeline, and "
+            "nothing more."
+        ) from error
 
 
 class Queries(NamedTuple):

@@ -23,6 +23,8 @@ class AirflowUnavailable(RetryableError):
 class AirflowClient:
     """A logged-in connection to Airflow's api-server."""
 
+    PLAN = "plan"  # the first task of a run, skipped if there is nothing to do
+
     def __init__(self, settings: Settings) -> None:
         url = httpx.URL(settings.airflow_url)
         loopback = loopback_address(url.host) if url.scheme == "http" else None
@@ -96,8 +98,12 @@ class AirflowClient:
         Raises: AirflowUnavailable; UnknownPipeline if Airflow has no such Dag.
         """
         is_paused = self._call("GET", f"/api/v2/dags/{pipeline}")["is_paused"]
-        active = {"state": ["running", "queued"], "order_by": "id", "limit": 1}
-        runs = self._call("GET", f"/api/v2/dags/{pipeline}/dagRuns", params=active)["dag_runs"]
+        path, failed_plan = f"/api/v2/dags/{pipeline}/dagRuns", None
+        runs = self._call("GET", path, params={"state": ["running", "queued"], "order_by": "id", "limit": 1})["dag_runs"]
+        newest = [] if runs else self._call("GET", path, params={"order_by": "-id", "limit": 1})["dag_runs"]
+        for run in newest:
+            failed = self.task_instances(pipeline, run["dag_run_id"], "failed")
+            failed_plan = run if any(task["task_id"] == self.PLAN for task in failed) else None
         health = self._call("GET", "/api/v2/monitor/health")
         pools = self._call("GET", "/api/v2/pools", params={"limit": 100})["pools"]
         waiting = {"state": "deferred", "limit": 1}
@@ -108,6 +114,7 @@ class AirflowClient:
         silence = None if heartbeat is None else datetime.now(UTC) - datetime.fromisoformat(heartbeat)
         return {
             "run": runs[0] if runs else None,
+            "failed_plan": failed_plan,
             "paused_page": self._page(pipeline) if is_paused else None,
             "scheduler_silent_seconds": None if silence is None else silence.total_seconds(),
             "triggerer": health["triggerer"]["status"],

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from tidegate.state_store.base import process_exits
 from tidegate.state_store.base.errors import DeclarationInvalid, TidegateError, class_and_text
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.postgres_errors import translate
@@ -71,7 +72,8 @@ def run(connection: Connection, batch: UpdateBatch, state: StateSpec, around: st
     if code is None:
         raise DeclarationInvalid(f"{name} is code, and this process does not have it: commit where the pipeline is declared.")
     try:
-        code(batch)
+        with process_exits.as_errors():
+            code(batch)
         is_as_it_was = connection.scalar(_AROUND) == around
     except (TidegateError, MemoryError):
         raise

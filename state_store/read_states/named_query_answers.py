@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from tidegate.state_store.base import process_exits
 from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UsageError, class_and_text
 from tidegate.state_store.declarations.column_spec import ColumnType
 from tidegate.state_store.ledger import cursors
@@ -145,7 +146,8 @@ def _statement(
     """
     begin = f"The answer of query {query.name}"
     try:
-        statement = query.answer(states, **values)
+        with process_exits.as_errors():
+            statement = query.answer(states, **values)
     except (TidegateError, MemoryError):
         raise
     except (Exception, SystemExit) as error:

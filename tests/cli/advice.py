@@ -65,7 +65,7 @@ NOT_FOLLOWED = {
     ),
     "Airflow": (
         *("UNKNOWN_PIPELINE.3", "why DAG_PAUSED", "why POOL_FULL", "why POOL_MISSING", "why RUN_ACTIVE", "why SCHEDULER_SLOW"),
-        *("why TRIGGERER_AWAY", "why TRIGGERER_FULL"),
+        *("why RUN_REFUSED", "why TRIGGERER_AWAY", "why TRIGGERER_FULL"),
     ),
     "Kafka or a lake of tables": (
         *("PARTITION_UNAVAILABLE.1", "PARTITION_UNAVAILABLE.3", "RANGE_EXPIRED.2", "RANGE_EXPIRED.4", "RANGE_EXPIRED.5"),

@@ -3,9 +3,10 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import pytest
@@ -15,7 +16,10 @@ from tests.cli.conftest import CommandLine, write_file, write_flights
 from tests.examples import EXAMPLES
 from tests.store import SourceKind, StateKind, exactly_once
 from tidegate.cli import app
+from tidegate.explain import source_report
+from tidegate.jobs import Files
 from tidegate.jobs.sources.files import folder_listing
+from tidegate.state_store import Settings
 
 ROWS = ("2013,1,1,517,2,UA,1545,EWR,IAH,1400", "2013,1,1,,,AA,301,LGA,ORD,733", "2013,1,1,533,-4,UA,1714,LGA,IAH,1416")
 UNITED = {
@@ -43,6 +47,27 @@ def _commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Comm
 
 
 COMMANDS = dict(_commands(app))
+
+
+def test_a_source_that_hangs_hides_no_other_in_the_status(shops: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that is gone never answers; a status is needed just then."""
+    write_file(shops.settings.home, "visits/1.csv", "page,seconds", "a,1")
+    asked, ended = Files.left_alone, threading.Event()
+
+    def left_alone(source: Files, settings: Settings) -> Any:
+        if "visits" not in source.folder:
+            ended.wait()
+        return asked(source, settings)
+
+    monkeypatch.setattr(Files, "left_alone", left_alone)
+    monkeypatch.setattr(source_report, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(source_report, "ANSWER_SECONDS", 4)
+    try:
+        found = shops.json("status")
+    finally:
+        ended.set()
+    assert found["left_alone"] == {name: f"{name}: its source has not answered within 4 s." for name in ("flights", "orders")}
+    assert list(found["unread"]) == ["visits"]
 
 
 @pytest.mark.promise("verb:status", "verb:run", "verb:inspect", "verb:get", "verb:backfill")

@@ -229,8 +229,8 @@ def test_batches_that_wait_hold_no_worker_then_commit_in_order_and_cleared_tasks
     assert (shop.revenue(), shop.ledger()) == before
 
 
-def test_why_names_a_full_pool_or_a_paused_dag_and_the_run_that_waits_for_it(shop: Shop) -> None:
-    """The ledger sees unread data and no process; Airflow has a run, and no slot for its plan, or looks at no run."""
+def test_why_names_a_refused_plan_a_full_pool_or_a_paused_dag_and_the_run_that_is_kept_by_it(shop: Shop) -> None:
+    """The ledger sees unread data and no process; Airflow has a run: refused, with no slot for its plan, or not looked at."""
 
     def give(slots: int) -> None:
         shop.client._call("PATCH", "/api/v2/pools/default_pool", params={"update_mask": "slots"}, json={"slots": slots})
@@ -242,6 +242,9 @@ def test_why_names_a_full_pool_or_a_paused_dag_and_the_run_that_waits_for_it(sho
         return {cause["code"]: cause["sentence"] for cause in shop.json("why", "orders")["causes"]}
 
     (txid,) = shop.sell(1)
+    refused = shop.client.trigger("orders", {"max_batchs": 1})
+    assert shop.end_of("orders", refused) == "failed"
+    assert refused in causes()["RUN_REFUSED"]
     try:
         give(0)
         run_id = shop.client.trigger("orders", {})

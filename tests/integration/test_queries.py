@@ -1,5 +1,6 @@
 """Answers to queries: one snapshot with its txids, arguments of their types, and nothing but reading."""
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -146,6 +147,7 @@ WRONG: dict[str, tuple[Callable[..., Any], type[TidegateError], str]] = {
     "text": (lambda _: "SELECT 1", DeclarationInvalid, "returns str; it has to return a SELECT"),
     "fails": (lambda states: states["tally.gone"], DeclarationInvalid, "failed: KeyError: 'tally.gone'"),
     "exits": (lambda _: sys.exit(), DeclarationInvalid, "failed: SystemExit"),
+    "ends": (lambda _: os._exit(3), DeclarationInvalid, "failed: SystemExit: 3"),
     "other table": (lambda _: sa.select(LEDGER.c.txid), DeclarationInvalid, "reads tidegate.commit, which its `reads` do not"),
     "hidden": (
         lambda states: sa.select(states[SHOPS]).where(sa.exists(sa.select(LEDGER.alias("x").c.txid))),

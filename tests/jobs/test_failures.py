@@ -117,6 +117,7 @@ MEANINGS: dict[str, tuple[Callable[[DataFrame], Any], str]] = {
     ),
     "the end of the session": (setting(lambda spark: spark.stop()), f"{CODE}.*The transform stops its session"),
     "a deep plan": (deep, f"{CODE}.*nested too deeply. Where it calls withColumn"),
+    "os._exit": (lambda _: os._exit(3), f"{CODE}.*The transform failed: SystemExit: 3"),
     "a cancelled wait": (raising(CancelledError()), f"{CODE}.*The transform failed: CancelledError"),
     "no return": (lambda rows: rows.where("amount > 0") and None, f"{CODE}.*The transform returns nothing: end it with return"),
 }

@@ -53,13 +53,22 @@ def test_a_strangers_body_is_not_read(visit: Visit) -> None:
         assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path
 
 
-def test_an_action_from_another_site_without_tls_is_refused(visit: Visit) -> None:
-    """Browsers leave Sec-Fetch-Site out there, and name the origin."""
+def test_an_action_from_another_site_without_tls_is_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers leave Sec-Fetch-Site out there, and name the origin: the page's own, or a proxy's in Airflow's settings."""
     admin = visit("admin")
-    path = "/tidegate/api/pipelines/clicks/actions/pause"
-    for origin in ("http://evil.example", "null"):
-        refused = admin.http.post(path, json={"txid": None, "reason": "a test"}, headers={**ACTION, "Origin": origin})
-        assert refused.json()["code"] == "FOREIGN_REQUEST"
+
+    def code(origin: str) -> str:
+        path = "/tidegate/api/pipelines/clicks/actions/skip"
+        answer = admin.http.post(path, json={"txid": 99, "reason": "a test"}, headers={**ACTION, "Origin": origin})
+        return str(answer.json()["code"])
+
+    own = str(admin.http.base_url).rstrip("/")
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "")
+    for origin in ("http://evil.example", "http://proxy.example", "null", "http://[", f"{own}.evil.example"):
+        assert code(origin) == "FOREIGN_REQUEST", origin
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://Proxy.example/airflow")
+    assert code("http://evil.example") == "FOREIGN_REQUEST"
+    assert code("http://proxy.example") == code(own) != "FOREIGN_REQUEST"
 
 
 def test_an_invisible_reason_is_none(visit: Visit) -> None:

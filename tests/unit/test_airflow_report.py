@@ -9,7 +9,7 @@ from tidegate.airflow_client import AirflowClient
 from tidegate.explain.airflow_report import BUSY_SECONDS, Facts, causes_of
 from tidegate.state_store.base.errors import PermanentError, UnknownPipeline
 
-FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, 1.0, "healthy", {}, [], 3, 2000)
+FACTS = Facts({"dag_run_id": "manual__1", "state": "running"}, None, None, 1.0, "healthy", {}, [], 3, 2000)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,13 @@ def test_each_obstacle_is_named_besides_the_active_run(facts: Facts, codes: list
     assert all(cause.advice for cause in found)
 
 
-def test_without_an_active_run_airflow_has_nothing_to_say() -> None:
+def test_without_an_active_run_airflow_names_a_plan_that_failed_before_it_could_note_why() -> None:
+    """A wrong parameter of the run fails its plan before that asks the ledger; a plan that was killed notes nothing either."""
     assert list(causes_of("orders", replace(FACTS, run=None, triggerer=None))) == []
+    refused = {"dag_run_id": "manual__2", "end_date": "2026-11-01T10:00:00Z"}
+    (found,) = causes_of("orders", replace(FACTS, run=None, failed_plan=refused))
+    assert (found.code, found.since) == ("RUN_REFUSED", "2026-11-01T10:00:00+00:00")
+    assert "Airflow's newest run manual__2 of orders failed in its plan" in found.sentence
 
 
 @pytest.mark.parametrize(

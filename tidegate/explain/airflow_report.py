@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tidegate.explain.batch_causes import Cause, cause
@@ -20,11 +21,12 @@ CAPACITY = "AIRFLOW__TRIGGERER__DEFAULT_CAPACITY"
 class Facts:
     """What Airflow says: the pipeline's active run; its processes; pools without a free slot; tasks that wait in triggerers.
 
-    `missing_pools` are those in which tasks of the run are to be, and which Airflow does not have. `paused_page` is the Dag's
-    page if the Dag is paused.
+    `failed_plan` is the newest run, if none is active and its plan failed. `missing_pools` are those in which tasks of the run
+    are to be, and which Airflow does not have. `paused_page` is the Dag's page if the Dag is paused.
     """
 
     run: Mapping[str, Any] | None
+    failed_plan: Mapping[str, Any] | None
     paused_page: str | None
     scheduler_silent_seconds: float | None
     triggerer: str | None
@@ -54,6 +56,14 @@ def causes_of(pipeline: str, facts: Facts) -> Iterator[Cause]:
         yield cause("DAG_PAUSED", story, severity="warning", advice=f"Unpause it in Airflow: {facts.paused_page}")
         return
     if facts.run is None:
+        if failed := facts.failed_plan:
+            yield cause(
+                "RUN_REFUSED",
+                f"Airflow's newest run {failed['dag_run_id']} of {pipeline} failed in its plan, which could not note why.",
+                since=datetime.fromisoformat(failed["end_date"]),
+                severity="warning",
+                advice="Read the log of its plan, correct what that names, such as a run parameter, and start another run.",
+            )
         return
     story = f"Airflow's run {facts.run['dag_run_id']} of {pipeline} is {facts.run['state']}, and goes on by itself."
     yield cause("RUN_ACTIVE", story, advice="Nothing, unless something below keeps it from going on.")

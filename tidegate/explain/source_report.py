@@ -1,9 +1,11 @@
 """Reports on what pipelines' sources leave unread, for people and programs."""
 
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate import output
@@ -21,6 +23,7 @@ _T = TypeVar("_T")
 SHOWN_NAMES = 20
 # A mount that is gone may never answer, and a status is needed just then.
 ANSWER_SECONDS = 10
+SILENCE_SECONDS = 1
 
 
 def show(pipeline: Pipeline, settings: Settings, limit: int | None, as_json: bool) -> None:
@@ -65,16 +68,27 @@ def sentence(name: str, settings: Settings, *, is_new: bool = False) -> str | No
 def of_all(lags: "list[Lag]", settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Return, by pipeline, the `sentence` of each that has one; and what a run would find if all batches have committed.
 
-    That is, that the source has more, or an error. Sources that do not answer within ANSWER_SECONDS are left out; a sentence
-    under the empty name says so.
+    That is, that the source has more, or an error. All are asked within ANSWER_SECONDS: one that is silent for SILENCE_SECONDS
+    is left to its thread, and another thread goes on with the others. A source that has not answered in the end is named; a
+    sentence under the empty name says that some have not been asked.
     """
-    sentences: dict[str, str] = {}
-    unread: dict[str, str] = {}
-    try:
-        _in_time(lambda: _ask_all(lags, settings, sentences, unread))
-    except TimeoutError:
-        sentences = {**sentences, "": f"Not all sources have answered within {ANSWER_SECONDS} s."}
-    return sentences, {**unread}
+    asked = _Asked(settings, iter(lags))
+    silent = {lag.pipeline for lag in lags}
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while silent and time.monotonic() < deadline:
+        threading.Thread(target=asked.go_on, daemon=True).start()
+        with suppress(Empty):
+            while silent and time.monotonic() < deadline:
+                ended = asked.ended.get(timeout=SILENCE_SECONDS)
+                if isinstance(ended, BaseException):
+                    raise ended
+                silent.discard(ended)
+    sentences, unread = dict(asked.sentences), dict(asked.unread)
+    for name in sorted(silent & asked.begun):
+        sentences[name] = f"{name}: its source has not answered within {ANSWER_SECONDS} s."
+    if silent - asked.begun:
+        sentences[""] = f"Not all sources could be asked within {ANSWER_SECONDS} s."
+    return sentences, unread
 
 
 def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
@@ -105,23 +119,43 @@ def _would_plan(pipeline: Pipeline, store: "StateStore") -> bool:
     return next_batch(store, pipeline) is not None
 
 
-def _ask_all(lags: "list[Lag]", settings: Settings, sentences: dict[str, str], unread: dict[str, str]) -> None:
-    from tidegate.jobs.sources.files.folder_listing import listed_once  # noqa: PLC0415
-    from tidegate.state_store import StateStore  # noqa: PLC0415
+class _Asked:
+    """Sources that are asked one after the other, by a thread or several."""
 
-    with StateStore.connect(settings) as store:
-        for lag in lags:
-            name = lag.pipeline
-            with listed_once():
-                try:
-                    message = sentence(name, settings, is_new=not lag.opened)
-                except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
-                    sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
-                    continue
-                if message:
-                    sentences[name] = message
-                if found := _unread(lag, store, settings):
-                    unread[name] = found
+    def __init__(self, settings: Settings, lags: "Iterator[Lag]") -> None:
+        self.sentences: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
+        self.begun: set[str] = set()
+        self.ended: Queue[str | BaseException] = Queue()  # the name of each pipeline whose source has answered, or an error
+        self._settings, self._lags = settings, lags
+
+    def go_on(self) -> None:
+        """Ask those that no thread has begun to ask."""
+        from tidegate.state_store import StateStore  # noqa: PLC0415
+
+        try:
+            with StateStore.connect(self._settings) as store:
+                for lag in self._lags:
+                    self.begun.add(lag.pipeline)
+                    self._ask(lag, store)
+                    self.ended.put(lag.pipeline)
+        except BaseException as error:  # noqa: BLE001 - raised again where the answers are awaited
+            self.ended.put(error)
+
+    def _ask(self, lag: "Lag", store: "StateStore") -> None:
+        from tidegate.jobs.sources.files.folder_listing import listed_once  # noqa: PLC0415
+
+        name = lag.pipeline
+        with listed_once():
+            try:
+                message = sentence(name, self._settings, is_new=not lag.opened)
+            except Exception as error:  # noqa: BLE001 - an author's module may raise anything; the others are still asked
+                self.sentences[name] = f"{name}: its source cannot be looked at: {class_and_text(error)}"
+                return
+            if message:
+                self.sentences[name] = message
+            if found := _unread(lag, store, self._settings):
+                self.unread[name] = found
 
 
 def _unread(lag: "Lag", store: "StateStore", settings: Settings) -> str | None:

@@ -78,14 +78,23 @@ def changeable(request: Request, pipeline: Annotated[str, Path(max_length=200)],
     Raises: Refusal (403).
     """
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
-    origin = request.headers.get("Origin")
-    if "Sec-Fetch-Site" not in request.headers and origin and urlsplit(origin).netloc != request.headers.get("Host"):
-        site = "cross-site"  # browsers leave the header out where the page came without TLS
     if request.headers.get(ACTION_HEADER) != "1" or site != "same-origin":
         raise Refusal(403, "FOREIGN_REQUEST", f"An action needs header {ACTION_HEADER}: 1, and cannot come from another site.")
+    origin = request.headers.get("Origin")
+    # Browsers leave the other header out where the page came without TLS.
+    if "Sec-Fetch-Site" not in request.headers and origin and origin.partition("://")[2] not in _own_hosts(request):
+        proxy = "A proxy in front of Airflow needs TLS, or its address as Airflow's setting AIRFLOW__API__BASE_URL."
+        message = f"An action cannot come from another site, and yours comes from {origin}. {proxy}"
+        raise Refusal(403, "FOREIGN_REQUEST", message)
     if not is_allowed(user, ACT, pipeline):
         raise Refusal(403, "FORBIDDEN", may_not_change(pipeline))
     return _a_name(pipeline)
+
+
+def _own_hosts(request: Request) -> set[str]:
+    """Return the host that the request names, and the one at which Airflow's settings say that a proxy answers for it."""
+    named = (request.headers.get("Host", ""), urlsplit(conf.get("api", "base_url", fallback="")).netloc.lower())
+    return set(filter(None, named))
 
 
 def may_not_change(pipeline: str) -> str:

@@ -10,7 +10,7 @@ from tidegate.jobs.compute.sessions.session import PINNED
 from tidegate.jobs.compute.transform.transform_purity import check_pure, meeting, unread
 from tidegate.jobs.pipeline import Transform
 from tidegate.jobs.spark.library_internals import settings_kept
-from tidegate.state_store.base import errors
+from tidegate.state_store.base import errors, process_exits
 
 
 class Frames(dict[str, DataFrame]):
@@ -32,7 +32,7 @@ def apply_transform(transform: Transform, frames: Frames, columns: Collection[st
     Raises: DeclarationInvalid if the code is at fault; errors of Spark, files, memory and imports as they are.
     """
     try:
-        with settings_kept(next(iter(frames.values())).sparkSession, PINNED):
+        with settings_kept(next(iter(frames.values())).sparkSession, PINNED), process_exits.as_errors():
             returned = transform(frames.get("", frames))
     except (errors.TidegateError, PySparkException, grpc.RpcError, OSError, MemoryError, ImportError, KeyboardInterrupt):
         raise

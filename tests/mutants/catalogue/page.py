@@ -29,6 +29,11 @@ MUTANTS = (
         'if request.headers.get(ACTION_HEADER) != "1" or site [-!= "same-origin-]{+== "none+}":',
         f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",
     ),
+    ACCESS_PY("an-action-may-come-from-no-site", SITE, "_own_hosts")(
+        "return set(filter(None, named))",
+        "return set(named)",
+        "tests/page/test_request_limits.py::test_an_action_from_another_site_without_tls_is_refused",
+    ),
     ACTION_ROUTES("a-reader-is-offered-actions", USER, "prospect")(
         "if not access.is_allowed(user, access.[-ACT-]{+READ+}, pipeline):", f"{ACCESS}::test_readers_read_and_do_not_act"
     ),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 AWAY_SECONDS = 120  # how long a server may be away while a run is followed
 FINISHED = ("success", "failed")
-PLAN = "plan"  # the first task of a run, skipped if there is nothing to do
 
 from_txid = click.option("--from-txid", metavar="TXID", type=AT_LEAST_ONE, help="First txid of the range.")
 to_txid = click.option("--to-txid", metavar="TXID", type=AT_LEAST_ONE, help="Last txid of the range.")
@@ -314,7 +313,7 @@ def _check_planned(store: "StateStore", airflow: "AirflowClient", outcome: Outco
         return
     store.check_not_paused(outcome.pipeline)
     tasks = airflow.task_instances(outcome.pipeline, outcome.run_id)
-    if any(task["task_id"] == PLAN and task["state"] != "skipped" for task in tasks):
+    if any(task["task_id"] == airflow.PLAN and task["state"] != "skipped" for task in tasks):
         raise RunUnfinished(
             f"Dag run {outcome.run_id} has ended before it planned anything: a person has marked it, or its plan, as done. "
             f"Start another: tidegate trigger {outcome.pipeline} --wait"
