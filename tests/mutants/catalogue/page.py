@@ -30,8 +30,7 @@ MUTANTS = (
         f"{ACCESS}::test_requests_that_another_site_has_made_up_do_nothing",
     ),
     ACCESS_PY("an-action-may-come-from-no-site", SITE, "_own_hosts")(
-        "return set(filter(None, named))",
-        "return set(named)",
+        "return set([-filter(None, named)-]{+named+})",
         "tests/page/test_request_limits.py::test_an_action_from_another_site_without_tls_is_refused",
     ),
     ACTION_ROUTES("a-reader-is-offered-actions", USER, "prospect")(
