@@ -141,13 +141,11 @@ def batch_dag(
     _check_exists(pipeline_name)
     if not 1 <= batches_per_run <= MAX_BATCHES_PER_RUN:
         raise DeclarationInvalid(
-            f"The Dag of {pipeline_name} has batches_per_run={batches_per_run}: it has to be from 1 to {MAX_BATCHES_PER_RUN}.",
-            pipeline=pipeline_name,
+            f"The Dag of {pipeline_name} has batches_per_run={batches_per_run}: it has to be from 1 to {MAX_BATCHES_PER_RUN}."
         )
     if concurrency < 1:
         raise DeclarationInvalid(
-            f"The Dag of {pipeline_name} has concurrency={concurrency}: it must be at least 1, or its runs would never end.",
-            pipeline=pipeline_name,
+            f"The Dag of {pipeline_name} has concurrency={concurrency}: it must be at least 1, or its runs would never end."
         )
     arguments: dict[str, Any] = {
         "description": f"Exactly-once batches of {pipeline_name}, committed in txid order",
@@ -215,6 +213,5 @@ def _check_exists(pipeline_name: str) -> None:
     if not has_pipeline(pipeline_name):
         raise UnknownPipeline(
             f"There is no pipeline {pipeline_name}: no {pipeline_name}.py in {folder()} and no entry point of that name in "
-            f"group tidegate.pipelines. {choice(pipeline_name, pipeline_names())}",
-            pipeline=pipeline_name,
+            f"group tidegate.pipelines. {choice(pipeline_name, pipeline_names())}"
         )

@@ -74,7 +74,7 @@ def find_pipeline(name: Pipeline | str) -> Pipeline:
         raise unknown(name, pipeline_names())
     pipeline = getattr(definition, "PIPELINE", definition)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
-        raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).", pipeline=name)
+        raise SettingsInvalid(f"{place} must define PIPELINE = Pipeline({name!r}, ...).")
     return pipeline
 
 
@@ -82,15 +82,14 @@ def _rebuild(name: str, of: RebuildName) -> Pipeline:
     pipeline = find_pipeline(of.pipeline)
     if pipeline.version != of.version:
         raise UnknownPipeline(
-            f"There is no pipeline {name}: it would rebuild {of.pipeline}, whose version is {pipeline.version} now.",
-            pipeline=name,
+            f"There is no pipeline {name}: it would rebuild {of.pipeline}, whose version is {pipeline.version} now."
         )
     return pipeline.rebuild()
 
 
 def unknown(name: str, names: Collection[str]) -> UnknownPipeline:
     """Return the error that there is no pipeline of this name, with the names of those that there are."""
-    return UnknownPipeline(f"There is no pipeline {name}. {choice(name, names)}", pipeline=name)
+    return UnknownPipeline(f"There is no pipeline {name}. {choice(name, names)}")
 
 
 def choice(name: str, names: Collection[str]) -> str:
@@ -202,7 +201,7 @@ def _queries_of(pipeline: str) -> tuple[str, list[Query]]:
     with _only_declaring(place):
         queries: Any = getattr(import_module(place), "QUERIES", ())
     if not isinstance(queries, list | tuple) or not all(isinstance(query, Query) for query in queries):
-        raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).", pipeline=pipeline)
+        raise SettingsInvalid(f"{place} must define QUERIES as a list of Query(...).")
     return place, list(queries)
 
 

@@ -60,7 +60,7 @@ def upgrade(settings: Settings, specs: Sequence[PipelineSpec]) -> tuple[str | No
     with connected(settings) as connection, history_state_view.privileges_kept(connection, specs):
         done = _upgrade(connection, specs, may_wait=False)
         if done.waiting:
-            raise DeclarationChanged(" ".join(done.waiting.values()), pipeline=next(iter(done.waiting)))
+            raise DeclarationChanged(" ".join(done.waiting.values()))
         if done.refused:
             raise SchemaOutOfDate(" ".join(done.refused.values()))
         ordered = registration.in_order(connection, done.specs)
@@ -182,7 +182,7 @@ def _upgrade(connection: Connection, specs: Sequence[PipelineSpec], *, may_wait:
     names = [spec.name for spec in ready]
     lost = table_identity.losses(connection, {spec.name for spec in in_service}.difference(pending, names))
     if lost and not may_wait:
-        raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
+        raise HoleDetected(" ".join(lost.values()))
     whole = [spec for spec in in_service if spec.name not in lost]
     doubtful = table_identity.replaced(connection, [spec.name for spec in whole])
     if not pending and not ready:
@@ -335,7 +335,7 @@ def _new_revision(connection: Connection, specs: Sequence[PipelineSpec], message
     registration.lock_changed(connection, specs)
     begun = rebuilds.begun(connection, specs)
     if lost := table_identity.losses(connection, {spec.name for spec in specs}.difference(begun)):
-        raise HoleDetected(" ".join(lost.values()), pipeline=next(iter(lost)))
+        raise HoleDetected(" ".join(lost.values()))
     if begun:
         schema_revision.check_migrated(connection)
     config = _run(connection, specs)

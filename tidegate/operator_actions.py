@@ -141,9 +141,7 @@ def check_failed(status: "BatchStatus", *, is_given_up: bool) -> None:
     """
     if status.phase in MAY_STILL_COMMIT and not is_given_up:
         raise RangeRefused(
-            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only failed batches are skipped.",
-            pipeline=status.pipeline,
-            txid=status.txid,
+            f"{status.pipeline} {status.txid} has not failed, it is {status.phase}: only failed batches are skipped."
         )
 
 

@@ -362,8 +362,8 @@ def _spark_errors(emitter: Emitter, attempt: Attempt) -> Iterator[None]:
         yield
     except errors.TidegateError as error:
         explained = emitter.explain(error) or error
-        raise type(explained)(str(explained).removeprefix(f"{attempt}: "), **attempt.identity) from error
+        raise type(explained)(str(explained).removeprefix(f"{attempt}: ")) from error
     except (PySparkException, grpc.RpcError) as error:
         if cause := reported_in(error) or emitter.explain(error):
-            raise type(cause)(str(cause), **attempt.identity) from error
-        raise meaning_of(error, **attempt.identity) from error
+            raise cause from error
+        raise meaning_of(error, attempt.number) from error

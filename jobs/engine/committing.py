@@ -59,7 +59,7 @@ class Committer:
         try:
             return self._commit_with_next(txid)
         except Unprocessed as why:
-            with about(self._pipeline.name, txid, why.attempt):
+            with about(self._pipeline.name, txid):
                 logger.warning("%s", why)
         restage(txid)
         return self._commit_with_next(txid)

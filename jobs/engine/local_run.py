@@ -83,7 +83,7 @@ def _process_and_commit(worker: Worker, txids: list[int], progress: Progress) ->
                     if stopped.wait(WINDOW_POLL_SECONDS):
                         return
         except AttemptFenced as fenced:
-            with about(pipeline.name, txid, fenced.attempt):
+            with about(pipeline.name, txid):
                 logger.warning("%s", fenced)  # the batch's commit waits for the newer attempt, or processes the batch again
         progress(txid, "processed")
 
@@ -129,6 +129,6 @@ def _commit(worker: Worker, txid: int) -> Commit:
         try:
             return with_retries(worker.store.settings, worker.pipeline, lambda: worker.commit(txid))
         except AttemptNotSealed as not_sealed:
-            with about(worker.name, txid, not_sealed.attempt):
+            with about(worker.name, txid):
                 logger.info("%s", not_sealed)
             time.sleep(POLL_SECONDS)

@@ -90,9 +90,7 @@ def replan(store: StateStore, pipeline: Pipeline, txid: int, needed: ReplanNeede
     coordinator.look_back(LedgerHistory(store, pipeline.name))
     metadata = coordinator.initialize_transaction(txid, before, needed.current)
     if metadata is None:
-        raise SourceUnavailable(
-            f"{pipeline.name} {txid}: the source has nothing in place of what it planned before.", pipeline=pipeline.name
-        )
+        raise SourceUnavailable(f"{pipeline.name} {txid}: the source has nothing in place of what it planned before.")
     return metadata
 
 

@@ -172,9 +172,7 @@ class Processor:
         if store.give_up(pipeline.name, attempt.txid, POLICY, reason, tries=pipeline.tries):
             logger.error("%s: the last of %d tries failed, the batch is given up: %s", attempt, pipeline.tries, story)
             return True
-        raise BatchRetried(
-            f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}", **attempt.identity
-        ) from error
+        raise BatchRetried(f"{attempt}: try {tries} of {pipeline.tries} failed, it is tried again: {story}") from error
 
 
 @contextmanager

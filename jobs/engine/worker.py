@@ -133,7 +133,7 @@ class Worker:
             try:
                 return self.after_others(txid, lambda mode: self.process_and_commit(txid, mode=mode), mode=mode)
             except AttemptFenced as fenced:
-                with about(self.name, txid, fenced.attempt):
+                with about(self.name, txid):
                     logger.warning("%s", fenced)
                 mode = "resume"
 

@@ -6,7 +6,6 @@ could not be read, a session that is gone, an exception whose name says nothing 
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import grpc
 from pyspark.errors import AnalysisException, PySparkAssertionError, PySparkException, PythonException
@@ -61,49 +60,48 @@ _DETAILS = re.compile(r'^<\w*RpcError.*?\n\s*details = "(.+?)"\n', re.DOTALL)  #
 _NO_ADVICE = re.compile(r"\s*If necessary,? set [^.]*spark\.sql\.ansi\.enabled\W+to \W*false\W.*?bypass this error[^.]*\.")
 
 
-def meaning_of(error: PySparkException | grpc.RpcError, **identity: Any) -> TidegateError:
+def meaning_of(error: PySparkException | grpc.RpcError, attempt: int = 1) -> TidegateError:
     """Return our error for one of Spark's; SparkFailed, which is retried, unless data or code is known to be at fault.
 
     TransformFailed and Overflow blame the content; DeclarationInvalid blames code that Spark refuses whatever the data.
     """
     message = first_line(error)
     if is_away(error):
-        return SparkUnavailable(f"Spark's server is away, or lost the work: {message}", **identity)
+        return SparkUnavailable(f"Spark's server is away, or lost the work: {message}")
     assert isinstance(error, PySparkException)
     if _status_of(error) in _REFUSED:
-        return SettingsInvalid(f"Spark refuses the token: {message}. See: tidegate settings", **identity)
+        return SettingsInvalid(f"Spark refuses the token: {message}. See: tidegate settings")
     condition, state = error.getCondition() or "", error.getSqlState() or ""
     if condition.startswith(_MISSING_PATHS):
-        return SourceUnavailable(f"Spark does not find its input: {message}", **identity)
+        return SourceUnavailable(f"Spark does not find its input: {message}")
     if isinstance(error, AnalysisException) or state.startswith(_CODE_CLASSES):
-        return DeclarationInvalid(f"Spark refused the batch: {message}", **identity)
+        return DeclarationInvalid(f"Spark refused the batch: {message}")
     if condition.startswith(_OVERFLOWS):
-        return Overflow(f"A value is out of range: {message}", **identity)
+        return Overflow(f"A value is out of range: {message}")
     if state.startswith(_DATA_CLASSES) and not _NOT_DATA.match(state):
-        return TransformFailed(f"The transform failed at a value: {message}", **identity)
+        return TransformFailed(f"The transform failed at a value: {message}")
     if out_of_memory := _OUT_OF_MEMORY.search(str(error)):
-        return _meaning_of_memory(out_of_memory[0], **identity)
+        return _meaning_of_memory(out_of_memory[0], attempt)
     if isinstance(error, PythonException):
-        return _meaning_in_python(error, **identity)
-    return SparkFailed(f"Spark failed: {message}", **identity)
+        return _meaning_in_python(error)
+    return SparkFailed(f"Spark failed: {message}")
 
 
-def _meaning_of_memory(cause: str, **identity: Any) -> TidegateError:
+def _meaning_of_memory(cause: str, attempt: int) -> TidegateError:
     """Return the error for a batch that needs more memory than Spark has: one more try, as others may have had it meanwhile."""
-    kind = SparkFailed if identity.get("attempt", 1) == 1 else PermanentError
+    kind = SparkFailed if attempt == 1 else PermanentError
     return kind(
         f"Spark ran out of memory over this batch ({cause}). It needs shorter rows, smaller batches, a transform that "
-        "holds less at once, or more memory for Spark.",
-        **identity,
+        "holds less at once, or more memory for Spark."
     )
 
 
-def _meaning_in_python(error: PythonException, **identity: Any) -> TidegateError:
+def _meaning_in_python(error: PythonException) -> TidegateError:
     raised = raised_in_python(str(error))
     message = raised[-1][1] if raised else first_line(error)
     if raised and all(name in _ABOUT_VALUES for name, _ in raised):
-        return TransformFailed(f"The transform's Python code failed at a value: {message}", **identity)
-    return SparkFailed(f"Python code failed in Spark: {message}", **identity)
+        return TransformFailed(f"The transform's Python code failed at a value: {message}")
+    return SparkFailed(f"Python code failed in Spark: {message}")
 
 
 def is_away(error: PySparkException | grpc.RpcError) -> bool:

@@ -6,7 +6,6 @@ permanent: the work goes on elsewhere.
 
 from enum import Enum
 from functools import cache
-from typing import Any
 
 OTHER = "OTHER"
 
@@ -78,14 +77,6 @@ class TidegateError(Exception):
         """Set where the fault of this class lies, if it is not that of its parent."""
         cls.fault = fault or cls.fault
 
-    def __init__(
-        self, message: str, *, pipeline: str | None = None, txid: int | None = None, attempt: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.pipeline = pipeline
-        self.txid = txid
-        self.attempt = attempt
-
     @property
     def is_poison(self) -> bool:
         """Return whether the batch's content is at fault: only such failures lead to giving it up."""
@@ -101,15 +92,6 @@ class TidegateError(Exception):
     def more(self) -> str:
         """The line that leads from the message to the error's page in docs/errors."""
         return f"More: tidegate error {self.code}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Survive pickling, because errors cross process borders (Airflow, Spark)."""
-        identity = {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.attempt}
-        return _rebuild, (type(self), str(self), identity)
-
-
-def _rebuild(cls: type[TidegateError], message: str, identity: dict[str, Any]) -> TidegateError:
-    return cls(message, **identity)
 
 
 class RetryableError(TidegateError):

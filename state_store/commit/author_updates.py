@@ -66,8 +66,7 @@ def run(connection: Connection, batch: UpdateBatch, state: StateSpec, around: st
 
     Raises: DeclarationInvalid if the update fails by itself, or does what it must not do; the driver's errors, translated.
     """
-    pipeline, txid = batch.pipeline, batch.txid
-    name = f"The update {state.name} of pipeline {pipeline}"
+    name = f"The update {state.name} of pipeline {batch.pipeline}"
     code = state.before if before else state.update
     if code is None:
         raise DeclarationInvalid(f"{name} is code, and this process does not have it: commit where the pipeline is declared.")
@@ -81,13 +80,10 @@ def run(connection: Connection, batch: UpdateBatch, state: StateSpec, around: st
         driver_error = error.orig if isinstance(error, DBAPIError) else error
         if lock_holders.waited(driver_error):
             raise  # who holds the lock is asked on another connection, as this transaction has failed
-        cause = translate(driver_error, f"running the update {state.name}")
-        raise type(cause)(str(cause), pipeline=pipeline, txid=txid) from error
+        raise translate(driver_error, f"running the update {state.name}") from error
     except (Exception, SystemExit) as error:
-        raise DeclarationInvalid(f"{name} failed: {class_and_text(error)}", pipeline=pipeline, txid=txid) from error
+        raise DeclarationInvalid(f"{name} failed: {class_and_text(error)}") from error
     if not is_as_it_was:
         raise DeclarationInvalid(
-            f"{name} has ended the transaction of its batch, or changed its role or a setting. It may only read and write.",
-            pipeline=pipeline,
-            txid=txid,
+            f"{name} has ended the transaction of its batch, or changed its role or a setting. It may only read and write."
         )

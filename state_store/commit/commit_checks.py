@@ -92,9 +92,7 @@ def evaluate(connection: Connection, batch: CheckedBatch) -> None:
         if found and check.otherwise == "block":
             raise CheckFailed(
                 f"{batch.pipeline} {batch.txid}: the check {name!r} finds {found}. Nothing was committed. Correct the "
-                f"check, or the transform; or give the batch up: {skip_command(batch.pipeline, batch.txid)}",
-                pipeline=batch.pipeline,
-                txid=batch.txid,
+                f"check, or the transform; or give the batch up: {skip_command(batch.pipeline, batch.txid)}"
             )
         _record(connection, batch, name, found)
 

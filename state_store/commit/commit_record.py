@@ -67,9 +67,7 @@ def already_committed(connection: Connection, pipeline: str, txid: int, cursor_t
     done = find(connection, pipeline, txid)
     if done is None:
         raise HoleDetected(
-            f"{pipeline}: the cursor is at txid {cursor_txid}, but txid {txid} has no commit record. Restore tidegate.commit.",
-            pipeline=pipeline,
-            txid=txid,
+            f"{pipeline}: the cursor is at txid {cursor_txid}, but txid {txid} has no commit record. Restore tidegate.commit."
         )
     return done
 
@@ -116,11 +114,7 @@ def write(
     # One time for all: that at which the transaction began.
     committed_at, moved = connection.execute(sa.select(recorded.c.committed_at, advanced.c.txid).select_from(both)).all()[0]
     if moved is None:
-        raise GuardMismatch(
-            f"{first.pipeline}: the cursor left txid {first.txid - 1} while it was locked.",
-            pipeline=first.pipeline,
-            txid=first.txid,
-        )
+        raise GuardMismatch(f"{first.pipeline}: the cursor left txid {first.txid - 1} while it was locked.")
     return [
         Commit(
             first.pipeline, batch.locked.txid, batch.locked.attempt, keys, committed_at, skipped_reason, already_committed=False

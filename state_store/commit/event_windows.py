@@ -74,8 +74,7 @@ class EventTime:
         if row is None and connection.scalar(sa.select(sa.exists().select_from(state_tables.state_table_of(state)))):
             raise GuardMismatch(
                 f"{spec.name}: state.{state.name} has rows, but the ledger has no watermark of it. Nothing was committed; "
-                "restore tidegate.watermark.",
-                pipeline=spec.name,
+                "restore tidegate.watermark."
             )
         self._txid: int = row[0] if row else 0
         # The watermark in microseconds since 1970, None before the first event; and the one before the batch taken last.
@@ -100,9 +99,7 @@ class EventTime:
         if self._txid >= txid:
             raise GuardMismatch(
                 f"{self._spec.name} {txid}: the watermark of state {self._state.name} is that of txid {self._txid} already: "
-                "another writer moved it. Nothing was committed; restore tidegate.watermark.",
-                pipeline=self._spec.name,
-                txid=txid,
+                "another writer moved it. Nothing was committed; restore tidegate.watermark."
             )
         self._before, self._txid, self._partials = self._watermark, txid, pieces.rows
         if not pieces.rows:

@@ -145,9 +145,7 @@ def _merge(
         if written != together.keys:
             raise GuardMismatch(
                 f"{spec.name} {txid} to {batches[-1].txid}: {together.keys - written} of {together.keys} rows were not "
-                f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed.",
-                pipeline=spec.name,
-                txid=txid,
+                f"written into state.{state.name}: a trigger or a rule keeps them out. Nothing was committed."
             )
         return
     expected = staged[0].rows
@@ -158,10 +156,7 @@ def _merge(
         raise GuardMismatch(
             f"{batches[0]}: {expected - written} of {expected} rows of state.{state.name} carry a txid of "
             f"at least {txid} already: another writer changed them. Nothing was committed; "
-            "restore the table, or find its other writer.",
-            pipeline=spec.name,
-            txid=txid,
-            attempt=batches[0].attempt,
+            "restore the table, or find its other writer."
         )
 
 
@@ -209,8 +204,7 @@ def _is_key(constraint: str) -> bool:
 def _not_appended(spec: PipelineSpec, state: StateSpec, batch: StagedBatch, why: str) -> GuardMismatch:
     return GuardMismatch(
         f"{spec.name}: the {batch.rows} rows of {batch.stage.name} cannot be appended to state.{state.name}: {why} There is "
-        "another writer. Nothing was committed; restore the table, or find its other writer.",
-        pipeline=spec.name,
+        "another writer. Nothing was committed; restore the table, or find its other writer."
     )
 
 

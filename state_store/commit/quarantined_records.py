@@ -141,9 +141,7 @@ def clear(connection: Connection, pipeline: str, txid: int) -> None:
     if taken := {replayed for replayed in connection.scalars(removed) if replayed is not None}:
         raise RangeRefused(
             f"{pipeline} {txid} cannot be redone: txid {min(taken)} has taken up bad records of it, which would then count "
-            "there and wait in quarantine again.",
-            pipeline=pipeline,
-            txid=txid,
+            "there and wait in quarantine again."
         )
 
 

@@ -98,9 +98,7 @@ def join(
         raise GuardMismatch(
             f"{spec.name} {txid}: of {done.touched} sessions in state.{state.name} {done.removed} were taken out, of which "
             f"{done.newer} carry a txid of at least {txid} already, and {done.written} of {done.sessions} were written: there "
-            "is another writer, a trigger or a rule. Nothing was committed; restore the table, or find its other writer.",
-            pipeline=spec.name,
-            txid=txid,
+            "is another writer, a trigger or a rule. Nothing was committed; restore the table, or find its other writer."
         )
     return int(done.written)
 

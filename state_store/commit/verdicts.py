@@ -3,8 +3,6 @@
 Numbers such as I3 are rules of docs/protocol.md.
 """
 
-from typing import Any
-
 from tidegate.state_store.base.errors import (
     AttemptNotSealed,
     CommitOutOfOrder,
@@ -33,9 +31,7 @@ def may_commit(facts: CommitFacts, spec: PipelineSpec, txid: int, attempt_timeou
     if txid != facts.cursor.txid + 1:  # I3
         raise CommitOutOfOrder(
             f"{spec.name} cannot commit txid {txid}: {facts.cursor.txid} is the last committed. "
-            f"It is retried until {txid - 1} commits; see: tidegate inspect {spec.name}",
-            pipeline=spec.name,
-            txid=txid,
+            f"It is retried until {txid - 1} commits; see: tidegate inspect {spec.name}"
         )
     if (batch := facts.batches.get(txid)) is None:
         raise unknown_batch(spec.name, txid)
@@ -86,9 +82,7 @@ def check_in_order(facts: CommitFacts) -> None:
     if facts.registered.last_commit != cursor.txid:
         raise HoleDetected(
             f"{cursor.pipeline}: the cursor is at txid {cursor.txid}, but the ledger committed {facts.registered.last_commit}. "
-            "Nothing is skipped or repeated until a person has restored one of the two.",
-            pipeline=cursor.pipeline,
-            txid=cursor.txid,
+            "Nothing is skipped or repeated until a person has restored one of the two."
         )
 
 
@@ -98,27 +92,25 @@ def check_sealed(spec: PipelineSpec, batch: LockedBatch, attempt: AttemptRow | N
     Raises: AttemptNotSealed while it is processed; Unprocessed if it has to be processed again.
     """
     name = str(batch)
-    identity: dict[str, Any] = {"pipeline": spec.name, "txid": batch.txid, "attempt": batch.attempt}
     if attempt is None:
-        raise Unprocessed(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.", **identity)
+        raise Unprocessed(f"{spec.name} {batch.txid} has not been processed yet. It is processed now.")
     if attempt.failed_at is not None:
-        raise Unprocessed(f"{name} failed: {attempt.error} It is processed again.", **identity)
+        raise Unprocessed(f"{name} failed: {attempt.error} It is processed again.")
     if attempt.sealed_at is None:
         if attempt.is_silent:
             raise Unprocessed(
                 f"{name} has not been heard of for {attempt.silent_seconds:.0f} s: its process ({attempt.owner}) died or is "
-                "suspended. It is processed again.",
-                **identity,
+                "suspended. It is processed again."
             )
         if attempt.age_seconds >= attempt_timeout_seconds:
-            raise Unprocessed(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.", **identity)
+            raise Unprocessed(f"{name} has not ended within {attempt_timeout_seconds} s. It is processed again.")
         raise AttemptNotSealed(
-            f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried.", **identity
+            f"{name} is still processing ({attempt.owner}, for {attempt.age_seconds:.0f} s). The commit is retried."
         )
     if attempt.fingerprint != spec.fingerprint:
-        raise Unprocessed(f"{name} was computed by another declaration of the pipeline. It is processed again.", **identity)
+        raise Unprocessed(f"{name} was computed by another declaration of the pipeline. It is processed again.")
     if attempt.quarantined_rows and not spec.quarantines:
-        raise Unprocessed(f"{name} set bad records aside; the pipeline no longer does so. It is processed again.", **identity)
+        raise Unprocessed(f"{name} set bad records aside; the pipeline no longer does so. It is processed again.")
 
 
 def check_declaration(spec: PipelineSpec, registered: Registered) -> None:
@@ -127,11 +119,9 @@ def check_declaration(spec: PipelineSpec, registered: Registered) -> None:
     Raises: DeclarationChanged; HoleDetected, GuardMismatch as `table_identity.check`.
     """
     if registered.fingerprint != spec.fingerprint:
-        raise DeclarationChanged(
-            f"{spec.name}: this code's declaration is not the registered one. Run: tidegate migrate", pipeline=spec.name
-        )
+        raise DeclarationChanged(f"{spec.name}: this code's declaration is not the registered one. Run: tidegate migrate")
     if set(registered.tables) != set(spec.tables):
-        raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate", pipeline=spec.name)
+        raise DeclarationChanged(f"{spec.name} does not own the states it declares. Run: tidegate migrate")
     table_identity.check(registered.strange)
 
 
@@ -144,8 +134,8 @@ def check_continues(spec: PipelineSpec, batch_input: BatchInput, cursor: Cursor)
         return
     where = f"{spec.name} {batch_input.txid} continues another batch than the one that committed as {cursor.txid}."
     if spec.source_kind == "transactional":
-        raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.", pipeline=spec.name, txid=batch_input.txid)
-    raise Unprocessed(f"{where} It is planned and processed again.", pipeline=spec.name, txid=batch_input.txid)
+        raise MetadataCorrupt(f"{where} Restore tidegate.batch from a backup.")
+    raise Unprocessed(f"{where} It is planned and processed again.")
 
 
 def _digest(cursor: Cursor) -> bytes | None:

@@ -52,11 +52,7 @@ def decode_metadata(pipeline: str, txid: int, content: bytes, digest: bytes) -> 
             if version == METADATA_VERSION and isinstance(metadata, dict):
                 return metadata
             damage = f"has version {version!r}, this code reads {METADATA_VERSION}"
-    raise MetadataCorrupt(
-        f"{pipeline} {txid}: the saved source metadata {damage}. Restore tidegate.batch from a backup.",
-        pipeline=pipeline,
-        txid=txid,
-    )
+    raise MetadataCorrupt(f"{pipeline} {txid}: the saved source metadata {damage}. Restore tidegate.batch from a backup.")
 
 
 def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
@@ -65,13 +61,12 @@ def check_limits(pipeline: str, last: int, metadata: Sequence[bytes]) -> None:
     Raises: RangeRefused.
     """
     if last + len(metadata) > MAX_TXID:
-        raise RangeRefused(f"{pipeline} has used up its txids.", pipeline=pipeline, txid=last)
+        raise RangeRefused(f"{pipeline} has used up its txids.")
     for content in metadata:
         if len(content) > MAX_METADATA_BYTES:
             raise RangeRefused(
                 f"{pipeline}: the metadata of one batch takes {len(content)} bytes, the limit is {MAX_METADATA_BYTES}. "
-                "Make the source's batches smaller.",
-                pipeline=pipeline,
+                "Make the source's batches smaller."
             )
 
 
@@ -126,7 +121,7 @@ def existing_input(connection: Connection, pipeline: str, txid: int) -> BatchInp
 
 def unknown_batch(pipeline: str, txid: int) -> UnknownBatch:
     """Return the error for a txid that was never opened."""
-    return UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}", pipeline=pipeline, txid=txid)
+    return UnknownBatch(f"{pipeline} has no txid {txid}. See: tidegate inspect {pipeline}")
 
 
 def with_current_attempt(batch: sa.FromClause, commit: sa.FromClause, attempt: sa.FromClause) -> sa.Join:
@@ -210,11 +205,7 @@ def insert_batches(
     """
     b = tables.batch.c
     if after and not connection.scalar(sa.select(sa.exists().where(b.pipeline == pipeline, b.txid == after.txid))):
-        raise RangeRefused(
-            f"{pipeline} has no txid {after.txid} for others to follow: that would leave a gap.",
-            pipeline=pipeline,
-            txid=after.txid,
-        )
+        raise RangeRefused(f"{pipeline} has no txid {after.txid} for others to follow: that would leave a gap.")
     digests = [after.digest if after else None, *(hashlib.sha256(content).digest() for content in metadata)]
     rows = [
         {

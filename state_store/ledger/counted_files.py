@@ -113,11 +113,9 @@ def _counted_before(
     what = f"{old.name} has counted in txid {old.txid}, with the same content." if old else "a file is listed twice."
     if spec.source_kind == "transactional":
         return SourceChanged(
-            f"{spec.name} {txid}: {what} It does not count again. Give the batch up: {skip_command(spec.name, txid)}",
-            pipeline=spec.name,
-            txid=txid,
+            f"{spec.name} {txid}: {what} It does not count again. Give the batch up: {skip_command(spec.name, txid)}"
         )
-    return Unprocessed(f"{spec.name} {txid}: {what} The batch is planned and processed again.", pipeline=spec.name, txid=txid)
+    return Unprocessed(f"{spec.name} {txid}: {what} The batch is planned and processed again.")
 
 
 def take_back(connection: Connection, pipeline: str, txid: int) -> None:

@@ -120,23 +120,20 @@ def check_database(cursor: Cursor, facts: DatabaseFacts, mark: Mark | None, witn
     in a restored, promoted or copied database, or in one that is older than its witness.
     """
     if facts.is_standby or facts.epoch is None:
-        raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.", pipeline=cursor.pipeline)
+        raise StoreUnavailable(f"{cursor.pipeline}: PGHOST is a standby. Commits need the primary.")
     schema_revision.check_known(facts.name, facts.ledger)
     lost = describe_loss_since(cursor, mark, facts.marked, witness) if mark else None
-    identity: dict[str, Any] = {"pipeline": cursor.pipeline, "txid": cursor.txid}
     if lost is not None:
         raise HoleDetected(
             f"{cursor.pipeline}: this database is older than it was, or has gone on elsewhere from an older copy: {lost}. Put "
             "back a newer backup. Or give that up: put back what its source has moved away since, such as the files in a done "
-            "folder, then run: tidegate migrate --accept-epoch",
-            **identity,
+            "folder, then run: tidegate migrate --accept-epoch"
         )
     if not is_same_database(cursor, epoch := Epoch.of(facts.epoch), witness):
         raise HoleDetected(
             f"{cursor.pipeline}: this database was restored, promoted or copied (epoch {epoch}, the cursor was made in "
             f"{cursor.epoch}): commits after txid {cursor.txid} may be lost. Check what depends on them, then run: "
-            "tidegate migrate --accept-epoch",
-            **identity,
+            "tidegate migrate --accept-epoch"
         )
 
 
@@ -263,11 +260,10 @@ def check_not_retired(pipeline: str, retired: Retired) -> None:
     if retired.at is not None:
         raise PipelineRetired(
             f"{pipeline} was retired by {retired.by} on {retired.at:%Y-%m-%d %H:%M} UTC: {(retired.reason or '').rstrip('.')}. "
-            f"No batch of it counts any more. To go on where it stood: tidegate reinstate {pipeline}",
-            pipeline=pipeline,
+            f"No batch of it counts any more. To go on where it stood: tidegate reinstate {pipeline}"
         )
 
 
 def unregistered(pipeline: str) -> SchemaOutOfDate:
     """Return the error for a pipeline that is not registered."""
-    return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate", pipeline=pipeline)
+    return SchemaOutOfDate(f"Pipeline {pipeline} is not registered in this database. Run: tidegate migrate")

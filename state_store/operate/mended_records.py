@@ -54,39 +54,33 @@ def mend(connection: Connection, pipeline: str, txid: int, number: int, mended: 
     if (rebuild := rebuilds_in_service(connection).get(pipeline)) is not None:
         raise RangeRefused(
             f"{pipeline} takes what is mended of {rebuild.pipeline}, so mend the record there: see tidegate quarantine list "
-            f"{rebuild.pipeline} --txid {txid}",
-            pipeline=pipeline,
+            f"{rebuild.pipeline} --txid {txid}"
         )
     check_storable(mended.payload)
     q = tables.quarantine.c
     this = (q.pipeline == pipeline, q.txid == txid, q.number == number)
     columns = (q.origin, q.payload, q.is_raw, q.state, q.replayed_txid, q.mended_at, q.mended_by, q.mended_reason)
     record = connection.execute(sa.select(*columns).where(*this).with_for_update()).one_or_none()
-    identity: dict[str, Any] = {"pipeline": pipeline, "txid": txid}
     if record is None:
         existing_input(connection, pipeline, txid)
         raise UnknownBatch(
-            f"{pipeline} {txid} has no record {number} in quarantine. See: tidegate quarantine list {pipeline} --txid {txid}",
-            **identity,
+            f"{pipeline} {txid} has no record {number} in quarantine. See: tidegate quarantine list {pipeline} --txid {txid}"
         )
     name = f"{pipeline} {txid}, record {number},"
     if record.state is not None:
         raise RangeRefused(
             f"{name} is not a bad record: it is what a batch would have brought to state {record.state}, and its commit has "
-            "set it aside. It is neither mended nor replayed; it is kept so that you see what is missing there.",
-            **identity,
+            "set it aside. It is neither mended nor replayed; it is kept so that you see what is missing there."
         )
     if record.replayed_txid is not None:
         raise RangeRefused(
             f"{name} was taken up by txid {record.replayed_txid}, so it is not mended. If it was still bad, it waits again "
-            f"under that txid: tidegate quarantine list {pipeline} --txid {record.replayed_txid}",
-            **identity,
+            f"under that txid: tidegate quarantine list {pipeline} --txid {record.replayed_txid}"
         )
     if record.mended_at is not None and not mended.again:
         raise RangeRefused(
             f"{name} was mended on {record.mended_at:%Y-%m-%d %H:%M} UTC by {record.mended_by}: {record.mended_reason}. "
-            "To replace that, say so: --again",
-            **identity,
+            "To replace that, say so: --again"
         )
     if not record.is_raw:
         check_columns(record.payload, mended.payload)

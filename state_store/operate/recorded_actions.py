@@ -65,8 +65,7 @@ def check_not_paused(connection: Connection, pipeline: str) -> None:
         raise PipelinePaused(
             f"{pipeline} was paused by {row.paused_by} on {row.paused_at:%Y-%m-%d %H:%M} UTC: "
             f"{(row.paused_reason or '').rstrip('.')}. "
-            f"Go on with: tidegate resume {pipeline}",
-            pipeline=pipeline,
+            f"Go on with: tidegate resume {pipeline}"
         )
 
 
@@ -116,7 +115,7 @@ def redo(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
     batch = attempts.lock_batch(connection, spec.name, txid)
     check_not_read(connection, spec, txid)
     if batch.attempt == facts.cursor.attempt:
-        raise Unprocessed(f"{spec.name} {txid} has no newer attempt than the committed one.", pipeline=spec.name, txid=txid)
+        raise Unprocessed(f"{spec.name} {txid} has no newer attempt than the committed one.")
     verdicts.check_sealed(spec, batch, attempts.newest(connection, batch), attempt_timeout_seconds=0)
     verdicts.check_declaration(spec, facts.registered)
     _take_back(connection, spec, txid)
@@ -170,9 +169,7 @@ def skip(connection: Connection, witness: Witness, spec: PipelineSpec, txid: int
     locked, attempt = batch.locked, batch.newest
     if attempt is None or (attempt.failed_at is None and locked.halted_at is None and locked.skip_reason is None):
         raise RangeRefused(
-            f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}",
-            pipeline=spec.name,
-            txid=txid,
+            f"{spec.name} {txid} has not failed, so it is not skipped. See: tidegate inspect {spec.name} --txid {txid}"
         )
     is_new = batches.give_up(connection, spec.name, txid, owner, reason)
     is_its_turn = txid == facts.cursor.txid + 1
@@ -200,8 +197,7 @@ def replay_quarantined(
     if spec.rebuilds is not None:
         raise RangeRefused(
             f"{pipeline} has the batches of {spec.rebuilds} and no others, so it replays what that has replayed. When it has "
-            f'taken its place, run: tidegate quarantine replay {spec.rebuilds} --reason "..."',
-            pipeline=pipeline,
+            f'taken its place, run: tidegate quarantine replay {spec.rebuilds} --reason "..."'
         )
     after = batches.last_opened(connection, pipeline)
     if after is None:
@@ -230,14 +226,12 @@ def _check_replayable(spec: PipelineSpec, declared: Collection[str], metadata: S
     if gone := sorted(metadata["records"].keys() - set(declared)):
         raise RangeRefused(
             f"{spec.name}: records of input {gone[0]} wait in quarantine, and the pipeline does not declare it any more. "
-            "Declare it again, or take up the records of other txids: --txid.",
-            pipeline=spec.name,
+            "Declare it again, or take up the records of other txids: --txid."
         )
     if missing := [name for name in references_of(spec.source_identity) if name not in metadata["references"]]:
         raise RangeRefused(
             f"{spec.name}: a replay is joined with reference {missing[0]}, whose version has to be read for it. Type the "
-            f'command: tidegate quarantine replay {spec.name} --reason "..."',
-            pipeline=spec.name,
+            f'command: tidegate quarantine replay {spec.name} --reason "..."'
         )
 
 

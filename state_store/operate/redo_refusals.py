@@ -17,16 +17,10 @@ def check_redoable(spec: PipelineSpec, txid: int, committed_txid: int) -> None:
     Raises: RangeRefused.
     """
     if txid != committed_txid:
-        raise RangeRefused(
-            f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.",
-            pipeline=spec.name,
-            txid=txid,
-        )
+        raise RangeRefused(f"{spec.name}: {committed_txid} is the last committed txid, and only that one can be redone.")
     if fixed := [state.name for state in spec.states if state.kind != "opaque"]:
         raise RangeRefused(
-            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before.",
-            pipeline=spec.name,
-            txid=txid,
+            f"{spec.name} {txid} cannot be redone: state {fixed[0]} is not opaque, so it does not know what it was before."
         )
 
 
@@ -50,9 +44,7 @@ def check_not_followed(connection: Connection, spec: PipelineSpec, txid: int, wi
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: pipeline {name} follows its state {state}, and may have "
             "counted what would be taken back. Correct it by a later batch; or, if that pipeline is not run any more, add "
-            f"--without {name}.",
-            pipeline=spec.name,
-            txid=txid,
+            f"--without {name}."
         )
 
 
@@ -68,9 +60,7 @@ def check_not_rebuilt(connection: Connection, spec: PipelineSpec, txid: int) -> 
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: {rebuild} computes it again, and may have read what would be taken back. "
             "First let it take its pipeline's place (tidegate migrate), or retire it "
-            f'(tidegate retire {rebuild} --reason "..." --yes).',
-            pipeline=spec.name,
-            txid=txid,
+            f'(tidegate retire {rebuild} --reason "..." --yes).'
         )
 
 
@@ -87,7 +77,5 @@ def check_not_read(connection: Connection, spec: PipelineSpec, txid: int) -> Non
     if spec.awaits_previous and connection.scalar(sa.select(has_begun)):
         raise RangeRefused(
             f"{spec.name} {txid} cannot be redone: txid {txid + 1} has begun, and reads states that would be taken back. "
-            "Correct it by a later batch.",
-            pipeline=spec.name,
-            txid=txid,
+            "Correct it by a later batch."
         )

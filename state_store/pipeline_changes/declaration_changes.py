@@ -119,14 +119,12 @@ def check(known: _State, spec: PipelineSpec, committed: int) -> list[ColumnChang
         raise DeclarationChanged(
             f"{spec.name} has committed {batches} into other states than these: {'; '.join(refusals)}. Let them be "
             f"computed again: raise its version, and run: tidegate rebuild {spec.name} --yes. Or give the pipeline and its "
-            "states new names. Or take the change back, with the migration that was written for it.",
-            pipeline=spec.name,
+            "states new names. Or take the change back, with the migration that was written for it."
         )
     if changes and spec.version <= known["version"]:
         raise DeclarationChanged(
             f"{' '.join(map(str, changes))} If that is meant for the batches to come, raise the pipeline's version above "
-            f"{known['version']}.",
-            pipeline=spec.name,
+            f"{known['version']}."
         )
     return changes
 
@@ -150,8 +148,7 @@ def check_followers(connection: Connection, spec: PipelineSpec, changes: Sequenc
                     f"State {change.state} of pipeline {spec.name} cannot lose or widen "
                     f"{' and '.join([*change.dropped, *change.widened])} yet: pipeline {follower.pipeline} follows it, and has "
                     f"planned txids {first} to {last} with that, which have not committed. Let them commit, then repeat the "
-                    "command.",
-                    pipeline=spec.name,
+                    "command."
                 )
 
 

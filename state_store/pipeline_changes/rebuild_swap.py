@@ -141,8 +141,7 @@ def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table
         raise DeclarationChanged(
             f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, to which your team has given what the "
             f"rebuilt one cannot have: {message_of(error.orig)} ({statement}). Drop that from {table.fullname}, then run: "
-            "tidegate migrate. Nothing was changed.",
-            pipeline=pipeline,
+            "tidegate migrate. Nothing was changed."
         ) from error
 
 
@@ -178,8 +177,7 @@ def _check_not_published(connection: Connection, pipeline: str, table: sa.Table)
         what = "Drop that publication, migrate, and make it" if is_whole else "Take it out, migrate, and add it"
         raise DeclarationChanged(
             f"{pipeline}: the rebuilt state cannot take the place of {table.fullname}, which is in publication {name}: its "
-            f"subscribers would be emptied. {what} again. Nothing was changed.",
-            pipeline=pipeline,
+            f"subscribers would be emptied. {what} again. Nothing was changed."
         )
 
 
@@ -191,6 +189,5 @@ def _drop(connection: Connection, pipeline: str, statement: str, name: str) -> N
             raise
         raise DeclarationChanged(
             f"{pipeline}: the rebuilt state cannot take the place of {state_tables.STATE}.{name}: {detail}. Drop "
-            "that first, then run: tidegate migrate; and make it again afterwards. Nothing was changed.",
-            pipeline=pipeline,
+            "that first, then run: tidegate migrate; and make it again afterwards. Nothing was changed."
         ) from error

@@ -65,7 +65,7 @@ def begin(connection: Connection, spec: PipelineSpec, *, is_confirmed: bool = Tr
     committed = cursors.committed(connection, spec.name)
     before = pipeline_overview.spec_of_pipeline(connection, spec.name)
     if why := _why_not(connection, before, spec, committed):
-        raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}", pipeline=spec.name)
+        raise DeclarationChanged(f"{spec.name} cannot be rebuilt: {why}")
     registration.check_source_change(connection, before.source_identity, before.source_kind, spec)
     registration.check_new_states(connection, before, spec)
     rebuild = rebuild_of(spec)
@@ -90,15 +90,13 @@ def _check_same(connection: Connection, spec: PipelineSpec, rebuild: PipelineSpe
         return
     if not rebuilt_by(known.declaration):
         raise DeclarationChanged(
-            f"{spec.name} cannot be rebuilt for version {spec.version}: there is a pipeline {rebuild.name}. Raise the version.",
-            pipeline=spec.name,
+            f"{spec.name} cannot be rebuilt for version {spec.version}: there is a pipeline {rebuild.name}. Raise the version."
         )
     cursors.check_in_service(connection, rebuild.name)
     if known.fingerprint != rebuild.fingerprint:
         raise DeclarationChanged(
             f"{rebuild.name} was begun for another declaration of {spec.name}. Raise its version above {spec.version}, and "
-            f'retire the former rebuild: tidegate retire {rebuild.name} --drop-states --reason "..." --yes',
-            pipeline=spec.name,
+            f'retire the former rebuild: tidegate retire {rebuild.name} --drop-states --reason "..." --yes'
         )
 
 

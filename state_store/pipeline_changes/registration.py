@@ -93,8 +93,7 @@ def _check_change(connection: Connection, known: sa.Row[Any], spec: PipelineSpec
             f"{spec.name} has committed {committed} batches from another source: "
             f"{declaration_changes.source_difference(known.declaration['source_identity'], spec.source_identity)}. "
             f"If the change is meant for the batches to come, raise the pipeline's version above "
-            f"{known.declaration['version']}.",
-            pipeline=spec.name,
+            f"{known.declaration['version']}."
         )
     return committed
 
@@ -155,8 +154,7 @@ def check_sources(connection: Connection, spec: PipelineSpec) -> None:
     if gone := list(connection.scalars(read)):
         raise PipelineRetired(
             f"{spec.name} follows or reads states of {' and '.join(gone)}, and {gone[0]} was retired: its states never change "
-            f"again. Declare {spec.name} without them; or first run: tidegate reinstate {gone[0]}",
-            pipeline=gone[0],
+            f"again. Declare {spec.name} without them; or first run: tidegate reinstate {gone[0]}"
         )
 
 
@@ -180,8 +178,7 @@ def _check_empty(connection: Connection, pipeline: str, states: Sequence[StateSp
         if exists and connection.scalar(sa.select(sa.exists().select_from(table))):
             raise DeclarationChanged(
                 f"Table state.{name} has rows, and no batch of pipeline {pipeline} has committed: they are not its own, and "
-                "it would count on top of them. Give the state another name; or empty the table, if its rows are not needed.",
-                pipeline=pipeline,
+                "it would count on top of them. Give the state another name; or empty the table, if its rows are not needed."
             )
 
 
@@ -249,8 +246,7 @@ def _check_owned(connection: Connection, spec: PipelineSpec) -> None:
             why = "a state has one writer" if when is None else "that was retired, and the names of its states stay taken"
             raise DeclarationChanged(
                 f"State {state} of pipeline {spec.name} belongs to pipeline {owner}: {why}. "
-                f"{'Rename one of them.' if when is None else 'Give it another name.'}",
-                pipeline=spec.name,
+                f"{'Rename one of them.' if when is None else 'Give it another name.'}"
             )
 
 
@@ -286,15 +282,13 @@ def _check_inputs(connection: Connection, before: str, spec: PipelineSpec) -> No
         kind = "one source" if "" in was else "several inputs"
         raise DeclarationChanged(
             f"{spec.name} has batches of {kind}: {before}. Neither can go on where the other has ended. "
-            "Give the pipeline and its states new names, or take the change back.",
-            pipeline=spec.name,
+            "Give the pipeline and its states new names, or take the change back."
         )
     for name in sorted(now.keys() - was.keys()):
         if renamed := [gone for gone in sorted(was.keys() - now.keys()) if was[gone] == now[name]]:
             raise DeclarationChanged(
                 f"{spec.name}: input {renamed[0]} is called {name} now. The ledger knows its position by its name, so it would "
-                f"be read from its beginning. Call it {renamed[0]} again.",
-                pipeline=spec.name,
+                f"be read from its beginning. Call it {renamed[0]} again."
             )
 
 
@@ -312,8 +306,7 @@ def _check_planned(connection: Connection, before: str, spec: PipelineSpec) -> N
         if later.continues != earlier.digest:
             raise DeclarationChanged(
                 f"{spec.name} {later.txid} has to be planned again, as txid {earlier.txid} was, and a transactional source "
-                "never does that. Give the pipeline and its states new names, or take the change back.",
-                pipeline=spec.name,
+                "never does that. Give the pipeline and its states new names, or take the change back."
             )
 
 

@@ -133,15 +133,13 @@ def reinstate(connection: Connection, pipeline: str, owner: str, reason: str) ->
     if names := list(dropped):
         raise RangeRefused(
             f"{pipeline} cannot be reinstated: its states were dropped ({', '.join(names)}). To count its source again, "
-            "declare a pipeline and states of other names.",
-            pipeline=pipeline,
+            "declare a pipeline and states of other names."
         )
     spec = pipeline_overview.spec_of_pipeline(connection, pipeline)
     if rebuild := rebuilt_by(spec.declaration):
         raise RangeRefused(
             f"{pipeline} cannot be reinstated: what it has read may have been redone in {rebuild.pipeline} since. Begin "
-            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline} --yes",
-            pipeline=pipeline,
+            f"another rebuild: raise the version above {rebuild.version}, and run: tidegate rebuild {rebuild.pipeline} --yes"
         )
     registration.check_sources(connection, spec)
     values = dict.fromkeys(column.name for column in cursors.RETIRED)
@@ -175,7 +173,7 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
     c = tables.cursor.c
     txid = connection.scalar(sa.select(c.txid).where(c.pipeline == pipeline).with_for_update())
     if txid is None:
-        raise UnknownPipeline(f"Pipeline {pipeline} is not registered in this database.", pipeline=pipeline)
+        raise UnknownPipeline(f"Pipeline {pipeline} is not registered in this database.")
     schema_revision.check_ledger(connection)
     return txid, pipeline_overview.retired(connection, pipeline)
 
@@ -191,8 +189,7 @@ def _check_not_read(pipeline: str, others: Mapping[str, PipelineSpec]) -> None:
         read = "follows or reads" if len(readers) == 1 else "follow or read"
         raise UsageError(
             f"{pipeline} cannot be retired: {' and '.join(readers)} {read} its states. First retire {readers[0]}, or declare "
-            "it without these and run: tidegate migrate",
-            pipeline=pipeline,
+            "it without these and run: tidegate migrate"
         )
 
 
@@ -213,10 +210,7 @@ def _check_not_in_work(connection: Connection, pipeline: str, committed: int) ->
         raise AttemptNotSealed(
             f"{pipeline} is at work: attempt {alive.attempt} at txid {alive.txid}, by {alive.owner}. Let no other run begin "
             f"(tidegate pause {pipeline} --reason ...), and retire it when this one has ended; or end its process, which "
-            f"counts as gone after {attempts.LONGEST_SILENCE_SECONDS} s.",
-            pipeline=pipeline,
-            txid=alive.txid,
-            attempt=alive.attempt,
+            f"counts as gone after {attempts.LONGEST_SILENCE_SECONDS} s."
         )
 
 
@@ -286,9 +280,7 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
         except DBAPIError as error:
             if (detail := dependents(error.orig)) is None:
                 raise
-            raise UsageError(
-                f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.", pipeline=pipeline
-            ) from error
+            raise UsageError(f"{relation} cannot be dropped: {detail}. Drop that first, then repeat this command.") from error
 
 
 def _mentions(identity: str, names: set[str]) -> bool:

@@ -148,4 +148,4 @@ def fingerprint_of(connection: Connection, pipeline: str) -> str | None:
 
 
 def _unknown(pipeline: str) -> UnknownPipeline:
-    return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate", pipeline=pipeline)
+    return UnknownPipeline(f"Pipeline {pipeline} is not registered. If it is new, run: tidegate migrate")

@@ -106,9 +106,7 @@ def _table(connection: Connection, query: NamedQuery, of: str) -> sa.Table:
     pipeline, _, name = of.partition(".")
     state = pipeline_overview.spec_of_pipeline(connection, pipeline).state(name)
     if state is None or not state.is_table:
-        raise DeclarationInvalid(
-            f"Query {query.name} reads {of}, and pipeline {pipeline} has no such state.", pipeline=pipeline
-        )
+        raise DeclarationInvalid(f"Query {query.name} reads {of}, and pipeline {pipeline} has no such state.")
     return partitions.readable_table(connection, state)
 
 

@@ -79,8 +79,7 @@ def find(connection: Connection, spec: PipelineSpec, stager: str) -> dict[str, Q
         if not registration.is_readable(connection, state.name, stager):
             raise SchemaOutOfDate(
                 f"Spark's tasks (role {stager}) may not read state.{state.name} of {query.of}, or it does not exist. "
-                "Run: tidegate migrate",
-                pipeline=spec.name,
+                "Run: tidegate migrate"
             )
         if query in latest:
             states[query.of] = QueriedState(query, state, snapshot, cursors.committed(connection, query.pipeline))
@@ -95,15 +94,13 @@ def _state(connection: Connection, spec: PipelineSpec, query: StateRead) -> Stat
         owner = spec if query.pipeline == spec.name else pipeline_overview.spec_of_pipeline(connection, query.pipeline)
     except UnknownPipeline as error:
         raise DeclarationInvalid(
-            f"{begin}, and pipeline {query.pipeline} is not registered. Declare it, then run: tidegate migrate",
-            pipeline=spec.name,
+            f"{begin}, and pipeline {query.pipeline} is not registered. Declare it, then run: tidegate migrate"
         ) from error
     state = owner.state(query.state)
     if state is None or not state.is_by_key:
         known = ", ".join(each.name for each in owner.readable if each.is_by_key) or "none"
         raise DeclarationInvalid(
-            f"{begin}, and pipeline {query.pipeline} has no such state with rows by key. It has: {known}. Correct the query.",
-            pipeline=spec.name,
+            f"{begin}, and pipeline {query.pipeline} has no such state with rows by key. It has: {known}. Correct the query."
         )
     return state
 

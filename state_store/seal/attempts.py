@@ -286,7 +286,7 @@ def seal(
     own = newest(connection, _lock_owned(connection, attempt))
     assert own is not None, "the batch has its number"
     if own.failed_at is not None:
-        raise AttemptFenced(f"{attempt} was recorded as failed: {own.error} Nothing of it counts.", **attempt.identity)
+        raise AttemptFenced(f"{attempt} was recorded as failed: {own.error} Nothing of it counts.")
     if own.sealed_at is not None:
         return
     _check_replay(connection, attempt, tracked)
@@ -323,14 +323,10 @@ def _lock_owned(connection: Connection, attempt: Attempt) -> LockedBatch:
     if batch.history != attempt.history:
         raise AttemptFenced(
             f"{attempt} is fenced: the pipeline has begun another history since it started, because the database has lost "
-            "commits. Nothing of this attempt counts.",
-            **attempt.identity,
+            "commits. Nothing of this attempt counts."
         )
     if batch.attempt != attempt.number:
-        raise AttemptFenced(
-            f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.",
-            **attempt.identity,
-        )
+        raise AttemptFenced(f"{attempt} is fenced: attempt {batch.attempt} owns the batch now. Nothing of this attempt counts.")
     return batch
 
 
@@ -358,8 +354,7 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
         raise SourceChanged(
             f"{attempt}: the source emitted {tracked.source_rows} rows, sum of hashes {tracked.source_hash_sum}, "
             f"attempt {other.attempt} at the same batch {other.source_rows}, sum of hashes {other.source_hash_sum}. "
-            "A transactional source replays the identical rows: put them back.",
-            **attempt.identity,
+            "A transactional source replays the identical rows: put them back."
         )
 
 

@@ -70,9 +70,7 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
     for table_name, given in connection.execute(_GIVEN, {"tables": [table.name for table in made]}):
         raise GuardMismatch(
             f"{spec.name}: new table {STAGING}.{table_name} has {given}, by an event trigger of this database. It could change "
-            "values before they are merged, so nothing is. Let the event trigger leave schema staging out.",
-            pipeline=spec.name,
-            txid=txid,
+            "values before they are merged, so nothing is. Let the event trigger leave schema staging out."
         )
 
 
@@ -166,9 +164,7 @@ def _quoted(staging: Table) -> str:
 
 def _lost(staged: Staged, txid: int, attempt: int, what: str) -> Unprocessed:
     return Unprocessed(
-        f"The staging of state {staged.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again.",
-        txid=txid,
-        attempt=attempt,
+        f"The staging of state {staged.name}, batch {txid}, attempt {attempt} cannot be used: {what}. It is processed again."
     )
 
 

@@ -107,7 +107,7 @@ def check(strange: StrangeTable | None) -> None:
     """
     if strange is not None:
         kind = HoleDetected if strange.is_missing or strange.is_another else GuardMismatch
-        raise kind(_describe(strange), pipeline=strange.pipeline, txid=strange.txid)
+        raise kind(_describe(strange))
 
 
 def _strange(connection: Connection, pipelines: Collection[str]) -> Iterator[StrangeTable]:

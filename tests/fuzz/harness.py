@@ -281,10 +281,11 @@ class _Place:
             try:
                 txids = run_pipeline(self.settings, self.pipeline, run_id=f"run {number}").txids
             except TidegateError as error:
-                assert error.txid is not None, error
-                refusals[error.txid] = str(error)
                 with StateStore.connect(self.settings) as store:
-                    store.skip_batch(self.pipeline.spec, error.txid, "fuzz", "refused")
+                    statuses = store.batch_statuses(PIPELINE, limit=10_000)
+                    txid = next(each.txid for each in statuses if str(error) in (each.waits_for or ""))
+                    store.skip_batch(self.pipeline.spec, txid, "fuzz", "refused")
+                refusals[txid] = str(error)
                 continue
             if not txids:
                 break

@@ -218,9 +218,8 @@ def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally, se
         staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
         assert staged.rows == 2
         before = contents(settings)
-        with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
+        with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now"):
             tally.store.seal(older, [staged], Tracked(9))
-        assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
         assert contents(settings) == before
 
     zombie_stages()

@@ -64,9 +64,8 @@ def test_batches_add_up_in_txid_order(tally: Tally, settings: Settings) -> None:
     before = contents(settings)
     with pytest.raises(CommitOutOfOrder, match=r"tally cannot commit txid 3: 0 is the last.*until 2 .*tidegate inspect tally"):
         tally.commit(3)
-    with pytest.raises(CommitOutOfOrder) as refused:
+    with pytest.raises(CommitOutOfOrder, match="tally cannot commit txid 2"):
         tally.commit(2)
-    assert (refused.value.pipeline, refused.value.txid) == ("tally", 2)
     assert contents(settings) == before
 
     tally.process(1, [("a", 2, 30, 10, 20), ("b", 1, 5, 5, 5)], [("2013-01-01", 3)])

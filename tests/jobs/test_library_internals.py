@@ -37,7 +37,7 @@ def test_what_spark_says_when_it_is_out_of_memory_is_known(condition: str) -> No
     (jar,) = (Path(pyspark.__file__).parent / "jars").glob("spark-common-utils_*.jar")
     words = " ".join(json.loads(ZipFile(jar).read("error/error-conditions.json"))[condition]["message"])
     for attempt, kind in ((1, SparkFailed), (2, PermanentError)):
-        error = meaning_of(PySparkException(re.sub("<[^>]*>", "1", words)), attempt=attempt)
+        error = meaning_of(PySparkException(re.sub("<[^>]*>", "1", words)), attempt)
         assert type(error) is kind
         assert "Spark ran out of memory over this batch (" in str(error)
 

@@ -100,7 +100,7 @@ def held_back(pipeline: Pipeline, settings: Settings) -> str | None:
         return _in_time(lambda: pipeline.source.held_back(settings))
     except TimeoutError:
         message = f"The source has not answered within {ANSWER_SECONDS} s."
-        raise SourceUnavailable(message, pipeline=pipeline.name) from None
+        raise SourceUnavailable(message) from None
 
 
 def has_more(pipeline: Pipeline, store: "StateStore") -> bool:

@@ -60,7 +60,7 @@ def explain(
     if wait is None:
         return Why((_unregistered(declared),))
     if txid is not None and wait.requested is None:
-        raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}", pipeline=name, txid=txid)
+        raise UnknownBatch(f"{name} has no txid {txid}. See: tidegate inspect {name}")
     of_source = None
     if ask_source is not None and txid is None and declared.pipeline is not None:
         of_source = _of_source(declared.pipeline, ask_source)
@@ -85,7 +85,7 @@ def of_error(error: TidegateError) -> Cause:
     """Return an error that keeps the ledger from being read as a cause: then only that is known."""
     advice, command = remedies.fix_of(error.code), remedies.command_of(error.code)
     story = f"{quoted(str(error))}."
-    return Cause(error.code, story, error.txid, None, advice, command, severity="error", error=error.code)
+    return Cause(error.code, story, None, None, advice, command, severity="error", error=error.code)
 
 
 class _Declared(NamedTuple):

@@ -166,14 +166,12 @@ def interruptible(spark: SparkSession, attempt: Attempt, timeout_seconds: int, i
         if is_overdue.is_set():
             raise AttemptTimedOut(
                 f"{attempt} took longer than its message timeout of {timeout_seconds} s, and was interrupted. Nothing of "
-                "it counts.",
-                **attempt.identity,
+                "it counts."
             ) from error
         if is_lost.is_set():
             raise SparkUnavailable(
                 f"{attempt}: Spark's server has not answered for {LONGEST_SERVER_SILENCE_SECONDS:.0f} s, though it is there. "
-                "If that does not pass, restart it: tidegate down, tidegate up.",
-                **attempt.identity,
+                "If that does not pass, restart it: tidegate down, tidegate up."
             ) from error
         raise
     finally:

@@ -185,8 +185,7 @@ def check_complete(attempt: "Attempt", place: str, before: RowSums, after: RowSu
         hashes = f" (the sums of their hashes differ by {difference:#x})" if difference else ""
         raise RowsLost(
             f"{attempt}: of {before.rows} rows {after.rows} arrived in {place}{hashes}. Spark lost or repeated rows, or the "
-            "transform does not return the same rows each time it runs.",
-            **attempt.identity,
+            "transform does not return the same rows each time it runs."
         )
 
 

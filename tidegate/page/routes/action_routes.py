@@ -177,7 +177,7 @@ class _Prospects:
         if self._txid is None:
             raise Refusal(422, "MALFORMED_REQUEST", "Say which txid is meant.")
         if not (found := batch_status.batch_statuses(self._connection, self._name, [self._txid], 1)):
-            raise UnknownBatch(f"{self._name} has no txid {self._txid}.", pipeline=self._name, txid=self._txid)
+            raise UnknownBatch(f"{self._name} has no txid {self._txid}.")
         return found[0]
 
 
@@ -198,8 +198,7 @@ def _registered_spec(pipeline: str) -> PipelineSpec:
         if pipeline_overview.fingerprint_of(connection, pipeline) != spec.fingerprint:
             raise DeclarationChanged(
                 f"The declaration of {pipeline} that the api-server has imported is not the registered one. If the code is "
-                "newer than the api-server, restart that; otherwise run: tidegate migrate",
-                pipeline=pipeline,
+                "newer than the api-server, restart that; otherwise run: tidegate migrate"
             )
     return spec
 
