@@ -22,7 +22,7 @@ MUTANTS = (
         "test_a_parquet_row_that_is_longer_than_a_record_is_refused_and_many_long_ones_are_read_in_pieces",
     ),
     SPARK_ERRORS("a-batch-without-memory-is-tried-as-often-as-any", "error:SPARK_FAILED", "_meaning_of_memory")(
-        'SparkFailed[- if identity.get("attempt", 1) == 1 else PermanentError-]',
+        "SparkFailed[- if attempt == 1 else PermanentError-]",
         "tests/jobs/test_failures.py::test_a_batch_that_needs_more_memory_than_spark_has_fails_alone_and_is_tried_once_more",
     ),
     INTERNALS("a-transform-changes-how-other-batches-cast", "I11", "settings_kept")(
