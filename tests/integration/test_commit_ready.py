@@ -3,11 +3,10 @@
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any
 
 import psycopg2
@@ -15,43 +14,47 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, contents, merge_steps
-from tests.store import Commit, Tracked, combine_batches, encode_metadata
+from tests.store import Commit, StateSpec, Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, Overflow, PermanentError, SourceChanged, StoreUnavailable
 
-KINDS = Pipeline(
-    name="kinds",
-    source=Files("kinds", glob="*.csv", format="csv", schema={"shop": "string", "is_open": "boolean", "cents": "int"}),
-    states={
-        "maybe_shop": State(
-            key={"shop": "text"},
-            aggregates={"cents": Sum("cents"), "first": Min("shop", "text"), "ever": Max("is_open", "boolean")},
-            null_keys=True,
-        ),
-        "overall": State(aggregates={"cents": Sum("cents"), "always": Min("is_open", "boolean")}),
-        "plain": State(key={"shop": "text"}, aggregates={"cents": Sum("cents", "numeric(12,2)")}, kind="non-transactional"),
+# Values of each type; of dates and times also those that Python cannot represent.
+VALUES: dict[str, list[Any]] = {
+    "bigint": list(range(-5, 6)),
+    "boolean": [True, False],
+    "text": ["", "a", "b", "ä"],
+    "numeric(12,2)": ["-1.25", "0.50", "3.75"],
+    "uuid": [str(uuid.UUID(int=number * 2**123)) for number in range(20)],
+    "timestamp": [f"{1 + number * 450:04d}-01-31 02:30:00.00000{number % 9 + 1}" for number in range(20)],
+    "bytea": [f"\\x{'ff' * (number % 4)}{number:02x}" for number in range(20)],
+    "date": ["-infinity", "0044-03-15 BC", "2013-01-01", *(f"{year}-12-31" for year in range(11000, 11016)), "infinity"],
+    "timestamptz": ["-infinity", "0044-03-15 00:00:00+00 BC", *(f"{year}-12-31 00:00:00+00" for year in range(11000, 11017))],
+}
+
+
+def _pipeline(name: str, **states: Any) -> Pipeline:
+    source = Files(name, glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"})
+    return Pipeline(name, source, states, guarantee="at_least_once")
+
+
+def _newest(*key: str) -> Any:
+    return Newest({f"key_{kind}": kind for kind in key}, {"label": "text"}, {"at": "bigint"}, null_keys=key == ("text",))
+
+
+STATES: dict[str, Any] = {
+    **{
+        f"per_{kind}": State(
+            {"key": kind}, {"cents": Sum("cents"), "least": Min(kind, kind), "most": Max(kind, kind)}, null_keys=True
+        )
+        for kind in VALUES
+        if kind not in ("boolean", "numeric(12,2)")
     },
-    guarantee="at_least_once",
-)
-
-
-DAYS = Pipeline(
-    name="days",
-    source=Files("days", glob="*.csv", format="csv", schema={"day": "date", "shop": "string", "cents": "int"}),
-    states={"per_day_and_shop": State(key={"day": "date", "shop": "text"}, aggregates={"cents": Sum("cents")}, null_keys=True)},
-)
-
-
-VISITS = Pipeline(
-    name="visits",
-    source=Files("visits", glob="*.csv", format="csv", schema={"visitor": "int", "shop": "string"}),
-    states={
-        "per_visitor": State(key={"visitor": "bigint"}, aggregates={"visits": Count()}, null_keys=True),
-        "per_shop": State(key={"shop": "text"}, aggregates={"visits": Count()}),
-    },
-)
+    "overall": State(aggregates={"cents": Sum("cents"), "always": Min("is_open", "boolean")}),
+    "plain": State({"shop": "text"}, {"cents": Sum("cents", "numeric(12,2)")}, kind="non-transactional"),
+    **{f"newest_{'_'.join(key)}": _newest(*key) for key in (["bigint"], ["text"], ["bigint", "text"])},
+}
 
 
 @pytest.fixture(params=["in the upsert", "by several processes"])
@@ -62,139 +65,38 @@ def either_way(request: pytest.FixtureRequest, settings: Settings, as_role: Exec
         as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = 2')
 
 
-@pytest.mark.promise("performance:ready-batches-are-merged-together")
-@pytest.mark.sampled(3)
+@pytest.mark.promise("performance:ready-batches-are-merged-together", "performance:newest-rows-of-several-batches-are-found")
 @pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("seed", range(5))
-def test_any_batches_in_any_grouping(store: StateStore, tally_of: TallyOf, seed: int) -> None:
-    draw = random.Random(seed)
-    kinds = tally_of(KINDS)
-    kinds.plan(12)
-    model: list[dict[str, list[Row]]] = []
-    done: list[Commit] = []
-    for txid in range(1, 13):
-        rows = _partials(draw)
-        model.append(rows)
-        kinds.process_states(txid, rows)
-        if draw.random() < 0.3:
-            done.append(kinds.commit(store.committed("kinds") + 1))
-        elif draw.random() < 0.3:
-            done += store.commit_ready(KINDS.spec, "test")
-    while store.committed("kinds") < 12:
-        together = store.commit_ready(KINDS.spec, "test", max_batches=draw.randint(1, 4))
-        assert together
-        done += together
-    assert [(commit.txid, commit.attempt, commit.key_count, commit.already_committed) for commit in done] == [
-        (txid, 1, sum(map(len, rows.values())), False) for txid, rows in enumerate(model, start=1)
-    ]
-    assert all(kinds.commit(txid).already_committed for txid in range(1, 13))
-    for state in ("maybe_shop", "overall", "plain"):
-        assert _comparable(kinds.state(state)) == _comparable(_folded(state, model))
-
-
-# Values of each type, in their order; of dates also those that Python cannot represent.
-TYPED: dict[str, list[str]] = {
-    "uuid": [str(uuid.UUID(int=number * 2**123)) for number in range(20)],
-    "timestamp": [f"{1 + number * 450:04d}-01-31 02:30:00.00000{number % 9 + 1}" for number in range(20)],
-    "bytea": sorted(f"\\x{'ff' * (number % 4)}{number:02x}" for number in range(20)),
-    "date": ["-infinity", "0044-03-15 BC", "2013-01-01", *(f"{year}-12-31" for year in range(11000, 11016)), "infinity"],
-    "timestamptz": ["-infinity", "0044-03-15 00:00:00+00 BC", *(f"{year}-12-31 00:00:00+00" for year in range(11000, 11017))],
-}
-ODD_TYPES = Pipeline(
-    name="odd_types",
-    source=Files("odd", glob="*.csv", format="csv", schema=dict.fromkeys(TYPED, "string")),
-    states={
-        f"per_{key}": State(
-            key={"key": key},
-            aggregates={f"{which.__name__.lower()}_{kind}": which(kind, kind) for kind in TYPED for which in (Min, Max)},
-            null_keys=True,
-        )
-        for key in TYPED
-    },
-)
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("either_way")
-def test_values_of_types_that_python_reads_otherwise_are_merged_together(
-    store: StateStore, tally_of: TallyOf, as_role: Execute
-) -> None:
-    """As keys that are divided among processes, and as the min and max of all batches, NULLs among them."""
+def test_batches_together_leave_what_they_leave_one_by_one(store: StateStore, tally_of: TallyOf) -> None:
     draw = random.Random(1)
-    expected: dict[str, dict[str | None, list[Any]]] = {key: {} for key in TYPED}
 
-    def drawn(kind: str) -> str | None:
-        return draw.choice(TYPED[kind]) if draw.random() < 0.9 else None
+    def rows(state: StateSpec) -> list[Row]:
+        def one(column: Any) -> Any:
+            return None if column.nullable and draw.random() < 0.2 else draw.choice(VALUES[column.type.name])
 
-    odd = tally_of(ODD_TYPES)
-    for txid in odd.plan(3):
-        partials = {}
-        for kind, groups in expected.items():
-            rows = [[key, *(drawn(value) for value in TYPED for _ in "<>")] for key in {drawn(kind) for _ in range(30)}]
-            partials[f"per_{kind}"] = rows
-            for key, *values in rows:
-                groups.setdefault(key, []).append(values)
-        odd.process_states(txid, partials)
-    assert len(store.commit_ready(ODD_TYPES.spec, "test")) == 3
-    for kind, groups in expected.items():
-        columns = [f"{which}_{value}::text" for value in TYPED for which in ("min", "max")]
-        found = as_role("postgres", f"SET TimeZone = 'UTC'; SELECT key::text, {', '.join(columns)} FROM state.per_{kind}")
-        assert {key: values for key, *values in found} == {
-            key: [
-                (min if place % 2 == 0 else max)(known, key=TYPED[value].index) if known else None
-                for place, value in enumerate(value for value in TYPED for _ in "<>")
-                for known in [[row[place] for row in rows if row[place] is not None]]
-            ]
-            for key, rows in groups.items()
-        }
+        keys = dict.fromkeys(tuple(map(one, state.keys)) for _ in range(draw.randint(0, 30)))
+        return [(*key, *map(one, state.values)) for key in keys]
 
+    together = tally_of(_pipeline("together", **STATES))
+    alone = tally_of(_pipeline("alone", **{f"{name}_alone": state for name, state in STATES.items()}))
+    alone.plan(4)
+    done: list[Commit] = []
+    key_counts = []
+    for txid in together.plan(4):
+        partials = {state.name: rows(state) for state in together.spec.states}
+        together.process_states(txid, partials)
+        alone.process_states(txid, {f"{name}_alone": found for name, found in partials.items()})
+        key_counts.append(alone.commit(txid).key_count)
+        if txid == 2:
+            done += store.commit_ready(together.spec, "test")
+    done += store.commit_ready(together.spec, "test")
 
-VERSIONS = Pipeline(
-    name="versions",
-    source=Files("versions", glob="*.csv", format="csv", schema={"number": "int", "shop": "string", "at": "bigint"}),
-    states={
-        name: Newest(key, {"label": "text"}, {"at": "bigint"}, null_keys=name == "per_maybe")
-        for name, key in {
-            "per_number": {"number": "bigint"},
-            "per_shop": {"shop": "text"},
-            "per_both": {"number": "bigint", "shop": "text"},
-            "per_maybe": {"shop": "text"},
-        }.items()
-    },
-)
-
-
-@pytest.mark.promise("performance:newest-rows-of-several-batches-are-found")
-@pytest.mark.usefixtures("either_way")
-def test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key(store: StateStore, tally_of: TallyOf) -> None:
-    draw = random.Random(3)
-    kept: dict[str, dict[Row, tuple[Any, int]]] = {state: {} for state in VERSIONS.states}
-    versions = tally_of(VERSIONS)
-    versions.plan(6)
-    for txid in range(1, 7):
-        partials = {}
-        for state, newest in kept.items():
-            names = [key.name for key in versions.spec.state(state).keys]  # type: ignore[union-attr]
-            numbers = draw.sample(range(60), 30)
-            keys = [tuple(number if name == "number" else f"shop {number % 9}" for name in names) for number in numbers]
-            keys += [(None,)] if state == "per_maybe" else []
-            rows = [[*key, draw.choice([None, 1, 2, 3]), draw.choice([None, "a", "b"])] for key in dict.fromkeys(keys)]
-            partials[state] = rows
-            for *key, at, label in rows:
-                before = newest.get(tuple(key), ((None, None), 0))[0]
-                newest[tuple(key)] = (max(before, (at, label), key=_rank), txid)
-        versions.process_states(txid, partials)
-    assert len(store.commit_ready(VERSIONS.spec, "test", max_batches=2)) == 2
-    assert len(store.commit_ready(VERSIONS.spec, "test")) == 4
-    for state, newest in kept.items():
-        width = len(versions.spec.state(state).keys)  # type: ignore[union-attr]
-        found = {row[:width]: (row[width:-1], row[-1]) for row in versions.state(state)}
-        assert found == newest, state
-
-
-def _rank(row: Row) -> list[tuple[bool, Any]]:
-    """Return what a version is compared by: NULL comes before every value."""
-    return [(False, 0) if value is None else (True, value) for value in row]
+    assert [(commit.txid, commit.attempt, commit.key_count, commit.already_committed) for commit in done] == [
+        (txid, 1, keys, False) for txid, keys in enumerate(key_counts, start=1)
+    ]
+    assert all(together.commit(txid).already_committed for txid in range(1, 5))
+    for name in STATES:
+        assert together.state(name) == alone.state(f"{name}_alone"), name
 
 
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
@@ -209,84 +111,66 @@ def test_several_batches_are_added_up_as_they_are_read(tally: Tally) -> None:
     kinds = sorted(step["Node Type"] for step in steps)
     assert kinds == ["Aggregate", "Append", "ModifyTable", "Seq Scan", "Seq Scan", "Sort"]
     (combined,) = (step["Output"] for step in steps if step["Node Type"] == "Aggregate")
-    assert [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in combined] == [
-        "per_shop_1_1.shop",
-        "add_up",
-        "add_up",
-        "min",
-        "max",
-        "latest",
-    ]
+    called = [output.removeprefix("CASE WHEN ").lstrip("(").partition("(")[0] for output in combined]
+    assert called == ["per_shop_1_1.shop", "add_up", "add_up", "min", "max", "latest"]
     assert tally.state() == [("a", 3, 35, 5, 20, 2)]
 
 
 SHOPS = 30_000  # enough for Postgres to let processes share them
+DAYS = _pipeline("days", per_day_and_shop=State({"day": "date", "shop": "text"}, {"cents": Sum("cents")}, null_keys=True))
+VISITS = _pipeline(
+    "visits",
+    per_visitor=State({"visitor": "bigint"}, {"visits": Count()}, null_keys=True),
+    per_shop=State({"shop": "text"}, {"visits": Count()}),
+)
 
 
 @pytest.mark.promise("performance:from-million-rows-on-several-processes-add")
 @pytest.mark.parametrize("processes", [1, 4])
 def test_every_key_is_in_one_part(
-    settings: Settings, register: Callable[..., None], as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
+    settings: Settings, store: StateStore, tally_of: TallyOf, as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(combine_batches, "SHARED_ROWS", 3 * (SHOPS + 1))
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
-    register(DAYS)
     draw = random.Random(processes)
     sold: dict[str | None, int] = {}
-    with StateStore.connect(settings) as store:
-        days = Tally(store, DAYS.spec)
-        for txid in days.plan(3):
-            shops = [None, *(f"shop {number}" for number in draw.sample(range(2 * SHOPS), SHOPS))]
-            days.process_states(txid, {"per_day_and_shop": [("2013-01-01", shop, txid) for shop in shops]})
-            for shop in shops:
-                sold[shop] = sold.get(shop, 0) + txid
+    days = tally_of(DAYS)
+    for txid in days.plan(3):
+        shops = [None, *(f"shop {number}" for number in draw.sample(range(2 * SHOPS), SHOPS))]
+        days.process_states(txid, {"per_day_and_shop": [("2013-01-01", shop, txid) for shop in shops]})
+        for shop in shops:
+            sold[shop] = sold.get(shop, 0) + txid
+    store.engine.dispose()  # connections from before the setting
 
-        steps = merge_steps(days, lambda: store.commit_ready(DAYS.spec, "test"), "CREATE TABLE staging.per_day_and_shop")
+    steps = merge_steps(days, lambda: store.commit_ready(DAYS.spec, "test"), "CREATE TABLE staging.per_day_and_shop")
 
-        assert {shop: cents for _, shop, cents, _ in days.state("per_day_and_shop")} == sold
+    assert {shop: cents for _, shop, cents, _ in days.state("per_day_and_shop")} == sold
     adding = [step["Partial Mode"] for step in steps if step["Node Type"] == "Aggregate"]
     assert adding == ["Simple"] * processes
     assert [step["Node Type"] for step in steps if step["Parallel Aware"]] == (["Append"] if processes > 1 else [])
-    gone = as_role("postgres", "SELECT to_regclass('staging.per_day_and_shop_1_0')")
-    assert gone == [(None,)]
+    assert as_role("postgres", "SELECT to_regclass('staging.per_day_and_shop_1_0')") == [(None,)]
 
 
 @pytest.mark.promise("performance:rows-staged-in-order-of-only-key")
-@pytest.mark.parametrize(("processes", "are_in_order"), [(1, True), (2, False)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
-    settings: Settings,
-    register: Callable[..., None],
-    as_role: Execute,
-    monkeypatch: pytest.MonkeyPatch,
-    processes: int,
-    are_in_order: bool,
+    settings: Settings, store: StateStore, tally_of: TallyOf, as_role: Execute, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(combine_batches, "SHARED_ROWS", 0)
     as_role("postgres", f'ALTER DATABASE "{settings.pg_database}" SET max_parallel_workers_per_gather = {processes - 1}')
-    register(VISITS)
-    draw = random.Random(processes)
-    expected: dict[object, list[int]] = {}  # of each visitor and shop: how many visits, and the last txid
-    with StateStore.connect(settings) as store:
-        visits = Tally(store, VISITS.spec)
-        visits.plan(3)
-        for txid in (1, 2, 3):
-            visitors = [*sorted(draw.sample(range(-500, 500), 600)), None]
-            shops = [f"shop {number}" for number in draw.sample(range(100), 60)]
-            if not are_in_order:
-                draw.shuffle(visitors)
-            brought = {"per_visitor": [(visitor, txid) for visitor in visitors], "per_shop": [(shop, txid) for shop in shops]}
-            visits.process_states(txid, brought)
-            for key in (*visitors, *shops):
-                expected[key] = [expected.get(key, [0])[0] + txid, txid]
+    visits = tally_of(VISITS)
+    for txid in visits.plan(3):
+        visitors = [(visitor, txid) for visitor in [*range(-300, 300), None]]
+        visits.process_states(txid, {"per_visitor": visitors, "per_shop": [(f"shop {number}", txid) for number in range(60)]})
+    store.engine.dispose()  # connections from before the setting
+    merged: list[dict[str, Any]] = []
 
-        merged: list[dict[str, Any]] = []
+    def commit() -> None:
+        merged.extend(merge_steps(visits, lambda: store.commit_ready(VISITS.spec, "test"), "staging.per_visitor_1_0 AS"))
 
-        def commit() -> None:
-            merged.extend(merge_steps(visits, lambda: store.commit_ready(VISITS.spec, "test"), "staging.per_visitor_1_0 AS"))
+    hashed = merge_steps(visits, commit, "staging.per_shop_1_0 AS")
 
-        hashed = merge_steps(visits, commit, "staging.per_shop_1_0 AS")
-
-        assert {key: row for state in ("per_visitor", "per_shop") for key, *row in visits.state(state)} == expected
+    assert {row[1:] for state in ("per_visitor", "per_shop") for row in visits.state(state)} == {(1 + 2 + 3, 3)}
     sorts = [step["Node Type"] for step in merged if step["Node Type"] in ("Merge Append", "Sort")]
     assert sorts == ["Merge Append"] * processes + ["Sort"] * 3 * processes
     assert {step["Strategy"] for step in merged if step["Node Type"] == "Aggregate"} == {"Sorted"}
@@ -296,96 +180,68 @@ def test_numbers_are_merged_in_their_order_and_texts_as_postgres_likes(
     assert hashed[0]["Settings"]["work_mem"] == "256MB"
 
 
-MONEY = Pipeline(
-    name="money",
-    source=Files("money", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}),
-    states={
-        "totals": State(
-            key={"shop": "text"},
-            aggregates={"cents": Sum("cents"), "few": Sum("cents", "integer"), "exact": Sum("cents", "numeric(4,2)")},
-        ),
-        "all_totals": State(aggregates={"cents": Sum("cents", "numeric(4,2)")}, kind="non-transactional"),
-    },
-    guarantee="at_least_once",
+MONEY = _pipeline(
+    "money",
+    totals=State(
+        {"shop": "text"}, {"cents": Sum("cents"), "few": Sum("cents", "integer"), "exact": Sum("cents", "numeric(4,2)")}
+    ),
+    all_totals=State(aggregates={"cents": Sum("cents", "numeric(4,2)")}, kind="non-transactional"),
 )
-ZERO = (0, 0, "0")
-AT_THE_LIMIT = {
-    "bigint": ((BIGINT_MAX, 0, "0"), (1, 0, "0"), (-1, 0, "0")),
-    "bigint, downwards": ((-BIGINT_MAX, 0, "0"), (-2, 0, "0"), (2, 0, "0")),
-    "integer": ((0, 2**31 - 1, "0"), (0, 1, "0"), (0, -1, "0")),
-    "numeric": ((0, 0, "99.99"), (0, 0, "0.01"), (0, 0, "-0.01")),
+# The mean and the variance have 8 digits before the point here.
+MEANS = _pipeline(
+    "means", mean_cents=State({"shop": "text"}, {"mean": Avg("cents", digits=30), "spread": Variance("cents", digits=30)})
+)
+
+
+def _money(cents: int = 0, few: int = 0, exact: str = "0") -> dict[str, list[Row]]:
+    return {"totals": [("a", cents, few, exact)], "all_totals": [(exact,)]}
+
+
+def _mean(total: str, count: int, squares: str) -> dict[str, list[Row]]:
+    """Sum and count of the mean; sum, sum of squares and count of the variance."""
+    return {"mean_cents": [("a", total, count, "0", squares, count)]}
+
+
+# What is within the limit, what goes beyond it, and what would bring it back.
+OVERFLOWS = {
+    "bigint": (MONEY, _money(BIGINT_MAX), _money(1), _money(-1)),
+    "bigint, downwards": (MONEY, _money(-BIGINT_MAX), _money(-2), _money(2)),
+    "integer": (MONEY, _money(few=2**31 - 1), _money(few=1), _money(few=-1)),
+    "numeric": (MONEY, _money(exact="99.99"), _money(exact="0.01"), _money(exact="-0.01")),
+    "mean": (MEANS, _mean("40000000", 1, "0"), _mean("160000000", 1, "0"), _mean("0", 9, "0")),
+    "variance": (MEANS, _mean("0", 1, "40000000"), _mean("0", 2, "360000000"), _mean("0", 9, "0")),
 }
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("is_first_committed", [True, False])
-@pytest.mark.parametrize(("first", "beyond", "back"), AT_THE_LIMIT.values(), ids=AT_THE_LIMIT)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("committed", [0, 1])
+@pytest.mark.parametrize("case", OVERFLOWS)
 def test_batches_that_overflow_one_by_one_are_not_merged_together(
-    settings: Settings, store: StateStore, tally_of: TallyOf, first: Row, beyond: Row, back: Row, *, is_first_committed: bool
+    settings: Settings, store: StateStore, tally_of: TallyOf, monkeypatch: pytest.MonkeyPatch, case: str, committed: int
 ) -> None:
-    money = tally_of(MONEY)
-    money.plan(3)
-    for txid, row in enumerate((first, beyond, back), start=1):
-        money.process_states(txid, {"totals": [("a", *row)], "all_totals": [(row[2],)]})
-    if is_first_committed:
+    pipeline, *batches = OVERFLOWS[case]
+    money = tally_of(pipeline)
+    for txid, rows in zip(money.plan(3), batches, strict=True):
+        money.process_states(txid, rows)
+    if committed:
         money.commit(1)
     before = contents(settings)
-
-    with pytest.raises(PermanentError):
-        store.commit_ready(MONEY.spec, "test")
-
-    assert contents(settings) == before
-    if not is_first_committed:
-        money.commit(1)
+    for shared_rows in (combine_batches.SHARED_ROWS, 0):  # combined in the upsert, and before it in a table
+        monkeypatch.setattr(combine_batches, "SHARED_ROWS", shared_rows)
+        with pytest.raises(PermanentError):
+            store.commit_ready(pipeline.spec, "test")
+        assert contents(settings) == before
+    money.commit(1)
     with pytest.raises(Overflow):
         money.commit(2)
 
 
-MEANS = Pipeline(
-    name="means",
-    source=Files("means", glob="*.csv", format="csv", schema={"shop": "string", "cents": "int"}),
-    states={"mean_cents": State({"shop": "text"}, {"mean": Avg("cents", digits=30), "spread": Variance("cents", digits=30)})},
-)
-# Sum and count of the mean; sum, sum of squares and count of the variance.
-NOTHING = ("0", 1, "0", "0", 1)
-
-
 def test_sums_far_from_the_limit_are_merged_together(store: StateStore, tally_of: TallyOf) -> None:
-    rows = [("a", 2**62 - 3, 2**30 - 3, "49.98"), ("a", 1, 1, "0.01"), ("a", -1, -1, "-0.01")]
     money = tally_of(MONEY)
-    for txid, row in zip(money.plan(3), rows, strict=True):
-        money.process_states(txid, {"totals": [row]})
+    batches = [_money(2**62 - 3, 2**30 - 3, "49.98"), _money(1, 1, "0.01"), _money(-1, -1, "-0.01")]
+    for txid, rows in zip(money.plan(3), batches, strict=True):
+        money.process_states(txid, rows)
     assert [commit.txid for commit in store.commit_ready(MONEY.spec, "test")] == [1, 2, 3]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("is_kept", [True, False])
-@pytest.mark.parametrize(
-    ("within", "beyond"),
-    [
-        (("40000000", 1, "0", "0", 1), ("160000000", 1, "0", "0", 1)),
-        (("0", 1, "0", "40000000", 1), ("0", 2, "0", "360000000", 2)),
-    ],
-    ids=["mean", "variance"],
-)
-def test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together(
-    store: StateStore, tally_of: TallyOf, within: Row, beyond: Row, *, is_kept: bool
-) -> None:
-    """A later batch would bring the mean or the variance back into its range, which has 8 digits before the point here."""
-    means = tally_of(MEANS)
-    means.plan(4)
-    for txid, row in enumerate((NOTHING, within, beyond, ("0", 9, "0", "0", 9)), start=1):
-        key = "a" if is_kept or txid > 2 else "another"
-        means.process_states(txid, {"mean_cents": [(key, *row)]})
-    assert [commit.txid for commit in store.commit_ready(MEANS.spec, "test", max_batches=2)] == [1, 2]
-
-    with pytest.raises(PermanentError):
-        store.commit_ready(MEANS.spec, "test")
-    with pytest.raises(Overflow):
-        means.commit(3)
-    assert store.committed("means") == 2
 
 
 @pytest.mark.promise("performance:bigints-are-added-up-by-aggregate-of")
@@ -505,17 +361,6 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     assert tally.state() == [("a", 6, 6, 1, 1, 6)]
 
 
-def test_opaque_states_are_committed_one_by_one(store: StateStore, tally_of: TallyOf) -> None:
-    """Each row has to keep its value from before its last txid."""
-    opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
-    tally = tally_of(opaque)
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.process(2, [("a", 1, 1, 1, 1)])
-    assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [1]
-    assert [c.txid for c in store.commit_ready(opaque.spec, "test")] == [2]
-
-
 @pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
 def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
     tally.plan(3)
@@ -538,53 +383,6 @@ def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: 
     assert tally.store.committed("tally") == 0
     assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2, 3]
     assert tally.state() == [("a", 3, 3, 1, 1, 3)]
-
-
-def _partials(draw: random.Random) -> dict[str, list[Row]]:
-    shops: Sequence[str | None] = draw.sample([None, "", "a", "b", "c", "ä"], draw.randint(0, 6))
-
-    def cents() -> int:
-        return draw.randint(-5, 5)
-
-    def maybe(value: object) -> object:
-        return value if draw.random() < 0.7 else None
-
-    is_open = [maybe(draw.random() < 0.5) for _ in shops]
-    return {
-        "maybe_shop": [(shop, cents(), maybe(draw.choice("xyz")), ever) for shop, ever in zip(shops, is_open, strict=True)],
-        "overall": [(cents(), maybe(draw.random() < 0.5))] if shops else [],
-        "plain": [(shop, f"{cents()}.25") for shop in shops if shop is not None],
-    }
-
-
-def _total(values: Sequence[Any]) -> float:
-    return sum(map(float, values))
-
-
-# Of each state: how many columns its key has, and the rules of the others.
-RULES: dict[str, tuple[int, Sequence[Callable[..., Any]]]] = {
-    "maybe_shop": (1, [_total, min, max]),
-    "overall": (0, [_total, min]),
-    "plain": (1, [_total]),
-}
-
-
-def _folded(state: str, model: Sequence[dict[str, list[Row]]]) -> list[tuple]:
-    width, rules = RULES[state]
-    groups: dict[Row, list[Row]] = {}
-    for txid, rows in enumerate(model, start=1):
-        for row in rows[state]:
-            groups.setdefault(tuple(row[:width]), []).append([*row[width:], txid])
-    merged = []
-    for key, values in groups.items():
-        known = [[value for value in column if value is not None] for column in zip(*values, strict=True)]
-        last = [] if state == "plain" else [known[-1][-1]]
-        merged.append((*key, *(rule(of) if of else None for rule, of in zip(rules, known, strict=False)), *last))
-    return merged
-
-
-def _comparable(rows: Sequence[tuple]) -> list[str]:
-    return sorted(str([float(v) if type(v) in (int, Decimal) else v for v in row]) for row in rows)
 
 
 @pytest.mark.promise("limit:MERGE_PATIENCE_FACTOR", "performance:ready-batch-waits-for-others-up-to", "decision:0005")
@@ -642,28 +440,28 @@ def test_a_clock_that_steps_keeps_no_batch_waiting(tally: Tally, as_role: Execut
     assert opens("-1 minute", "1 hour")
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "waits"),
-    [
-        (replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")}), False),
-        (replace(TALLY, checks={"any": Check(lambda batch: sa.select(batch.state("per_shop")), otherwise="warn")}), False),
-        (replace(TALLY, states={"per_shop": Rows({"shop": "text"})}), True),
-    ],
-    ids=["opaque", "checked", "appended"],
-)
+ALONE = {
+    "opaque": replace(TALLY, states={"per_shop": replace(TALLY.states["per_shop"], kind="opaque")}),
+    "checked": replace(TALLY, checks={"any": Check(lambda batch: sa.select(batch.state("per_shop")), otherwise="warn")}),
+    "appended": replace(TALLY, states={"per_shop": Rows({"shop": "text"})}),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
 def test_only_a_batch_that_may_be_merged_with_others_waits_for_them(
-    pipeline: Pipeline, waits: bool, store: StateStore, tally_of: TallyOf, as_role: Execute
+    store: StateStore, tally_of: TallyOf, as_role: Execute, case: str
 ) -> None:
-    """Where each batch commits alone, waiting would gain nothing."""
+    """Where each batch commits alone, as an opaque row keeps what it was before its last txid, waiting would gain nothing."""
+    waits = case == "appended"
     as_role("tidegate_owner", f"UPDATE tidegate.pipeline SET commits_alone = {waits}")
-    tally = tally_of(pipeline)
-    tally.plan(3)
-    for txid in (1, 2):
+    tally = tally_of(ALONE[case])
+    for txid in tally.plan(4)[:3]:
         store.seal(tally.start(txid), [], Tracked(0))
     tally.commit(1)
     as_role("tidegate_owner", "UPDATE tidegate.commit SET merged_at = committed_at + interval '1 hour'")
 
     assert store.turn("tally", 2).opens is not waits
+    assert [commit.txid for commit in store.commit_ready(tally.spec, "test")] == ([2, 3] if waits else [2])
 
 
 @pytest.mark.promise("performance:commit-reads-its-facts-in-one-statement")

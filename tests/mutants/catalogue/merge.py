@@ -107,12 +107,10 @@ MUTANTS = (
     EXPRESSIONS("a-merged-sum-may-come-near-its-limit", "I16", "near_the_limit")(
         'if value.merge == "{+no +}sum" else changed',
         f"{READY}::test_batches_that_overflow_one_by_one_are_not_merged_together",
-        f"{READY}::test_batches_whose_derived_values_overflow_one_by_one_are_not_merged_together",
     ),
     EXPRESSIONS("null-wins-among-the-rows-of-batches", "I16", "in_order")(
         "[c.desc()[-.nulls_last()-] if",
-        f"{READY}::test_any_batches_in_any_grouping",
-        f"{READY}::test_the_newest_row_of_several_batches_is_kept_with_the_last_txid_of_its_key",
+        f"{READY}::test_batches_together_leave_what_they_leave_one_by_one",
     ),
     EXPRESSIONS("null-wins-over-the-kept-row", "I16", "_place")(
         "else (lambda c: c.[-is_not-]{+is_+}(None))",

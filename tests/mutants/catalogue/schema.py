@@ -51,7 +51,7 @@ MUTANTS = (
     FILE("a-key-of-several-batches-gets-its-first-txid", "I14", "CREATE AGGREGATE tidegate.latest")(
         "pg_catalog.[-int8larger-]{+int8smaller+}",
         f"{READY}::test_several_batches_are_added_up_as_they_are_read",
-        f"{READY}::test_any_batches_in_any_grouping",
+        f"{READY}::test_batches_together_leave_what_they_leave_one_by_one",
     ),
     FILE("values-are-kept-twice", "I16", "CREATE FUNCTION tidegate.union_of_two")(
         "SELECT [-DISTINCT -]value",
