@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
-from tests.integration.conftest import contents
+from tests.integration.conftest import contents, refused
 from tests.store import Attempt, NotStarted, QuarantineSpec, Redo, Tracked, state_tables, tables
 from tidegate.jobs.engine.acks import give_overdue_acks
 from tidegate.state_store import Settings
@@ -56,10 +56,8 @@ def test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_
     mixed.check()
     mixed.store.replay_quarantined(mixed.spec, "an operator", "x")
     mixed.finish(mixed.start(1, 4, mode="redo"))
-    before = contents(settings)
-    with pytest.raises(RangeRefused, match="flow 1 cannot be redone: txid 4 has taken up bad records of it"):
+    with refused(settings, RangeRefused, match="flow 1 cannot be redone: txid 4 has taken up bad records of it"):
         mixed.owner.redo_batch(mixed.spec, 1, Redo("an operator", "x"))
-    assert contents(settings) == before
 
 
 def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
@@ -84,10 +82,8 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
     damage = {"its table": DropTable(stage), "a row": sa.delete(stage).where(b), "a byte": sa.update(stage).where(b)}[loss]
     with mixed.store.engine.begin() as connection:
         connection.execute(damage.values(payload="b:-1") if isinstance(damage, sa.Update) else damage)
-    before = contents(settings)
-    with pytest.raises(Unprocessed, match="_q_flow, batch 1, attempt 1 cannot be used"):
+    with refused(settings, Unprocessed, match="_q_flow, batch 1, attempt 1 cannot be used"):
         mixed.commit(1)
-    assert contents(settings) == before
     mixed.settle(1)
     assert mixed.quarantined() == BAD
     mixed.check()

@@ -4,8 +4,8 @@ import io
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -46,6 +46,17 @@ TALLY = Pipeline(
     },
 )
 PATIENCE_SECONDS = 60
+WAITS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND {} AND "
+    "pid <> pg_backend_pid()"
+)
+# Commits wait for a session that holds this lock after everything else, in the COMMIT itself.
+IN_COMMIT = """
+CREATE FUNCTION public.waits() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON tidegate.commit DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION public.waits()
+"""
 BIGINT_MAX = 2**63 - 1
 _task_attempts = count(100)
 
@@ -127,6 +138,22 @@ def contents(settings: Settings) -> dict[str, list[str]]:
             for schema in (tables.LEDGER, state_tables.STATE)
             for name in found.get_table_names(schema=schema)
         }
+
+
+@contextmanager
+def refused(settings: Settings, error: type[Exception], match: str | None = None) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Check that a step is refused, and has changed neither ledger nor states."""
+    before = contents(settings)
+    with pytest.raises(error, match=match) as refusal:
+        yield refusal
+    assert contents(settings) == before
+
+
+@contextmanager
+def holding(settings: Settings, statement: str) -> Iterator[psycopg2.extensions.connection]:
+    with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as holder:
+        holder.cursor().execute(statement)
+        yield holder
 
 
 def until(condition: Callable[[], Any]) -> Any:

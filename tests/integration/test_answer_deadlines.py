@@ -13,7 +13,7 @@ import psutil
 import psycopg2
 import pytest
 
-from tests.integration.conftest import TALLY, Execute, Tally, until
+from tests.integration.conftest import IN_COMMIT, TALLY, WAITS, Execute, Tally, holding, until
 from tests.store import DeadlineConnection, LedgerReader, NoAnswer, connect, copy_rows, digest_statement, state_tables
 from tidegate import migrations
 from tidegate.explain import why
@@ -23,17 +23,6 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import SourceUnavailable, StoreUnavailable
 
 STORE = "tidegate.state_store.connections"
-WAITS = (
-    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND {} AND "
-    "pid <> pg_backend_pid()"
-)
-# Commits wait for a session that holds this lock after everything else, in the COMMIT itself.
-IN_COMMIT = """
-CREATE FUNCTION public.waits() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON tidegate.commit DEFERRABLE INITIALLY DEFERRED
-FOR EACH ROW EXECUTE FUNCTION public.waits()
-"""
 
 
 @contextmanager
@@ -43,13 +32,6 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-@contextmanager
-def holding(settings: Settings, statement: str) -> Iterator[psycopg2.extensions.connection]:
-    with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as holder:
-        holder.cursor().execute(statement)
-        yield holder
 
 
 @pytest.fixture

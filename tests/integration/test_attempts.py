@@ -1,7 +1,6 @@
 """Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
 
 import hashlib
-import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,8 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import Execute, Tally, contents, frozen, until
-from tests.store import MAX_METADATA_BYTES, MAX_TXID, BatchInput, NotStarted, Tracked, encode_metadata, registration
+from tests.integration.conftest import Execute, Tally, contents, frozen, refused, until
+from tests.store import MAX_METADATA_BYTES, MAX_TXID, BatchInput, NotStarted, Tracked, registration
 from tidegate import migrations
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -23,7 +22,6 @@ from tidegate.state_store.base.errors import (
     MetadataCorrupt,
     RangeRefused,
     SchemaOutOfDate,
-    StoreUnavailable,
     UnknownBatch,
     Unprocessed,
 )
@@ -77,23 +75,6 @@ def test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded(tally: Tally, 
     assert (len(plans), plans != earlier) == (len(earlier), True)
 
 
-@pytest.mark.promise("I6")
-def test_concurrent_planners_share_no_batch(tally: Tally, settings: Settings) -> None:
-    """The losers plan again after the winner; each txid is opened by one run, with one metadata (I6)."""
-    start = threading.Barrier(4)
-
-    def plan(run_id: str) -> list[int]:
-        with StateStore.connect(settings) as store:
-            start.wait()
-            planner, txids = Tally(store), None
-            while txids is None:
-                txids = store.open_batches(tally.spec, run_id, [], *_look(planner))
-            return txids
-
-    with ThreadPoolExecutor(4) as threads:
-        assert sorted(threads.map(plan, "abcd")) == [[1], [2], [3], [4]]
-
-
 def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
     """The slower execution finds the plan of the faster; neither fails (row 13)."""
     tally.plan(2, run_id="before")
@@ -104,22 +85,6 @@ def test_a_plan_that_runs_twice_at_once_is_one_plan(tally: Tally, settings: Sett
         twin.commit()
         assert slower.result() is None, "it had seen one more batch"
     assert tally.store.open_batches(tally.spec, "run", [1, 2], seen_batch(2), []) == [1]
-
-
-@pytest.mark.promise("fault:process-dies-at-any-statement:processing")
-def test_a_planner_that_dies_leaves_no_batch(tally: Tally, settings: Settings, waiting: Callable[[], int]) -> None:
-    with closing(psycopg2.connect(**settings.conninfo())) as dying, dying.cursor() as cursor, ThreadPoolExecutor(1) as thread:
-        digest = hashlib.sha256(b"{}").digest()
-        cursor.execute(
-            "INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by) "
-            "VALUES ('tally', 1, %s, %s, 'dying')",
-            [b"{}", digest],
-        )
-        alive = thread.submit(tally.store.open_batches, tally.spec, "alive", [], 0, frozen(1))
-        until(waiting)
-        dying.close()
-        assert alive.result() == [1]
-    assert tally.start(1).source_metadata == {"files": [], "number": 1}
 
 
 # metadata
@@ -139,18 +104,7 @@ def test_an_attempt_starts_in_a_few_statements(tally: Tally) -> None:
         assert len(statements) <= most
 
 
-@pytest.mark.promise("I6")
-def test_every_attempt_reads_the_metadata_that_was_frozen(tally: Tally) -> None:
-    """A retry processes exactly the slice of the first attempt, byte for byte (I6)."""
-    content = {"files": [{"path": 'a "b".csv', "size": 2**53 + 1, "note": "S\u00e3o \U0001f6a2 \u0000"}]}
-    tally.store.open_batches(tally.spec, "run", [], None, [encode_metadata(content)])
-    assert [tally.start(1).source_metadata, tally.start(1).source_metadata] == [content, content]
-    assert tally.store.source_metadata("tally", 1) == content
-    assert tally.store.batch_history("tally", 1).source_metadata == content
-
-
 FROZEN = frozen(1)[0]
-MATCHING = "the digest matches"
 CORRUPTIONS = {
     "bit flip": (FROZEN.replace(b"1", b"0", 1), FROZEN),
     "truncated": (FROZEN[:-1], FROZEN),
@@ -187,13 +141,11 @@ def test_altered_metadata_halts_every_step_of_its_batch(tally: Tally, settings: 
         lambda: tally.store.batch_history("tally", 1),
     ]
     refusal = r"tally 1: the saved source metadata .* Restore tidegate\.batch from a backup\."
-    for what, (content, digest_of) in CORRUPTIONS.items():
+    for content, digest_of in CORRUPTIONS.values():
         _alter_metadata(as_role, content, content if digest_of is None else digest_of)
-        before = contents(settings)
         for step in steps:
-            with pytest.raises(MetadataCorrupt, match=refusal):
+            with refused(settings, MetadataCorrupt, match=refusal):
                 step()
-        assert contents(settings) == before, what
 
 
 def _alter_metadata(as_role: Execute, content: bytes, digest_of: bytes) -> None:
@@ -217,10 +169,16 @@ def test_a_newer_attempt_fences_the_older_whenever_that_goes_on(tally: Tally, se
     def zombie_stages() -> None:
         staged = tally.stage(older, "per_shop", [("a", 9, 9, 9, 9), ("zombie", 9, 9, 9, 9)])
         assert staged.rows == 2
+<<<<<<< HEAD
         before = contents(settings)
         with pytest.raises(AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now"):
             tally.store.seal(older, [staged], Tracked(9))
         assert contents(settings) == before
+=======
+        with refused(settings, AttemptFenced, match="tally 1:1 is fenced: attempt 2 owns the batch now") as fenced:
+            tally.store.seal(older, [staged], Tracked(9))
+        assert (fenced.value.pipeline, fenced.value.txid, fenced.value.attempt) == ("tally", 1, 1)
+>>>>>>> 8e00abf3 (The commit's connection is broken through a relay or in its COMMIT; a helper checks that what is refused changes nothing; tests of attempts and commits that others repeat go)
 
     zombie_stages()
     tally.store.seal(beside, [], Tracked(0))  # at another batch, which has a fence of its own
@@ -308,49 +266,12 @@ def test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else(tally: Tal
     staged = tally.stage(failed, "per_shop", [("a", 1, 1, 1, 1)])
     tally.store.fail_attempt(failed, "MALFORMED_RECORD: line 7")
     tally.store.halt_batch("tally", 2, "MALFORMED_RECORD: line 7")
-    before = contents(settings)
-    with pytest.raises(AttemptFenced, match="recorded as failed: MALFORMED_RECORD: line 7"):
+    with refused(settings, AttemptFenced, match="recorded as failed: MALFORMED_RECORD: line 7"):
         tally.store.seal(failed, [staged], Tracked(1))
-    assert contents(settings) == before
     assert tally.store.batch_statuses("tally")[-1].phase == "halted"
     tally.process(2)
     assert tally.process(2, mode="restage").number == 4
     assert tally.store.batch_statuses("tally")[-1].phase == "processed"
-
-
-@pytest.mark.promise("I20", "fault:process-is-stopped-and-goes-on-later:processing")
-@pytest.mark.parametrize("step", ["keep_alive", "fail_attempt", "note_spark"])
-def test_a_process_that_is_stopped_in_a_small_step_holds_the_next_attempt_up_for_seconds(
-    tally: Tally, settings: Settings, step: str
-) -> None:
-    """It has locked a row that the next attempt needs, and does not come to its COMMIT (I20)."""
-    tally.plan(1)
-    attempt = tally.start(1)
-    steps: dict[str, Callable[[StateStore], object]] = {
-        "keep_alive": lambda store: store.keep_alive(attempt),
-        "fail_attempt": lambda store: store.fail_attempt(attempt, "BROKEN: it broke."),
-        "note_spark": lambda store: store.note_spark(attempt, "application", "tag"),
-    }
-    stopped, goes_on = threading.Event(), threading.Event()
-
-    def stop(_connection: object) -> None:
-        stopped.set()
-        goes_on.wait(60)
-
-    with (
-        StateStore.connect(replace(settings, idle_timeout_seconds=1)) as store,
-        StateStore.connect(replace(settings, lock_timeout_seconds=20)) as other,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        sa.event.listen(store.engine, "commit", stop, once=True)
-        step_of_the_stopped = pool.submit(steps[step], store)
-        try:
-            assert stopped.wait(10)
-            assert Tally(other).start(1).number == attempt.number + 1
-        finally:
-            goes_on.set()
-        with pytest.raises(StoreUnavailable):
-            step_of_the_stopped.result(30)
 
 
 # declarations
@@ -459,19 +380,6 @@ def test_texts_are_staged_as_utf8_whatever_encoding_the_session_has(
     assert [row[0] for row in tally.state()] == ["Zürich €"]
 
 
-def test_a_batch_without_an_attempt_is_not_given_up_and_a_late_one_learns_that_its_staging_is_gone(
-    tally: Tally, as_role: Execute
-) -> None:
-    tally.plan(1)
-    assert not tally.store.give_up("tally", 1, "the pipeline's policy", "x")
-    attempt = tally.start(1)
-    as_role("tidegate", "DROP TABLE staging.per_shop_1_1")
-    with pytest.raises(Unprocessed, match=r'Staging is gone while staging per_shop: relation "staging.per_shop_1_1" does not'):
-        tally.store.stage(attempt, tally.spec.states[0], io.BytesIO(b""))
-    tally.process(1)
-    assert tally.commit(1).skipped_reason is None
-
-
 # another incarnation of the database
 
 
@@ -483,7 +391,6 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     as_role("tidegate_owner", "UPDATE tidegate.cursor SET epoch = '7000000000000000000/00000001'")
-    before = contents(settings)
     steps: list[Callable[[], object]] = [
         lambda: tally.plan(1, run_id="next"),
         lambda: tally.start(2),
@@ -491,9 +398,8 @@ def test_every_step_halts_in_a_restored_database(tally: Tally, settings: Setting
         lambda: tally.store.replay_quarantined(tally.spec, "me", "they are corrected"),
     ]
     for step in steps:
-        with pytest.raises(HoleDetected, match=r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
+        with refused(settings, HoleDetected, r"restored, promoted or copied.*tidegate migrate --accept-epoch"):
             step()
-    assert contents(settings) == before
 
 
 def _look(tally: Tally) -> tuple[BatchInput | None, list[bytes]]:

@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, contents, merge_steps
+from tests.integration.conftest import BIGINT_MAX, TALLY, Execute, Row, Tally, TallyOf, merge_steps, refused
 from tests.store import Commit, StateSpec, Tracked, combine_batches, encode_metadata
 from tidegate import migrations
 from tidegate.jobs import Avg, Check, Count, Files, Max, Min, Newest, Pipeline, Rows, State, Sum, Variance
@@ -213,6 +213,7 @@ OVERFLOWS = {
 }
 
 
+@pytest.mark.promise("I2", "error:OVERFLOW")
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("committed", [0, 1])
 @pytest.mark.parametrize("case", OVERFLOWS)
@@ -225,14 +226,12 @@ def test_batches_that_overflow_one_by_one_are_not_merged_together(
         money.process_states(txid, rows)
     if committed:
         money.commit(1)
-    before = contents(settings)
     for shared_rows in (combine_batches.SHARED_ROWS, 0):  # combined in the upsert, and before it in a table
         monkeypatch.setattr(combine_batches, "SHARED_ROWS", shared_rows)
-        with pytest.raises(PermanentError):
+        with refused(settings, PermanentError):
             store.commit_ready(pipeline.spec, "test")
-        assert contents(settings) == before
     money.commit(1)
-    with pytest.raises(Overflow):
+    with refused(settings, Overflow, rf"committing {pipeline.name} 2.*Widen the column's type"):
         money.commit(2)
 
 
@@ -251,11 +250,9 @@ def test_a_sum_that_is_out_of_range_on_the_way_is_in_range_one_by_one(tally: Tal
     tally.commit(1)
     tally.process(2, [("a", 1, BIGINT_MAX, 1, 1)])
     tally.process(3, [("a", 1, 3, 3, 3)])
-    before = contents(settings)
 
-    with pytest.raises(Overflow, match="bigint out of range"):
+    with refused(settings, Overflow, "bigint out of range"):
         tally.store.commit_ready(tally.spec, "test")
-    assert contents(settings) == before
 
     tally.commit(2)
     tally.commit(3)
@@ -284,20 +281,16 @@ def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Sett
     for event in ("INSERT", "UPDATE"):
         as_role("postgres", SWALLOW.format(event))
         migrations.accept_table(tally.store.settings, "per_shop", "ann")
-        before = contents(tally.store.settings)
-        with pytest.raises(GuardMismatch, match=r"tally 2 to 3: 1 of 2 rows were not written into state\.per_shop"):
+        with refused(settings, GuardMismatch, r"tally 2 to 3: 1 of 2 rows were not written into state\.per_shop"):
             tally.store.commit_ready(tally.spec, "test", max_batches=2)
-        with pytest.raises(GuardMismatch):
+        with refused(settings, GuardMismatch):
             tally.commit(2)
-        assert contents(tally.store.settings) == before
         as_role("postgres", "DROP FUNCTION state.swallow CASCADE; UPDATE tidegate.state_table SET accepted_shape = '{}'")
 
     foreign = "INSERT INTO state.per_shop VALUES ('c', 9, 9, 9, 9, 7)"
     as_role("tidegate_owner", f"SELECT set_config('tidegate.writer', 'tally', false); {foreign}")
-    before = contents(tally.store.settings)
-    with pytest.raises(PermanentError):
+    with refused(tally.store.settings, PermanentError):
         tally.store.commit_ready(tally.spec, "test")
-    assert contents(tally.store.settings) == before
     assert [tally.commit(txid).key_count for txid in (2, 3)] == [2, 2]
     with pytest.raises(GuardMismatch, match=r"1 of 1 rows of state\.per_shop"):
         tally.commit(4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Execute, Tally, contents
+from tests.integration.conftest import Execute, Tally, contents, refused
 from tests.store import MAX_BYTES, Mend, Original
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import RangeRefused, StoreUnavailable, TidegateError, UnknownBatch, UsageError
@@ -124,10 +124,8 @@ def test_a_record_that_was_taken_up_is_not_mended(waiting: Tally, settings: Sett
     """Its batch may have read it already. A skipped replay gives it back, with its mend."""
     mend(waiting, RAW, "a,5")
     assert waiting.store.replay_quarantined(waiting.spec, "anna", "mended") == (2, 2)
-    before = contents(settings)
-    with pytest.raises(RangeRefused, match=r"record 1, was taken up by txid 2, so it is not mended"):
+    with refused(settings, RangeRefused, match=r"record 1, was taken up by txid 2, so it is not mended"):
         mend(waiting, RAW, "a,6", again=True)
-    assert contents(settings) == before
 
     attempt = waiting.start(2)
     waiting.store.fail_attempt(attempt, "TEST: failed")

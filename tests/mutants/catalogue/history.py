@@ -81,11 +81,11 @@ MUTANTS = (
     ),
     STORE("a-lost-answer-is-taken-for-a-failure", "I10", "StateStore.commit_batch")(
         "if isinstance(cause, DBAPIError)[- and not cause.connection_invalidated-]:",
-        f"{ORDERED}::test_a_lost_answer_to_a_commit_that_landed_is_found_in_the_cursor",
+        f"{ORDERED}::test_the_outcome_of_a_commit_whose_answer_is_lost_is_waited_for",
     ),
     STORE("the-outcome-of-a-commit-is-looked-up-without-the-lock", "I10", "StateStore._resolve")(
         "[-commit_facts.lock_and_read(connection, pipeline, self.witness)-]{+pass+}",
-        f"{ORDERED}::test_a_commit_in_a_half_open_connection_is_waited_for",
+        f"{ORDERED}::test_the_outcome_of_a_commit_whose_answer_is_lost_is_waited_for",
     ),
     DATABASE("a-statement-after-the-lock-sees-what-was-before-it", "I3", "_engine_for")(
         'isolation_level="[-READ COMMITTED-]{+REPEATABLE READ+}",',

@@ -75,7 +75,6 @@ MUTANTS = (
     ),
     ACTIONS("a-batch-is-skipped-before-its-turn", "I3", "skip")(
         "is_its_turn = txid [-=-]{+>+}= facts.cursor.txid + 1",
-        "tests/integration/test_ordered_commit.py::test_a_failed_batch_can_be_skipped_and_order_goes_on",
         f"{POLICIES}::test_a_batch_that_is_given_up_waits_for_its_turn",
     ),
     STORE("of-a-lost-planner-the-replay-is-kept", "I12", "StateStore.replay_quarantined")(

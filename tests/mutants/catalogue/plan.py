@@ -38,7 +38,6 @@ MUTANTS = (
     BATCHES("of-two-planners-both-have-planned", "I6", "insert_batches")(
         "return len(connection.execute(statement).all()) [-=-]{+<+}= len(rows)",
         f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",
-        f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
     ),
     BATCHES("a-run-is-planned-twice", "I8", "assign_to_run")(
         "if len(connection.execute(covered).all()) [-!=-]{+>+} len(rows):",
@@ -50,7 +49,6 @@ MUTANTS = (
     ),
     STORE("half-a-plan-is-kept", "I6", "StateStore.open_batches")(
         "after, new)\n            ):\n[-                connection.rollback()\n-]",
-        f"{ATTEMPTS}::test_concurrent_planners_share_no_batch",
         f"{ATTEMPTS}::test_a_plan_continues_what_was_opened_and_is_made_once",
     ),
     STORE("batches-of-another-declaration-are-planned", "I16", "StateStore.open_batches")(
