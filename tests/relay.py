@@ -17,9 +17,14 @@ class Relay:
 
     def close(self) -> None:
         """Break all connections, and refuse new ones."""
-        for end in (self._listener, *self._ends):
-            _end(end)
+        _end(self._listener)
+        self.cut()
         self._listener.close()
+
+    def cut(self) -> None:
+        """Break all connections; new ones reach the server."""
+        for end in [*self._ends]:
+            _end(end)
 
     def open(self) -> None:
         """Lead to the server again."""

@@ -25,7 +25,7 @@ from tests.conformance.conftest import (
     partial,
 )
 from tests.crashes import Crash, FaultPlan
-from tests.integration.conftest import until
+from tests.integration.conftest import refused, until
 from tests.store import (
     LedgerReader,
     NotStarted,

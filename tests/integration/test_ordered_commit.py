@@ -334,8 +334,7 @@ def test_a_connection_that_ends_before_its_commit_arrives_commits_nothing(
 
     def end(connection: sa.Connection) -> None:
         if by == "network":
-            relay.close()
-            relay.open()
+            relay.cut()
         else:
             assert as_role("postgres", END, [connection.connection.dbapi_connection.info.backend_pid]) == [(True,)]
 
@@ -368,8 +367,7 @@ def test_the_outcome_of_a_commit_whose_answer_is_lost_is_waited_for(
     ):
         commit = thread.submit(store.commit_batch, ready.spec, 2, "first")
         ((pid,),) = until(lambda: as_role("postgres", WAITS.format("query = 'COMMIT'")))
-        relay.close()
-        relay.open()
+        relay.cut()
         until(lambda: waiting() == 2)
         if not lands:
             assert as_role("postgres", END, [pid]) == [(True,)]
