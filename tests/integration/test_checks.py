@@ -79,11 +79,6 @@ def test_what_a_check_finds_blocks_the_batch_or_is_kept(
         flow.commit(2)
     assert str(failed.value).startswith("words 2: ")
     assert found in str(failed.value)
-<<<<<<< HEAD
-    assert contents(settings) == before
-=======
-    assert (failed.value.pipeline, failed.value.txid) == ("words", 2)
->>>>>>> 8e00abf3 (The commit's connection is broken through a relay or in its COMMIT; a helper checks that what is refused changes nothing; tests of attempts and commits that others repeat go)
     warned = words(check=Check(finds, otherwise="warn"))
     warned.commit(2)
     assert found in outcome(warned, 2)["check"]
