@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import CommandLine, write_flights
+from tests.cli.conftest import CommandLine
 from tests.servers import Server
 from tidegate.explain import error_pages
 
-GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 USAGE, PERMANENT, TRY_AGAIN, INTERRUPTED = 2, 1, 75, 130
 VERBS = {
     "trigger": ("trigger", "{}"),
@@ -123,13 +122,6 @@ def test_without_a_ledger_every_verb_says_what_is_missing(tidegate: CommandLine,
             _fails(elsewhere(*arguments), PERMANENT, "tidegate migrate")
     finally:
         server.drop_database(empty)
-
-
-def test_without_spark_a_run_says_how_to_start_it(tidegate: CommandLine) -> None:
-    write_flights(tidegate.settings.home, 1, GOOD)
-    done = tidegate("run", "flights", TIDEGATE_SPARK_REMOTE="sc://127.0.0.1:1")
-    _fails(done, TRY_AGAIN, "127.0.0.1:1", "tidegate up")
-    assert tidegate.json("inspect", "flights")[0]["phase"] == "planned"
 
 
 WRONG = [

@@ -1,7 +1,5 @@
 """The verb rebuild: a changed aggregate of a pipeline that has committed, in a project of its own, from end to end."""
 
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +10,6 @@ import psycopg2
 import pytest
 
 from tests.cli.conftest import CommandLine, write_file
-from tests.store import HOME_VARIABLE, PipelineSpec
-from tidegate import migrations
-from tidegate.jobs import Count, Files, Max, Pipeline, State, Sum
 from tidegate.state_store import Settings
 
 USAGE = 2
@@ -52,22 +47,6 @@ def project(settings: Settings) -> CommandLine:
 def declare(home: Path, **changed: Any) -> None:
     usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
     (home / "pipelines/sales.py").write_text(SALES.format(**usual | changed))
-
-
-def specs_of(project: CommandLine) -> list[PipelineSpec]:
-    """Return the project's pipelines as the second test declares them, for this process, which has another project."""
-    source = Files(
-        "data/sales", glob="*.csv", format="csv", max_files=1, schema={"day": "date", "shop": "string", "cents": "int"}
-    )
-    checked = {"on_poison": "quarantine", "check": {"priced": "cents >= 0"}}
-    total = State(key={}, aggregates={"sold": Count()})
-    more = {"sold": Count(), "cents": Sum("cents", "bigint"), "dearest": Max("cents", "integer")}
-    by_day = State(key={"day": "date", "shop": "text"}, aggregates={"sold": Count()})
-    sales = {"daily": State(key={"shop": "text"}, aggregates=more), "total": total}
-    return [
-        Pipeline("counts", source, {"by_day": by_day, "in_all": total}, **checked).spec,
-        Pipeline("sales", source, sales, version=2, **checked).spec,
-    ]
 
 
 def migrate(project: CommandLine, message: str) -> None:
@@ -109,7 +88,6 @@ def asked(project: CommandLine, statement: str) -> list[tuple[Any, ...]]:
 
 
 ALL = "SELECT day, shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= {} GROUP BY ALL"
-BY_SHOP = "SELECT shop, count(*), sum(cents)::bigint, max(cents) FROM SALES WHERE cents >= 0 GROUP BY ALL"
 
 
 @pytest.mark.promise("verb:rebuild", "json:rebuild")
@@ -151,45 +129,3 @@ def test_an_added_aggregate_counts_from_the_first_batch_on(project: CommandLine)
     staged = "SELECT count(*) FROM pg_class WHERE relnamespace = 'staging'::regnamespace AND relname ~ '__v'"
     assert asked(project, staged) == [(0,)]
     assert project.json("get", "sales", "daily", "2026-01-04", "Lisbon")[0]["row"]["cents"] == 400
-
-
-@pytest.mark.soak
-def test_others_go_on_while_a_migration_waits_for_a_rebuild(project: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = SALES.replace('name="sales"', 'name="counts"').replace('"daily"', '"by_day"').replace('"total"', '"in_all"')
-    usual = {"schema": SCHEMA, "version": 1, "least": 0, "key": KEY, "aggregates": COUNT}
-    (project.settings.home / "pipelines/counts.py").write_text(other.format(**usual))
-    migrate(project, "counts")
-    for day in range(1, 9):
-        sell(project, day)
-    assert project.json("run", "sales")["committed"] == list(range(1, 9))
-    assert project.json("run", "counts", "--max-batches", "2")["committed"] == [1, 2]
-    before = rows(project)
-
-    declare(project.settings.home, key='{"shop": "text"}', aggregates=MORE, version=2)
-    rebuild = project.start("rebuild", "sales", "--yes")
-    while not (asked(project, "SELECT 1 FROM tidegate.commit WHERE pipeline = 'sales__v2' AND txid >= 2")):
-        assert rebuild.poll() is None
-        time.sleep(0.05)
-    rebuild.send_signal(signal.SIGKILL)
-    rebuild.communicate()
-    reached = project.json("inspect", "sales__v2")
-    assert 2 <= len([batch for batch in reached if batch["phase"] == "committed"]) < 8
-
-    written = Path(project.json("migrate", "--new", "by shop")["written"])
-    assert written.name == "0003_by_shop.py"
-    sell(project, 9)
-    for verb in (("migrate",), ("run", "sales")):
-        refused = project(*verb)
-        assert refused.returncode == 1
-    assert "sales is being rebuilt: sales__v2 has committed" in project("migrate").stderr
-    assert "Let it go on: tidegate rebuild sales --yes" in project("migrate").stderr
-    assert "Run: tidegate migrate" in project("run", "sales").stderr
-    monkeypatch.setenv(HOME_VARIABLE, str(project.settings.home))
-    broken = migrations.upgrade_all_but_broken(project.settings, specs_of(project))
-    assert list(broken) == ["sales"]
-    assert rows(project) == before
-    assert project.json("run", "counts")["committed"] == list(range(3, 10))
-    assert project.json("rebuild", "sales", "--yes")["rebuilt"] == 8
-    assert project.json("migrate")["changed"] == ["sales"]
-    assert project.json("run", "sales")["committed"] == [9]
-    assert rows(project) == oracle(project, BY_SHOP)

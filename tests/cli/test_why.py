@@ -1,24 +1,16 @@
 """`tidegate why` and `tidegate error`: readable, safe in a terminal, and useful when the ledger cannot be read."""
 
-from collections.abc import Callable
-
 import pytest
-import sqlalchemy as sa
 
 from tests import command_lines
 from tests.cli.conftest import CommandLine, write_flights
-from tests.store import LEDGER, VERSION_TABLE, encode_metadata
+from tests.store import encode_metadata
 from tidegate.explain import error_pages
 from tidegate.jobs.pipelines import flights
 from tidegate.state_store import StateStore
 
-AsOwner = Callable[[sa.Executable], sa.CursorResult]
 GOOD = "2013,1,1,517,2,UA,1545,EWR,IAH,1400"
 BAD = "2013,1,1,\x1b[31mnoon<b>,2,UA,1545,EWR,IAH,1400"
-
-
-def codes(tidegate: CommandLine, *arguments: str) -> list[str]:
-    return [cause["code"] for cause in tidegate.json("why", *arguments)["causes"]]
 
 
 @pytest.mark.promise("verb:why", "json:why")
@@ -49,50 +41,11 @@ def test_a_halted_pipeline_is_explained_with_commands_to_copy(tidegate: CommandL
     assert sorted(halted) == sorted(["code", "sentence", "txid", "since", "advice", "command", "action", "severity", "error"])
 
 
-@pytest.mark.soak
-def test_an_idle_pipeline_asks_its_source(tidegate: CommandLine) -> None:
-    """A missing folder is the cause; so is unread data, with the command that starts a run: in Airflow only if there is one."""
-    home = tidegate.settings.home
-    (away,) = tidegate.json("why", "flights")["causes"]
-    assert (away["code"], away["error"]) == ("SOURCE_UNREADABLE", "SOURCE_UNREADABLE")
-    assert "does not exist" in away["sentence"]
-    write_flights(home, 1, GOOD)
-    tidegate.json("run", "flights")
-    assert codes(tidegate, "flights") == ["IDLE"]
-    assert codes(tidegate, "flights", "1") == ["COMMITTED"]
-    assert tidegate.json("status")["unread"] == {}
-    write_flights(home, 2, GOOD)
-    (unread,) = tidegate.json("why", "flights")["causes"]
-    assert (unread["code"], unread["command"]) == ("UNREAD", "tidegate run flights")
-    assert unread["sentence"].endswith("no batch has taken. All batches up to txid 1 have committed.")
-    told = tidegate.json("status")["unread"]
-    assert told == {"flights": "flights: its source has data that no batch has taken. tidegate run flights"}
-    (password := home / "password").write_text("secret")
-    with_airflow = {"TIDEGATE_AIRFLOW_PASSWORD_FILE": str(password)}
-    assert "    $ tidegate trigger flights --wait\n" in tidegate("why", "flights", **with_airflow).stdout
-
-
 def test_a_long_message_is_shown_whole(tidegate: CommandLine) -> None:
     with StateStore.connect(tidegate.settings) as store:
         store.open_batches(flights.PIPELINE.spec, "run", [], None, [encode_metadata({"files": []})])
         store.halt_batch("flights", 1, f"SOURCE_CHANGED: {'a long story ' * 60}Put it back.")
     assert "a long story Put it back." in tidegate("why", "flights").stdout
-
-
-def test_a_ledger_that_cannot_be_read_is_the_cause(tidegate: CommandLine, as_owner: AsOwner) -> None:
-    """Postgres is away, refuses the password, or has another revision: the answer says so, and what to do."""
-    assert codes(tidegate, "flights") != ["STORE_UNAVAILABLE"]
-    away = tidegate("why", "flights", PGPORT="1")
-    assert away.returncode == 0
-    assert "Postgres did not answer" in away.stdout
-    assert "    $ tidegate up\n" in away.stdout
-    refused = tidegate("why", "flights", PGUSER="nobody")
-    assert "    More: tidegate error ACCESS_REFUSED\n" in refused.stdout
-    version = sa.table(VERSION_TABLE, sa.column("version_num"), schema=LEDGER)
-    as_owner(sa.update(version).values(version_num="0032"))
-    (cause,) = tidegate.json("why", "flights")["causes"]
-    assert (cause["code"], cause["command"]) == ("SCHEMA_OUT_OF_DATE", "tidegate migrate")
-    assert "made by an earlier, unreleased revision" in cause["sentence"]
 
 
 @pytest.mark.promise("verb:error", "json:error")

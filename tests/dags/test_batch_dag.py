@@ -16,13 +16,9 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG, BaseSensorOperator
 from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError, TaskDeferred
-from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.timeout import timeout
 from airflow.sdk.module_loading import import_string
 from airflow.serialization.serialized_objects import DagSerialization
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import tidegate.jobs.pipelines
 from tests.batches import Batches
@@ -30,7 +26,7 @@ from tests.dags.conftest import CLICKS, REPOSITORY
 from tests.examples import EXAMPLES
 from tests.store import WINDOW, Attempt, Tracked, errors
 from tidegate.dags import batch_dag, batch_tasks
-from tidegate.dags.batch_tasks import Announce, CommitSensor, ProcessBatch
+from tidegate.dags.batch_tasks import CommitSensor, ProcessBatch
 from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
 from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
@@ -435,16 +431,6 @@ def test_a_chain_of_runs_ends_at_a_batch_that_is_left_over_and_with_the_source(
     assert queued == [("continued_2__run", {})]
 
 
-def test_a_paused_pipeline_skips_its_runs_with_the_reason(clicks: Batches, caplog: pytest.LogCaptureFixture) -> None:
-    clicks.store.pause(CLICKS.name, "ann", "the warehouse is moved")
-
-    with pytest.raises(AirflowSkipException, match=r"clicks was paused by ann on .*: the warehouse is moved\."):
-        _plan()
-
-    assert clicks.store.last_opened(CLICKS.name) is None
-    assert not caplog.records
-
-
 @pytest.mark.usefixtures("clicks")
 def test_a_plan_warns_of_a_dag_that_does_not_fit_its_pipeline(
     settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -499,27 +485,6 @@ def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pyte
     assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
 
 
-def test_an_announcement_says_what_the_run_has_committed(clicks: Batches) -> None:
-    clicks.plan("other", 1)
-    clicks.plan("run", 4)
-    asset = batch_dag.asset_of("clicks")
-    task = Announce(task_id="announce", pipeline_name="clicks", outlets=[asset])
-    for txid in (1, 3, 4):
-        clicks.seal(txid)
-    clicks.give_up(2)
-    for txid in (1, 2):
-        clicks.commit(txid)
-    with pytest.raises(AirflowSkipException, match="has committed nothing"):
-        task.execute({"run_id": "run", "outlet_events": OutletEventAccessors()})
-
-    for txid in (3, 4):
-        clicks.commit(txid)
-    events = OutletEventAccessors()
-    task.execute({"run_id": "run", "outlet_events": events})
-
-    assert events[asset].extra == {"first_txid": 3, "last_txid": 4}
-
-
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let batches have no rows: then they are sealed as soon as they are processed."""
@@ -537,34 +502,6 @@ def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) ->
     (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
     assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", PROCESS, 6]
     assert _phases(clicks) == [(1, "committed"), (2, "committed")]
-
-
-@pytest.mark.usefixtures("without_spark")
-def test_a_task_tells_its_trace_what_it_did(clicks: Batches, exporter: InMemorySpanExporter) -> None:
-    clicks.plan("run", 3)
-    clicks.seal(1)
-    clicks.begin(2)
-    with trace.get_tracer("test").start_as_current_span("worker.batch.process[1]"):
-        _process(2).execute({"ti": _task()})
-    with trace.get_tracer("test").start_as_current_span("worker.batch.commit[2]"):
-        _commit(3).execute_complete({"ti": _task(2, task_id=COMMIT)})
-
-    recorded = [(s.name, s.attributes["tidegate.txid"], s.attributes["tidegate.attempt"]) for s in _ours(exporter)]
-    assert recorded == [
-        ("process", 2, 1),
-        ("process", 2, 2),
-        ("process", 3, 1),
-        ("wait", 3, 1),
-        ("commit", 3, 1),
-    ]
-    parents = {s.context.span_id: s.name for s in exporter.get_finished_spans()}
-    assert [parents[s.parent.span_id] for s in _ours(exporter)] == ["worker.batch.process[1]"] * 3 + [
-        "worker.batch.commit[2]"
-    ] * 2
-
-
-def _ours(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
-    return [span for span in exporter.get_finished_spans() if span.instrumentation_scope.name == "tidegate"]
 
 
 @pytest.mark.parametrize("fenced", [False, True])

@@ -362,36 +362,6 @@ def test_first_and_last_take_every_type(tables: Tables) -> None:
         assert str(found[name]).lower() == str(wanted).lower(), name
 
 
-@pytest.mark.soak
-def test_a_million_partials_are_merged_by_several_processes(tables: Tables) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    keys, batches = 180_000, 6
-    aggregates = {
-        "lines": Count(),
-        "mean": Avg("n", digits=2),
-        "bits": BitXor("n"),
-        "last": Last("n", "bigint", {"place": "bigint"}),
-        "values": CollectSet("n", "bigint"),
-        "shares": Histogram("n", [3]),
-    }
-    kinds = {"key": pa.int64(), "n": pa.int64(), "place": pa.int64()}
-    state = State(key={"key": "bigint"}, aggregates=aggregates)
-    pipeline = tables.declare_over(pa.schema(list(kinds.items())), state)
-    for batch in range(batches):
-        numbers = range(keys)
-        columns = ([*numbers], [(number * 7 + batch) % 5 for number in numbers], [(batch * 5) % 7 for _ in numbers])
-        tables.put(pa.table({name: pa.array(values, kinds[name]) for name, values in zip(kinds, columns, strict=True)}))
-    tables.run_mixed(pipeline)
-    wanted = duckdb.sql(
-        f"""SELECT key, count(*), round(avg(n), 2)::decimal(38,2), bit_xor(n), arg_max(n, place),
-                   list_sort(list_distinct(list(n))), [count(*) FILTER (n < 3), count(*) FILTER (n >= 3)]
-            FROM read_parquet('{tables.folder}/*.parquet') GROUP BY key ORDER BY key"""
-    ).fetchall()
-    names = ("key", "lines", "mean", "bits", "last", "values", "shares")
-    found = [tuple(row[name] for name in names) for row in tables.rows(pipeline)]
-    assert found == wanted
-
-
 @pytest.mark.parametrize(
     ("declare", "message"),
     [

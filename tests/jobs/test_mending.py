@@ -12,7 +12,7 @@ from tests import steps
 from tests.jobs.test_policies import NOT_NEGATIVE, PER_NAME, SCHEMA, by_line, counted
 from tests.sources.conftest import Inbox, inbox
 from tests.store import Original
-from tidegate.jobs import Count, Files, Pipeline, Rows, State, Sum
+from tidegate.jobs import Files, Pipeline, Rows
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.stage import bad_records
 from tidegate.jobs.compute.stage.bad_records import BLOCK_BYTES, WaitingReader, describe_fault
@@ -84,47 +84,6 @@ def test_mended_records_count_as_if_the_source_had_been_right(inbox: Inbox, monk
     assert sorted((r["txid"], r["origin"], r["payload"], r["mended_payload"]) for r in steps.waiting(inbox.settings)) == sorted(
         (3, record["origin"], record["payload"], None) for record in left
     )
-
-
-STILL_BAD = {  # what a record is mended to, and why it waits again
-    '{"name": "b", "amount": -9}': "fails the check 'not negative'",
-    '{"name": null, "amount": 1}': "key column name is NULL",
-    '{"name": "a\\u0000b", "amount": 1}': "column name holds a NUL character",
-    '{"name": "b", "amount": 2147483648}': "column amount: 2147483648 is no int",
-    '{"name": "b", "amount": 1.5}': "column amount: 1.5 is no int",
-    '"b,\nb",zwei': "column amount: 'zwei' is no int",
-}
-
-
-@pytest.mark.soak
-def test_a_mended_record_that_is_still_bad_waits_again(inbox: Inbox) -> None:
-    lines = ["a,1", *(f"b{n},-{n}" for n in range(1, len(STILL_BAD))), "c,two"]
-    inbox.write("1.csv", "".join(f"{line}\n" for line in ["name,amount", *lines]))
-    pipeline = declare(inbox, files("csv"))
-    inbox.run(pipeline)
-    originals = by_line(inbox)
-    for original, mended in zip(originals, STILL_BAD, strict=True):
-        steps.mend(inbox.settings, original, mended)
-    replay(inbox, pipeline)
-
-    assert counted(inbox, pipeline) == {"a": (1, 1)}
-    again = by_line(inbox)
-    assert [(r["txid"], r["origin"], r["reason"], r["mended_at"]) for r in again] == [
-        (2, original["origin"], reason, None) for original, reason in zip(originals, STILL_BAD.values(), strict=True)
-    ]
-    assert [r["is_raw"] for r in again] == [False] * (len(again) - 1) + [True]
-    for record, mended in zip(again, STILL_BAD, strict=True):
-        assert record["payload"] == mended if record["is_raw"] else json.loads(record["payload"]) == json.loads(mended)
-    with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
-        kept = connection.exec_driver_sql(
-            "SELECT mended_payload, mended_by FROM tidegate.quarantine WHERE txid = 1 AND replayed_txid = 2 ORDER BY number"
-        ).all()
-    assert [tuple(row) for row in kept] == [(mended, "test") for mended in STILL_BAD]
-
-    steps.mend(inbox.settings, again[0], '{"name": "b", "amount": 2}')
-    steps.mend(inbox.settings, again[-1], '"b,\nb",2')
-    replay(inbox, pipeline)
-    assert counted(inbox, pipeline) == {"a": (1, 1), "b": (1, 2), "b,\nb": (1, 2)}
 
 
 EXACTLY: dict[str, tuple[str, str]] = {  # a value of each type as a file has it, and as Spark shows it
@@ -209,19 +168,6 @@ def test_a_replay_of_long_records_holds_few_of_them_at_a_time(inbox: Inbox) -> N
     batches = list(WaitingReader(conninfo, "inbox", 2, 1, are_raw=True)(iter([numbers])))
     assert sum(batch.num_rows for batch in batches) == 40
     assert max(batch.nbytes for batch in batches) < BLOCK_BYTES + 2 * 2**20
-
-
-@pytest.mark.soak
-def test_partition_columns_belong_to_a_parsed_record(inbox: Inbox) -> None:
-    states = {"per_day": State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})}
-    inbox.write("dt=2026-11-05/1.csv", "name,amount\na,1\nb,-2\nc,x\n")
-    pipeline = declare(inbox, files("csv", partitions={"dt": "date"}, glob="**/*"), states=states)
-    inbox.run(pipeline)
-    for record in steps.waiting(inbox.settings):
-        steps.mend(inbox.settings, record, "c,4" if record["is_raw"] else '{"name": "b", "amount": 2, "dt": "2026-11-06"}')
-    replay(inbox, pipeline)
-    found = {str(row["dt"]): (row["lines"], row["amount"]) for row in inbox.rows(pipeline, "per_day")}
-    assert found == {"2026-11-05": (2, 5), "2026-11-06": (1, 2)}
 
 
 # The columns of today, an amount as it was set aside, and why it would wait again.

@@ -26,7 +26,7 @@ from tidegate.jobs.compute.shortcuts import Route, choose
 from tidegate.jobs.compute.transform.transform_purity import check_pure
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import BadKey, DeclarationInvalid, RowsLost
+from tidegate.state_store.base.errors import BadKey, DeclarationInvalid
 
 PRICE = pa.decimal128(10, 2)
 PRICES = State(
@@ -82,34 +82,6 @@ def clean(rows: list[Row]) -> list[dict[str, Any]]:
     return result
 
 
-@pytest.mark.promise("performance:small-files-are-grouped-by-one-task")
-def test_one_task_groups_a_batch_or_a_shuffle_does(tables: Tables) -> None:
-    rows: list[Row] = [(f"name {number % 40}", number, None) for number in range(80)]
-    ways = [(one_task, transform) for one_task in (True, False) for transform in (None, lambda rows: rows.where("amount >= 0"))]
-    declared = tables.declare_over(SCHEMA, PRICES)
-    pipeline = replace(declared, source=replace(declared.source, max_files=2))
-    tables.put(*[table(rows[:40]), table(rows[40:])] * len(ways))
-    staged = []
-    with StateStore.connect(tables.settings) as store:
-        for txid, (one_task, transform) in zip(tables.plan(pipeline, "run"), ways, strict=True):
-            each = replace(pipeline, transform=transform)
-            with spark_session(tables.settings, "inbox") as spark:
-                # Adaptive execution would make one partition of so few rows in both cases.
-                spark.conf.set("spark.sql.adaptive.enabled", "false")
-                try:
-                    steps.process(
-                        tables.settings, each, txid, owner="test", routing=lambda *_, one=one_task: Route(one_task=one)
-                    )
-                finally:
-                    spark.conf.unset("spark.sql.adaptive.enabled")
-            steps.commit(tables.settings, each, txid, owner="test")
-            staged.append(len(store.batch_history("inbox", txid).seals))
-
-    assert tables.rows(pipeline) == clean(rows * len(ways))
-    assert staged[:2] == [1, 1]
-    assert min(staged[2:]) > 1
-
-
 def without_digests(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
     return steps.shuffled(pipeline, attempt, replace(facts, is_verified=False))
 
@@ -153,19 +125,6 @@ def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> Non
         sums = (this["source_hash_sum"], that["source_hash_sum"])
         found[name] = "None" if sums == (None, None) else "used" if sums[0] == sums[1] else "all"
     assert found == {name: str(hashed) for name, (_, _, hashed) in HASHED.items()}
-
-
-def test_a_file_with_another_number_of_rows_than_was_read_is_not_sealed(tables: Tables) -> None:
-    pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put(table([("a", 1, None), ("b", 2, None)]))
-
-    def routing(pipeline: Pipeline, attempt: Attempt, facts: InputFacts) -> Route:
-        assert facts.rows == 2
-        return choose(pipeline, attempt, replace(facts, rows=3))
-
-    tables.plan(pipeline, "test")
-    with pytest.raises(RowsLost, match="of 3 rows 2 arrived in the partials of state per_name"):
-        steps.process(tables.settings, pipeline, 1, owner="test", routing=routing)
 
 
 @pytest.mark.soak
@@ -468,18 +427,3 @@ def test_a_transform_whose_result_varies_is_refused(tables: Tables, caplog: pyte
                 if f"The transform uses {name.removesuffix(' in SQL')}: that keeps some" not in caplog.text:
                     accepted.append(name)
         assert accepted == []
-
-
-@pytest.mark.soak
-def test_a_sum_ignores_nan_that_spark_casts_to_null(tables: Tables) -> None:
-    rows = pa.table({"name": ["a", "a", "a"], "amount": pa.array([float("nan"), 1.5, float("-inf")])})
-    cast = lambda rows: rows.selectExpr("name", "cast(amount AS decimal(10,2)) AS amount")  # noqa: E731
-    assert tables.aggregate(per_name(amount=Sum("amount", "numeric(10,2)")), rows, transform=cast) == [
-        {"name": "a", "amount": Decimal("1.50")}
-    ]
-    assert "abs(v) < double('inf')" in (Sum.__doc__ or "")
-    tables.put(rows)
-    number = {"a number": "abs(amount) < double('inf')"}
-    checked = tables.declare_over(rows.schema, per_name(amount=Sum("amount", "numeric(10,2)")), cast, check=number)
-    tables.plan(checked, "refused")
-    assert "fails the check 'a number'" in tables.outcome(checked, 2)

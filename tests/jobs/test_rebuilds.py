@@ -336,31 +336,6 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("source", ["files", "inputs"])
-def test_a_replay_of_records_that_count_where_they_stood_replays_nothing(
-    settings: Settings, register: Callable[..., None], source: str
-) -> None:
-    sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
-    (settings.home / "south").mkdir()
-    south = replace(sales().source, folder="south")
-    files = sales().source if source == "files" else Inputs({"north": sales().source, "south": south})
-    sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", 5))
-    first = sales(source=files, check={"priced": "cents >= 0"})
-    register(first)
-    run(settings, first)
-    with StateStore.connect(settings) as store:
-        assert store.replay_quarantined(first.spec, "me", "once more") == (4, 2)
-    assert run(settings, first) == [4]
-    changed = sales(2, source=files, check={}, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED)})
-    assert rebuilt(settings, changed, run) == [1, 2, 3, 4]
-    with StateStore.connect(settings) as store, pytest.raises(RangeRefused, match="has the batches of inbox and no others"):
-        store.replay_quarantined(changed.rebuild().spec, "me", "once more")
-    migrate(settings, changed)
-    assert sums(settings) == {"Faro": (1, -5), "Lisbon": (3, 405), "Porto": (4, 14)}
-    assert asked(settings, "SELECT 1 FROM tidegate.quarantine") == []
-
-
-@pytest.mark.soak
 def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, register: Callable[..., None]) -> None:
     sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
     sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", "much"))
@@ -449,25 +424,6 @@ def test_a_batch_that_is_redone_between_its_plan_and_its_opening_is_planned_agai
     before = content(settings, "by_shop")
     redo(settings, changed, 2, owner="me", reason="once more")
     assert content(settings, "by_shop") == before
-
-
-def test_an_opaque_source_plans_no_batch_of_a_rebuild_again(settings: Settings, register: Callable[..., None]) -> None:
-    sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
-    opaque = replace(sales().source, kind="opaque", max_files=2)
-    states = {"by_shop": State(key=BY_SHOP, aggregates=COUNTED, kind="opaque")}
-    register(sales(source=opaque, states=states))
-    assert run(settings, sales(source=opaque, states=states)) == [1, 2]
-    sell(settings, 4, (9, "Faro", 4))
-    changed = sales(2, source=opaque, states={"by_shop": State(key=BY_SHOP, aggregates=SUMMED, kind="opaque")})
-    file = settings.home / "sales/03.csv"
-    file.rename(settings.home / "aside")
-    with pytest.raises(TidegateError, match=r"03\.csv"):
-        rebuilt(settings, changed, run)
-    (settings.home / "aside").rename(file)
-    assert rebuilt(settings, changed, run) == [2]
-    migrate(settings, changed)
-    assert run(settings, changed) == [3]
-    assert sums(settings) == {"Faro": (1, 4), "Lisbon": (3, 600), "Porto": (6, 21)}
 
 
 # ------------------------------------------------------------------------------ what counts as committed, by the ledger

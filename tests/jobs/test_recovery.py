@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from pyspark.sql.connect.client.core import RpcDeadlines
 
 from tests.jobs.test_failures import Held, attempts_of, counted, failed_while_held, skipping, wait_for
@@ -98,28 +97,3 @@ def test_a_run_goes_on_when_servers_have_been_killed(inbox: Inbox, stack: Settin
     assert [commit.skipped_reason for commit in result.commits] == [None] * BATCHES
     assert counted(inbox, pipeline) == {"a": 10}
     assert {attempt["is_poison"] for txid in result.txids for attempt in attempts_of(inbox, txid)} <= {False, None}
-
-
-@pytest.mark.soak
-@pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
-def test_a_run_goes_on_when_its_commit_is_not_answered(inbox: Inbox, stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = skipping(inbox, window=1)
-    kills = iter([True])
-
-    def lose(_connection: Any) -> None:
-        if next(kills, None):
-            os.kill(server_process(stack, "postgres"), signal.SIGKILL)
-
-    original = StateStore.commit_ready
-
-    def with_a_kill(store: StateStore, *arguments: Any, **more: Any) -> Any:
-        sa.event.listen(store.engine, "commit", lose)
-        try:
-            return original(store, *arguments, **more)
-        finally:
-            sa.event.remove(store.engine, "commit", lose)
-
-    monkeypatch.setattr(StateStore, "commit_ready", with_a_kill)
-    run_pipeline(inbox.settings, pipeline, run_id="run")
-    assert next(kills, None) is None
-    assert counted(inbox, pipeline) == {"a": 10}

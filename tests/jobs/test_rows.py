@@ -12,18 +12,13 @@ from tests import steps
 from tests.jobs.conftest import Staged, Tables, offenders
 from tests.store import key_lookup, state_table_of
 from tidegate import migrations
-from tidegate.jobs import Count, Files, Newest, Pipeline, Ranges, Rows, State
+from tidegate.jobs import Count, Files, Pipeline, Ranges, Rows, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch
 
 SCHEMA = {"name": "string", "amount": "bigint"}
 ALL = Rows({"name": "text", "amount": "bigint"})
 DIVIDED = Rows({"name": "text", "amount": "bigint"}, range_partitions=Ranges("amount", 100))
-STATES = {
-    "per_name": State(key={"name": "text"}, aggregates={"lines": Count()}, kind="opaque"),
-    "newest": Newest({"name": "text"}, {}, order_by={"amount": "bigint"}, kind="opaque"),
-    "log": ALL,
-}
 Record = tuple[str | None, int | None]
 # What CSV or COPY might take for something else, and rows that are equal.
 RECORDS: list[Record] = [("a", 1), ("a", 1), ('"x",\\.', None), ("", 0), ("NULL", -1), ("line\nbreak", 2**63 - 1), ("\\N", 5)]
@@ -66,22 +61,6 @@ def test_rows_that_the_transform_makes_are_appended_by_several_tasks(tables: Tab
     tables.run(pipeline)
     found = Tally(name for name, _ in appended(store)[1])
     assert found == {"a": 3, "c": 1, "many": 40_000}
-
-
-def test_a_redo_replaces_the_rows_of_its_batch_alone(tables: Tables, store: StateStore) -> None:
-    pipeline = tables.declare(Files("inbox", schema=SCHEMA, kind="opaque"), states=STATES)
-    tables.put(as_table([("a", 1), ("b", 2)]), as_table([("a", 1), ("c", 9)]))
-    tables.run(pipeline)
-    assert appended(store) == {1: [("a", 1), ("b", 2)], 2: [("a", 1), ("c", 9)]}
-    (tables.folder / "0002.parquet").unlink()
-    tables.put(as_table([("d", 4)]))
-    steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="it was wrong")
-    after = appended(store)
-    assert after[1] == [("a", 1), ("b", 2)]
-    assert [row["name"] for row in tables.rows(pipeline)] == sorted(
-        {name for rows in after.values() for name, _ in rows if name}
-    )
-    assert {row["name"]: row["amount"] for row in tables.rows(pipeline, "newest")} == dict(sorted(after[1] + after.get(2, [])))
 
 
 def test_a_row_of_another_writer_stops_the_commit(store: StateStore, settings: Settings, register: Callable[..., None]) -> None:

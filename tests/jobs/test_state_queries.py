@@ -1,7 +1,6 @@
 """Transforms that read committed states: the same in every attempt, by key, with the right types, or refused by name."""
 
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -37,18 +36,15 @@ from tidegate.jobs import (
 from tidegate.jobs.compute.batch_attempt import stage_batch
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.transform.state_query_answers import StateAnswers
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.state_queries import answered_by
 from tidegate.jobs.testing import partials
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import (
     AccessRefused,
-    AttemptFenced,
     DeclarationInvalid,
     GuardMismatch,
     RangeRefused,
     SchemaOutOfDate,
-    SparkFailed,
     StoreUnavailable,
 )
 
@@ -59,7 +55,6 @@ SCHEMA = {"name": "string", "amount": "bigint"}
 BATCHES = [[("a", 1), ("b", 2), ("a", 3)], [], [("a", 4), ("c", 5)], [("b", 6), ("c", 7), ("c", 8)]]
 FEW = [BATCHES[0], BATCHES[3]]
 LOG = Rows({"name": "text", "amount": "bigint", "before": "bigint", "mean_before": "numeric(38,3)", "since": "bigint"})
-LOG_BEFORE = {"before": "bigint", "mean_before": "decimal(38,3)", "since": "bigint"}
 STATES = {"per_name": PER_NAME, "log": LOG}
 
 
@@ -99,36 +94,6 @@ def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
 def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     names = ("txid", "name", "amount", "before", "mean_before", "since")
     return sorted((tuple(row[name] for name in names) for row in tables.all_rows(pipeline, "log")), key=repr)
-
-
-def test_each_batch_reads_what_the_one_before_has_left(tables: Tables) -> None:
-    pipeline = declare(tables)
-    put(tables, BATCHES)
-    for txid in tables.plan(pipeline, "run"):
-        routing = steps.ROUTINGS["shuffled" if txid % 2 else "chosen"]
-        steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
-        steps.commit(tables.settings, pipeline, txid, owner="test")
-    assert log_of(tables, pipeline) == expected(BATCHES)
-
-
-@pytest.mark.soak
-@pytest.mark.promise("I21")
-def test_an_attempt_that_is_overtaken_or_repeated_reads_the_same(tables: Tables) -> None:
-    pipeline = declare(tables)
-    put(tables, FEW)
-    tables.run(pipeline)
-    put(tables, [[("a", 9), ("d", 1)]])
-    (txid,) = tables.plan(pipeline, "next")
-    with StateStore.connect(tables.settings) as store:
-        overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
-        assert isinstance(overtaken, Attempt)
-        steps.process(tables.settings, pipeline, txid, owner="newer")
-        steps.process(tables.settings, pipeline, txid, owner="newest", mode="restage")
-        steps.commit(tables.settings, pipeline, txid, owner="newest")
-        # On a slow machine, it is interrupted as fenced before it comes to its seal.
-        with spark_session(tables.settings, "inbox") as spark, pytest.raises((AttemptFenced, SparkFailed)):
-            stage_batch(store, pipeline, overtaken, spark)
-    assert log_of(tables, pipeline) == expected([*FEW, [("a", 9), ("d", 1)]])
 
 
 @pytest.mark.promise("I21")
@@ -176,45 +141,6 @@ def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: 
     assert waits.sentence == (
         "Txid 3 may begin when txid 2 has committed: it reads inbox.per_name as that has left it. Txid 1 commits next."
     )
-
-
-@pytest.mark.soak
-def test_two_runs_at_once_read_the_same(tables: Tables) -> None:
-    pipeline = declare(tables, retry_delay_seconds=0)
-    put(tables, BATCHES)
-    failures: list[BaseException] = []
-
-    def run(run_id: str) -> None:
-        try:
-            run_pipeline(tables.settings, pipeline, run_id=run_id)
-        except BaseException as error:  # noqa: BLE001 - shown below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert log_of(tables, pipeline) == expected(BATCHES)
-
-
-def without_before(rows: Any) -> Any:
-    """Give the rows the columns that queries would."""
-    return rows.selectExpr("*", *(f"cast(NULL AS {kind}) {name}" for name, kind in LOG_BEFORE.items()))
-
-
-@pytest.mark.soak
-def test_queries_may_come_later(tables: Tables) -> None:
-    plain = declare(tables, queries=(), transform=without_before)
-    put(tables, FEW)
-    for txid in tables.plan(plain, "run"):
-        steps.process(tables.settings, plain, txid, owner="before")
-    later = declare(tables, version=2)
-    assert steps.process(tables.settings, later, 2, owner="after").must_wait
-    tables.run(later, "after")
-    assert log_of(tables, later) == expected(FEW)
-    declare(tables, version=3, queries=(), transform=without_before)
 
 
 @pytest.mark.soak

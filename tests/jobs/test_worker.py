@@ -17,12 +17,9 @@ from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.processing import Done, Processed
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
-    CommitOutOfOrder,
     DeclarationChanged,
-    MalformedRecord,
     RangeRefused,
     SchemaOutOfDate,
-    SourceChanged,
     SparkUnavailable,
     UnknownBatch,
     UnknownPipeline,
@@ -128,44 +125,6 @@ def test_steps_may_be_repeated(settings: Settings) -> None:
     assert (again.attempt, again.key_count, again.committed_at) == (2, first.key_count, first.committed_at)
     assert commit(settings, 2).attempt == 1
     assert stored_state(settings, SALES) == clean_state(settings.home)
-
-
-@pytest.mark.usefixtures("counted_here")
-def test_a_halted_batch_says_why_and_holds_up_only_later_commits(settings: Settings) -> None:
-    bad = settings.home / "sales" / "01.csv"
-    planned = bad.read_bytes()
-    steps.plan(settings, SALES, run_id="first")
-    bad.write_bytes(planned.replace(b"10", b"11", 1))
-
-    with pytest.raises(SourceChanged, match=str(bad)):
-        process(settings, 1)
-    process(settings, 2)
-    with pytest.raises(CommitOutOfOrder, match="inbox cannot commit txid 2: 0 is the last committed"):
-        commit(settings, 2)
-    assert (phase_of(settings, 1), phase_of(settings, 2)) == ("halted", "processed")
-    with StateStore.connect(settings) as store:
-        (lag,) = store.lag(["inbox"])
-        assert (lag.committed, lag.opened, lag.pending) == (0, 2, 2)
-        assert str(bad) in (lag.waits_for or "")
-    assert stored_state(settings, SALES) == {}
-
-    bad.write_bytes(planned)
-    assert commit(settings, 1).already_committed is False
-    assert phase_of(settings, 2) == "committed"  # with the sealed batches after it
-    assert commit(settings, 2).already_committed is True
-    assert stored_state(settings, SALES) == clean_state(settings.home)
-
-
-@pytest.mark.usefixtures("counted_here")
-def test_committing_a_batch_that_cannot_be_processed_says_why(settings: Settings) -> None:
-    (settings.home / "sales" / "01.csv").write_text("shop,cents\nnorth\n")
-    steps.plan(settings, SALES, run_id="run")
-    for step in (process, commit):
-        with pytest.raises(MalformedRecord, match=r"01\.csv, line 2"):
-            step(settings, 1)
-    history = steps.history(settings, 1)
-    assert history.status.phase == "halted"
-    assert [attempt["error"].startswith("MALFORMED_RECORD") for attempt in history.attempts] == [True, True]
 
 
 @pytest.mark.promise("fault:declaration-changed-in-between:processing")

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tidegate.jobs import Files
-from tidegate.jobs.sources.files.content import open_file
 from tidegate.jobs.sources.files.folder_listing import identify, list_files
 from tidegate.state_store.base.errors import SourceUnreadable
 
@@ -27,14 +25,6 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return write_file
-
-
-@pytest.mark.parametrize("pattern", ["**/**/*.json", "**", "{**/*,**/*.json}"])
-def test_a_file_that_a_glob_reaches_in_several_ways_is_there_once(tmp_path: Path, write: Write, pattern: str) -> None:
-    """``**/**`` reaches a file once for each folder above it; its rows would count as often."""
-    for name in ("c.json", "x/b.json", "x/y/a.json"):
-        write(name)
-    assert list_files(tmp_path, pattern).names == ["c.json", "x/b.json", "x/y/a.json"]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +116,6 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(inbox: Path, name: str) 
         identify(inbox, name, 0)
 
 
-def test_links_that_lead_out_are_followed_if_declared(inbox: Path) -> None:
-    listing = list_files(inbox, "**/*", follow_links=True)
-    assert listing.names == ["a.txt", "absolute.txt"]
-    assert listing.left_alone == {
-        "is a link to a file that is read by another name": ["file.txt", "folder/password.txt", "twice.txt"]
-    }
-    found = identify(inbox, "absolute.txt", 0, follow_links=True)
-    assert found is not None
-    assert found["size"] == len("hunter2")
-
-
 def test_a_link_within_the_folder_is_read_unless_its_file_is(tmp_path: Path, write: Write) -> None:
     write("2024.json")
     write("..data/config.json")
@@ -166,26 +145,6 @@ def test_links_in_many_cycles_are_listed_in_finite_time(tmp_path: Path, write: W
         for other in range(12):
             (tmp_path / f"{one}/to{other}").symlink_to(f"../{other}")
     assert len(list_files(tmp_path, "**/*.json").names) == 12
-
-
-@pytest.mark.timeout(60)
-def test_a_listed_file_is_checked_again_when_it_is_opened(inbox: Path) -> None:
-    """A name may become another file's between listing and opening: the opened file decides, not its name."""
-    os.mkfifo(inbox / "pipe.txt")
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(inbox / "socket.txt"))
-    for name, why in (("pipe.txt", "is no file"), ("folder", "leads out of"), ("socket.txt", "cannot be read")):
-        with pytest.raises(SourceUnreadable, match=why):
-            identify(inbox, name, 0)
-    server.close()
-
-    reader = open_file(inbox / "a.txt", inbox)
-    (inbox / "a.txt").unlink()
-    (inbox / "a.txt").symlink_to("../secret/password.txt")
-    assert reader.read() == b"a"
-    reader.close()
-    with pytest.raises(SourceUnreadable, match="leads out of"):
-        open_file(inbox / "a.txt", inbox)
 
 
 LIST = """

@@ -47,16 +47,6 @@ def test_documents_keep_their_limits() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_the_store_names_all_its_rooms() -> None:
-    described = (PROJECT / "state_store/__init__.py").read_text().partition("The rooms;")[2].partition('"""')[0]
-    rooms = re.findall(r"^    (\w+) {2,}", described, re.MULTILINE)
-    assert sorted(rooms) == sorted(file.parent.name for file in (PROJECT / "state_store").glob("*/__init__.py"))
-    upwards = re.compile(r"^\s*from tidegate\.state_store(?:\.(\w+))?[\w.]* import", re.MULTILINE)
-    for number, room in enumerate(rooms):
-        for file in (PROJECT / "state_store" / room).glob("*.py"):
-            assert set(upwards.findall(file.read_text())) <= set(rooms[: number + 1]), file
-
-
 def test_every_module_says_what_it_is_about() -> None:
     folders = ("dags/", "jobs/", "state_store/", "migrations/", "tidegate/")
     modules = [name for name in TRACKED if name.endswith(".py") and name.startswith(folders)]

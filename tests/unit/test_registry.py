@@ -1,7 +1,6 @@
 """Pipelines are found by name, and a wrong name gets a useful answer."""
 
 import json
-import os
 import subprocess
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -99,19 +98,6 @@ def test_whatever_a_module_writes_or_raises_the_others_are_found(tmp_path: Path)
         if not closed:
             assert [pipeline["pipeline"] for pipeline in json.loads(done.stdout)] == ["loud"]
             assert {"program", "at exit", "a program at exit", "thread", "afterwards"} <= set(done.stderr.splitlines())
-
-
-def test_a_process_without_standard_output_finds_the_pipelines_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "says.py").write_text("print('hello')\n" + DECLARATION.format(name="says"))
-    monkeypatch.setattr(pipelines, "__path__", [str(tmp_path)])
-    kept = os.dup(1)
-    os.close(1)
-    try:
-        found = all_pipelines()
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-    assert ([pipeline.name for pipeline in found.pipelines], found.broken) == (["says"], [])
 
 
 def test_what_can_be_no_rebuilds_name_costs_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,6 @@ MUTANTS = (
     FILE("a-rebuild-plans-its-batches-again", "I24", "_must_replan")(
         'spec.source_kind != "transactional"[- and spec.rebuilds is None-]',
         REASONS,
-        "tests/jobs/test_rebuilds.py::test_an_opaque_source_plans_no_batch_of_a_rebuild_again",
     ),
     TURNS("the-window-is-one-batch-shorter", "limit:WINDOW", "has_room")(
         "return txid - committed <[-=-] window", REASONS, f"{AT_WORK}::test_batches_outside_the_window_are_not_begun"
