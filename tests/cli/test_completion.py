@@ -2,10 +2,7 @@
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from tests import in_process
 from tests.conftest import COMMAND
@@ -72,22 +69,3 @@ def test_bash_takes_the_script(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", ASK_BASH], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     assert "word_count" in done.stdout
-
-
-@pytest.mark.promise("performance:each-verb-loads-its-own-module-parsed")
-def test_names_are_completed_without_what_a_verb_needs_to_run() -> None:
-    """Or each tabulator would take as long as a verb."""
-    program = (
-        "import sys\nfrom tidegate.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
-        "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'pyarrow', 'httpx') if m in sys.modules])"
-    )
-    for words, offered in (("tidegate inspect fl", "plain,flights"), ("tidegate quar", "plain,quarantine")):
-        asked = {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.argv = ['tidegate']\n{program}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PATH": "/usr/bin:/bin", "TIDEGATE_HOME": str(EXAMPLES), **asked},
-        )
-        assert done.stdout.splitlines() == [offered, "[]"]

@@ -1,8 +1,6 @@
 """The output of the verbs, for people and for programs."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 
 from tests import in_process
 from tests.cli.conftest import CommandLine, write_file, write_flights
-from tests.examples import EXAMPLES
 from tests.store import SourceKind, StateKind, exactly_once
 from tidegate.cli import app
 from tidegate.explain import source_report
@@ -213,18 +210,6 @@ def test_every_verb_and_option_has_help_and_every_verb_json_output(tmp_path: Pat
         assert [p.name for p in command.params if not getattr(p, "help", None) and p.name != "help"] == [], verb
         assert verb.split()[0] in shown, verb
         assert verb == "demo" or "--json" in [name for p in command.params for name in p.opts], verb
-
-
-@pytest.mark.promise("performance:get-uses-psycopg2-alone")
-def test_a_lookup_loads_nothing_slow() -> None:
-    """`get` is quick because neither SQLAlchemy nor Spark nor Airflow is imported."""
-    program = (
-        "import sys\nfrom tidegate.commands.show import inspect_verbs\nfrom tidegate.jobs.registry import find_pipeline\n"
-        "from tidegate.state_store.states import key_lookup\nfind_pipeline('flights')\n"
-        "print([m for m in ('sqlalchemy', 'pyspark', 'airflow', 'pandas', 'rich', 'httpx') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLES, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.promise("verb:skip", "json:skip", "decision:0017", "error:MALFORMED_RECORD")

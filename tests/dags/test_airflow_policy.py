@@ -49,19 +49,6 @@ def test_as_many_are_scheduled_as_the_run_may_have_workers_for() -> None:
     assert [task._rendered_map_index for task in tasks] == [f"txid {txid}" for txid in range(11, 21)]
 
 
-def test_the_state_of_the_first_is_not_that_of_all() -> None:
-    """Airflow creates the later instances in the state that the first one has after the policy."""
-    late = created(PROCESS, CONCURRENCY, state="scheduled", tries=0)
-
-    assert (late.state, late.try_number, late.scheduled_dttm) == (None, 0, None)
-
-
-def test_commit_tasks_wait_for_their_process_tasks() -> None:
-    commit = created(COMMIT, 0)
-
-    assert (commit.state, commit.try_number, commit._rendered_map_index) == (None, 0, "txid 11")
-
-
 @pytest.mark.parametrize(
     "default_args",
     [{"depends_on_past": True}, {"execution_timeout": timedelta(minutes=5)}],
@@ -71,19 +58,11 @@ def test_tasks_that_airflow_has_to_look_at_are_left_to_it(default_args: dict[str
     assert created(PROCESS, 0, default_args=default_args).state is None
 
 
-def test_a_task_that_exists_is_never_scheduled_again() -> None:
-    """Airflow asks the policy each time it loads a task instance; by then it may have failed, or been cleared."""
-    task = created(PROCESS, 0)
-    task.state, task.try_number = "failed", 1
-    airflow_policy.task_instance_mutation_hook(task, RUN)
-
-    assert (task.state, task.try_number) == ("failed", 1)
-
-
-@pytest.mark.parametrize(
-    ("state", "tries"), [("running", 1), ("scheduled", 1), ("deferred", 1), ("success", 0), ("removed", 0)]
-)
-def test_a_task_that_got_no_name_at_first_is_only_named_later(state: str, tries: int) -> None:
-    task = created(PROCESS, 0, state=state, tries=tries)
-
-    assert (task.state, task.try_number, task._rendered_map_index) == (state, tries, "txid 11")
+def test_all_others_are_only_named() -> None:
+    """Airflow creates later instances in the state that the first one has after the policy, and asks again at each load."""
+    late, commit = created(PROCESS, CONCURRENCY, state="scheduled", tries=0), created(COMMIT, 0)
+    assert (late.state, late.try_number, late.scheduled_dttm) == (None, 0, None)
+    assert (commit.state, commit.try_number, commit._rendered_map_index) == (None, 0, "txid 11")
+    for state, tries in (("running", 1), ("scheduled", 1), ("deferred", 1), ("failed", 1), ("success", 0), ("removed", 0)):
+        task = created(PROCESS, 0, state=state, tries=tries)
+        assert (task.state, task.try_number, task._rendered_map_index) == (state, tries, "txid 11")

@@ -1,9 +1,7 @@
 """Every Dag parses quickly, has the promised shape, and turns our errors into the right decision."""
 
 import inspect
-import json
-import os
-import subprocess
+import re
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -31,7 +29,7 @@ from tidegate.dags.batch_trigger import BATCH, COMMIT, PROCESS
 from tidegate.dags.waiting_tasks import Halt
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.registry import pipeline_names
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
 ERRORS = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TidegateError)]
 
@@ -55,32 +53,18 @@ def test_each_dag_file_holds_exactly_one_dag(dag_bag: DagBag) -> None:
     assert sorted(dag_bag.dags) == pipeline_names()
 
 
-def test_parsing_the_dags_loads_no_pyspark_and_no_pipeline(tmp_path: Path) -> None:
-    """A Dag file is parsed again and again, and by every task; parsing must be cheap."""
-    program = (
-        "import json, sys; from airflow.dag_processing.dagbag import DagBag; bag = DagBag(sys.argv[1]); "
-        "loaded = sorted(m for m in sys.modules if m.startswith(('pyspark', 'tidegate.jobs.pipelines.')));"
-        "print(json.dumps([len(bag.dags), loaded]))"
-    )
-    environ = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "TIDEGATE_HOME": str(EXAMPLES)}
-    command = [sys.executable, "-c", program, str(EXAMPLES / "dags")]
-
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, cwd=tmp_path)
-
-    assert json.loads(found.stdout.splitlines()[-1]) == [len(pipeline_names()), []]
-
-
-@pytest.mark.parametrize("name", ["flihgts", "../flights"])
-def test_an_unknown_pipeline_fails_the_parse_and_names_the_known_ones(name: str) -> None:
-    """A misspelt name must not become a Dag that fails at night."""
-    with pytest.raises(errors.UnknownPipeline, match=r"Pipelines: .*flights"):
-        batch_dag.batch_dag(name)
-
-
-def test_a_dag_that_would_process_no_batch_fails_the_parse() -> None:
-    """Its runs would wait for ever, without an error."""
-    with pytest.raises(errors.DeclarationInvalid, match="concurrency=0: it must be at least 1"):
-        batch_dag.batch_dag("flights", concurrency=0)
+@pytest.mark.parametrize(
+    ("name", "given", "refusal"),
+    [
+        ("flihgts", {}, r"UNKNOWN_PIPELINE: .*Pipelines: .*flights"),
+        ("../flights", {}, r"UNKNOWN_PIPELINE: .*Pipelines: .*flights"),
+        ("flights", {"concurrency": 0}, "DECLARATION_INVALID: .*concurrency=0: it must be at least 1"),
+    ],
+)
+def test_a_dag_that_would_fail_at_night_or_wait_for_ever_fails_the_parse(name: str, given: Any, refusal: str) -> None:
+    with pytest.raises(errors.TidegateError) as refused:
+        batch_dag.batch_dag(name, **given)
+    assert re.search(refusal, errors.describe(refused.value))
 
 
 @pytest.mark.promise("decision:0026", "performance:commit-waits-beside-process-not-after-it")
@@ -119,12 +103,12 @@ def test_a_dag_names_no_place_of_the_component_that_reads_it(flights: DAG) -> No
 def test_a_run_is_announced_by_a_task_that_does_not_decide_about_it() -> None:
     """As a teardown it runs after failures too, and the run's state is that of the tasks before it."""
     dag = batch_dag.batch_dag("flights", announce=True)
-    serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
-
-    announce = serialized.get_task("announce")
-    assert announce.upstream_task_ids == {PROCESS, COMMIT}
-    assert announce.is_teardown
-    assert not announce.on_failure_fail_dagrun
+    announce = DagSerialization.from_dict(DagSerialization.to_dict(dag)).get_task("announce")
+    assert (announce.upstream_task_ids, announce.is_teardown, announce.on_failure_fail_dagrun) == (
+        {PROCESS, COMMIT},
+        True,
+        False,
+    )
     assert [(outlet.name, outlet.uri) for outlet in announce.outlets] == [("tidegate://pipelines/flights",) * 2]
 
 
@@ -137,63 +121,46 @@ def test_a_wait_that_took_too_long_fails_permanently_with_advice(kind: str) -> N
 
 
 @pytest.mark.promise("decision:0025")
-def test_the_concurrency_bounds_spark_work_and_nothing_else() -> None:
-    """Batches that wait for their turn must not keep others from being processed: a limit of the task would count them."""
-    dag = batch_dag.batch_dag("flights", concurrency=7)
-
+def test_an_author_may_set_any_argument_of_a_dag(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = {"retries": 1, "owner": "ops", "execution_timeout": timedelta(minutes=5)}
+    dag = batch_dag.batch_dag(
+        "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args=usual, concurrency=7
+    )
+    assert (dag.tags, dag.max_active_runs, dag.catchup) == ({"tidegate", "nightly"}, 2, False)
+    assert dag.start_date is not None
+    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
+    # Batches that wait for their turn must not keep others from being processed: a limit of the task would count them.
     assert dag.max_active_tasks == 7
     assert {(task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) for task in dag.tasks} == {(None, None)}
-
-
-def test_a_time_limit_of_an_author_keeps_each_task_to_its_own_batch_so_it_starts_in_a_worker() -> None:
-    """In the triggerer it would wait for nothing; a limit that bounds the commit's wait for its turn would end it."""
-    dag = batch_dag.batch_dag("flights", default_args={"execution_timeout": timedelta(minutes=5)})
-
+    # With a limit, a task is kept to its own batch, so it starts in a worker; one that bounds the wait for a turn would end it.
     process, commit = dag.get_task(PROCESS), dag.get_task(COMMIT)
     assert (process.start_from_trigger, commit.start_from_trigger) == (False, True)
     assert (process.execution_timeout, commit.execution_timeout) == (timedelta(minutes=5), None)
-
-
-def test_where_airflow_sends_lineage_each_process_task_starts_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The triggerer runs no listeners of Airflow, so a batch whose task ends there would have no events."""
+    # The triggerer runs no listeners of Airflow: a batch whose task ends there would be missing from its lineage.
     assert batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
     monkeypatch.setenv("AIRFLOW__OPENLINEAGE__TRANSPORT", '{"type": "console"}')
     assert not batch_dag.batch_dag("flights").get_task(PROCESS).start_from_trigger
 
 
-def test_an_author_may_set_any_argument_of_a_dag() -> None:
-    dag = batch_dag.batch_dag(
-        "flights", schedule="@hourly", tags=("nightly",), max_active_runs=2, default_args={"retries": 1, "owner": "ops"}
-    )
-
-    assert dag.tags == {"tidegate", "nightly"}
-    assert dag.max_active_runs == 2
-    assert [(task.retries, task.owner) for task in dag.tasks] == [(1, "ops")] * 3
-    assert dag.start_date is not None
-    assert dag.catchup is False
-
-
-@pytest.mark.parametrize("given", ["one", ["one", "another"], ("one", "another")], ids=["one", "list", "tuple"])
-def test_an_authors_callbacks_are_called_besides_our_own(given: Any) -> None:
+@pytest.mark.parametrize("kind", [None, list, tuple])
+def test_an_authors_callbacks_are_called_besides_our_own(kind: Any) -> None:
     def one(context: Any) -> None:
         """Tell somebody."""
 
     def another(context: Any) -> None:
         """Tell somebody else."""
 
-    functions = {"one": one, "another": another}
-    chosen = functions[given] if isinstance(given, str) else type(given)(functions[name] for name in given)
-    dag = batch_dag.batch_dag("flights", default_args={"on_failure_callback": chosen}, on_failure_callback=another)
-
-    theirs = [chosen] if isinstance(given, str) else list(chosen)
-    for task_id in (PROCESS, COMMIT):
-        found = dag.get_task(task_id).on_failure_callback
-        assert found == [batch_tasks.report_failure, *theirs]
-    assert dag.get_task("plan").on_failure_callback == theirs
+    theirs = [one, another] if kind else [one]
+    given = {"on_failure_callback": kind(theirs) if kind else one}
+    dag = batch_dag.batch_dag("flights", default_args=given, on_failure_callback=another)
+    found = {task_id: dag.get_task(task_id).on_failure_callback for task_id in ("plan", PROCESS, COMMIT)}
+    ours = [batch_tasks.report_failure, *theirs]
+    assert found == {"plan": theirs, PROCESS: ours, COMMIT: ours}
     assert dag.on_failure_callback in (another, [another])
 
 
-def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> None:
+def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG, caplog: pytest.LogCaptureFixture) -> None:
+    """Airflow accepts any name: a misspelt one is refused, or a run would take everything; those of others are ignored."""
     for name in ("from_txid", "to_txid", "max_batches"):
         parameter = flights.params.get_param(name)
         assert (parameter.resolve(), parameter.resolve(7)) == (None, 7)
@@ -203,18 +170,15 @@ def test_run_parameters_take_positive_whole_numbers_or_nothing(flights: DAG) -> 
             with pytest.raises(ParamValidationError):
                 parameter.resolve(wrong)
 
+    def plan_with(conf: dict[str, Any]) -> None:
+        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf=conf))
 
-def test_a_misspelt_run_parameter_is_refused(flights: DAG) -> None:
-    """Airflow accepts any name, and a run without its max_batches would take everything."""
     for name in ("max_batch", "txid", "txids", "from_tx", "From-Txid", "batchsize", "from"):
         with pytest.raises(errors.UsageError, match=rf"{name} is unknown\. There are: from_txid, max_batches, to_txid"):
-            batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf={name: 3}))
-
-
-def test_what_another_scheduler_adds_to_a_run_is_ignored(flights: DAG, caplog: pytest.LogCaptureFixture) -> None:
+            plan_with({name: 3})
     conf = {"requested_by": "a colleague", "ticket": 4711, "reason": "", "dag_run_conf": None}
     with caplog.at_level("INFO"), pytest.raises(KeyError):
-        batch_tasks.plan("flights", 4, 9, params={}, run_id="run", dag=flights, dag_run=SimpleNamespace(conf=conf))
+        plan_with(conf)
     assert all(f"Run parameter {name} is ignored" in caplog.text for name in conf)
 
 
@@ -344,8 +308,11 @@ def test_a_wait_that_ended_in_vain_asks_the_ledger_again_before_it_fails(
     task, method = (_process(2), "execute_begin") if kind == "process" else (_commit(2), "execute_complete")
     event = Halt(reason="clicks 2 will not commit in this run", waits_for=waits_for)
     context = {"ti": _task()}
-    with pytest.raises(batch_tasks.WaitedInVain, match="clicks 2 will not commit in this run"):
+    with pytest.raises(batch_tasks.WaitedInVain, match="clicks 2 will not commit in this run") as waited:
         task.resume_execution(method, {"event": event}, context)
+    batch_tasks.report_failure({**context, "exception": waited.value})
+    # The ledger has the reason for the earlier batch: a halt of its own would keep this one from going on later.
+    assert clicks.store.batch_history(CLICKS.name, 2).status.phase == "planned"
 
     clicks.seal(1)
     clicks.commit(1)
@@ -479,10 +446,14 @@ def test_a_failed_task_names_the_page_of_its_error(clicks: Batches, caplog: pyte
 
     clicks.plan("run", 2)
     clicks.seal(2)
-    caplog.clear()
-    with pytest.raises(errors.CommitOutOfOrder):
-        _commit(2).execute_complete({"ti": _task(task_id=COMMIT)})
-    assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
+    for commit in (_commit(2).execute_complete, _commit(2).execute):  # the latter where Airflow starts it in a worker
+        caplog.clear()
+        with pytest.raises(errors.CommitOutOfOrder):
+            commit({"ti": _task(task_id=COMMIT)})
+        assert "More: tidegate error COMMIT_OUT_OF_ORDER" in caplog.text
+    clicks.seal(1)
+    _commit(1).execute({"ti": _task(0, task_id=COMMIT)})
+    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
 
 
 @pytest.fixture
@@ -491,31 +462,17 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processor, "_stage", lambda self, attempt: self._store.seal(attempt, [], Tracked(0)))
 
 
-@pytest.mark.usefixtures("without_spark")
-def test_the_ledger_keeps_which_task_instance_ran_an_attempt(clicks: Batches) -> None:
-    """So the log of an attempt can be found in Airflow."""
-    clicks.plan("run", 2)
-    clicks.seal(1)
-
-    _process(2).execute({"ti": _task()})
-
-    (attempt,) = clicks.store.batch_history(CLICKS.name, 2).attempts
-    assert [attempt[name] for name in ("airflow_run_id", "airflow_task_id", "airflow_try")] == ["run", PROCESS, 6]
-    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
-
-
-@pytest.mark.parametrize("fenced", [False, True])
-@pytest.mark.usefixtures("without_spark")
-def test_processing_succeeds_once_its_batch_is_sealed(
-    clicks: Batches, monkeypatch: pytest.MonkeyPatch, *, fenced: bool
+def test_processing_succeeds_once_another_attempt_has_sealed_its_batch(
+    clicks: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def fenced(processor: Processor, attempt: Attempt) -> None:
+        clicks.seal(attempt.txid)
+        processor._store.seal(attempt, [], Tracked(0))
+
+    monkeypatch.setattr(Processor, "_stage", fenced)
     clicks.plan("run", 2)
     clicks.begin(1)
-    if fenced:
-        monkeypatch.setattr(Processor, "_stage", lambda self, attempt: _fence(clicks, self._store, attempt))
-
     _process(2).execute({"ti": _task()})
-
     assert _phases(clicks) == [(1, "processing"), (2, "processed")]
 
 
@@ -536,33 +493,15 @@ def test_a_cleared_task_processes_its_batch_again(clicks: Batches, try_number: i
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == attempts
 
 
-@pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in", "decision:0026")
-def test_the_commit_task_starts_in_the_triggerer() -> None:
-    start = _commit(2).start_trigger_args
-
-    assert import_string(start.trigger_cls)(**start.trigger_kwargs).awaited == "commit"
-    assert start.timeout == timedelta(hours=6)
-    assert callable(getattr(CommitSensor, start.next_method))
-
-
-@pytest.mark.promise("decision:0027")
-def test_the_process_task_starts_in_the_triggerer_and_waits_as_long_as_its_run_lasts() -> None:
+@pytest.mark.promise("performance:commit-task-starts-and-mostly-ends-in", "decision:0026", "decision:0027")
+@pytest.mark.parametrize(("task", "limit"), [("process", None), ("commit", timedelta(hours=6))])
+def test_both_tasks_start_in_the_triggerer(task: str, limit: timedelta | None) -> None:
     """A run may have more work than the time after which a wait for a turn is taken for stuck."""
-    start = _process(2).start_trigger_args
+    operator = _process(2) if task == "process" else _commit(2)
+    start = operator.start_trigger_args
     trigger = import_string(start.trigger_cls)(**start.trigger_kwargs)
-
-    assert (trigger.awaited, start.timeout) == ("process", None)
-    assert callable(getattr(ProcessBatch, start.next_method))
-
-
-def test_the_commit_task_commits_in_order_where_airflow_starts_it_in_a_worker(clicks: Batches) -> None:
-    clicks.plan("run", 2)
-    clicks.seal(2)
-    with pytest.raises(errors.CommitOutOfOrder):
-        _commit(2).execute({"ti": _task(task_id=COMMIT)})
-    clicks.seal(1)
-    _commit(1).execute({"ti": _task(0, task_id=COMMIT)})
-    assert _phases(clicks) == [(1, "committed"), (2, "committed")]
+    assert (trigger.awaited, start.timeout) == (task, limit)
+    assert callable(getattr(operator, start.next_method))
 
 
 @pytest.mark.promise("limit:WINDOW")
@@ -625,6 +564,7 @@ def test_a_task_goes_on_with_batches_that_have_not_begun(clicks: Batches) -> Non
 
     assert _phases(clicks) == [*((txid, "committed") for txid in (1, 2, 3)), (4, "failed"), (5, "processed")]
     ran = [clicks.store.batch_history(CLICKS.name, txid).attempts[0] for txid in (2, 1, 5)]
+    assert {(attempt["airflow_run_id"], attempt["airflow_try"]) for attempt in ran} == {("run", 6)}
     assert [attempt["airflow_task_id"] for attempt in ran] == [PROCESS, *[f"{PROCESS} of txid 2"] * 2]
     assert ran[2]["owner"] == f"Airflow run, {PROCESS} of txid 2, try 6"
 
@@ -647,23 +587,3 @@ def test_a_batch_that_fails_in_another_task_is_left_to_its_own(
     with pytest.raises(errors.SourceUnavailable):
         _process(2).execute({"ti": _task(1)})
     assert len(clicks.store.batch_history(CLICKS.name, 2).attempts) == 2
-
-
-def _fence(batches: Batches, store: StateStore, attempt: Attempt) -> None:
-    batches.seal(attempt.txid)
-    store.seal(attempt, [], Tracked(0))
-
-
-def test_a_batch_that_waited_in_vain_is_not_halted_itself(
-    batches: Batches, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ledger already has the reason for the earlier batch; a halt of its own would keep it from going on later."""
-    monkeypatch.setattr(Settings, "load", lambda: settings)
-    batches.plan("run", 3)
-    batches.seal(2)
-    with pytest.raises(batch_tasks.WaitedInVain) as waited:
-        _commit(2).execute_complete({"ti": _task()}, event=Halt(reason="txid 1 is halted", waits_for=1))
-
-    batch_tasks.report_failure({"ti": _task(), "exception": waited.value})
-
-    assert batches.store.turn("clicks", 2).halted is None

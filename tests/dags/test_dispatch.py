@@ -125,28 +125,19 @@ def test_a_task_on_its_way_to_a_worker_counts_before_airflow_shows_it(
     _run(body)
 
 
-def test_batches_that_are_given_up_or_committed_need_no_worker(batches: Batches, poller: TurnPoller) -> None:
-    batches.plan("run", 2)
-    batches.seal(1)
-    batches.commit(1)
-    batches.give_up(2)
-
-    async def body() -> None:
-        assert await Waits(poller, 2).over(1, 2) == ["no worker"] * 2
-
-    _run(body)
-
-
-def test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker(
+def test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration(
     batches: Batches, poller: TurnPoller, register: Callable[..., None]
 ) -> None:
     """Its rows would never count."""
-    batches.plan("run", 1)
+    batches.plan("run", 3)
     batches.seal(1)
+    batches.commit(1)
+    batches.give_up(2)
+    batches.seal(3)
     register(replace(CLICKS, version=2))
 
     async def body() -> None:
-        assert await Waits(poller, 1).over(1) == ["worker"]
+        assert await Waits(poller, 3).over(1, 2, 3) == ["no worker", "no worker", "worker"]
 
     _run(body)
 

@@ -145,8 +145,10 @@ def test_a_halted_batch_ends_all_later_waits_with_its_reason(batches: Batches, p
     assert third.halted == "txid 2 is halted: SOURCE_CHANGED: a.csv"
 
 
-def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, polls: Polls, settings: Settings) -> None:
-    """With it, commit tasks after it were cleared, and start before its attempt lifts the halt."""
+def test_a_commit_waits_while_its_process_task_goes_on_or_was_cleared(
+    batches: Batches, polls: Polls, settings: Settings
+) -> None:
+    """With a task that was cleared, commit tasks after it were, and start before its attempt lifts the halt."""
     batches.plan("run", 2)
     batches.store.halt_batch(CLICKS.name, 1, "SOURCE_CHANGED: a.csv")
     batches.seal(2)
@@ -157,29 +159,16 @@ def test_a_halted_batch_whose_task_was_cleared_ends_no_wait(batches: Batches, po
         waits = [asyncio.create_task(_turn(poller, place)) for place in _places([1, 2])]
         await polls(6)
         assert not any(wait.done() for wait in waits)
+        states[0] = "running"
         await asyncio.to_thread(batches.seal, 1)
+        await polls(6)
+        assert not any(wait.done() for wait in waits)
         states[0] = "success"
         first = await waits[0]
         await asyncio.to_thread(batches.commit, 1)
         return first, await waits[1]
 
     assert [(turn.opens, turn.halted) for turn in _run(body)] == [(True, None), (True, None)]
-
-
-def test_a_commit_whose_process_task_goes_on_gets_no_worker(batches: Batches, polls: Polls, settings: Settings) -> None:
-    batches.plan("run", 2)
-    batches.seal(1)
-    states = {0: "running", 1: "running"}
-    poller = _poller(settings, [], process_tasks=lambda _pipeline, _run_id: states)
-
-    async def body() -> Turn:
-        wait = asyncio.create_task(_turn(poller, *_places([1])))
-        await polls(6)
-        assert not wait.done()
-        states[0] = "success"
-        return await wait
-
-    assert _run(body).opens
 
 
 def test_many_waiting_triggers_share_one_connection(batches: Batches, poller: TurnPoller, connects: list[StateStore]) -> None:
@@ -225,20 +214,6 @@ def test_waits_outlive_an_unreachable_postgres(
     assert "asking again in 1 s" in caplog.text
 
 
-def test_a_task_that_failed_silently_ends_the_later_waits(batches: Batches, settings: Settings) -> None:
-    """A task that is killed in its last try runs no code of ours; Airflow knows, and the ledger never will."""
-    batches.plan("run", 3)
-    poller = _poller(settings, [], lambda _pipeline, _run_id: [1])
-
-    async def body() -> Any:
-        before = asyncio.create_task(_turn(poller, *_places([1])))
-        turn = await _turn(poller, *_places([3]))
-        assert not before.done()
-        return turn
-
-    assert _run(body).halted == "no task of this run tries txid 2 any more"
-
-
 @pytest.mark.parametrize("situation", ["an attempt at work", "sealed ahead of its turn"])
 def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_commit(
     batches: Batches, settings: Settings, situation: str
@@ -249,23 +224,21 @@ def test_a_task_that_was_marked_by_hand_ends_no_wait_while_its_batch_may_still_c
     poller = _poller(settings, [], lambda _pipeline, run_id: looks.append(run_id) or [1])
 
     async def body() -> None:
-        wait = asyncio.create_task(_turn(poller, *_places([3])))
+        before, wait = (asyncio.create_task(_turn(poller, place)) for place in _places([1, 3]))
         while len(looks) < 4:
             await asyncio.sleep(0.01)
         assert not wait.done()
-        await asyncio.to_thread(_end_attempts, batches, situation)
+        # Nothing is at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn.
+        if situation == "an attempt at work":
+            await asyncio.to_thread(_silence, batches.store.settings)
+            assert not before.done()
+        else:
+            await asyncio.to_thread(batches.seal, 1)
+            await asyncio.to_thread(batches.commit, 1)
         assert (await wait).halted == "no task of this run tries txid 2 any more"
+        before.cancel()
 
     _run(body)
-
-
-def _end_attempts(batches: Batches, situation: str) -> None:
-    """Let nothing be at work any more: the attempt falls silent, or nothing commits the sealed batch in its turn."""
-    if situation == "an attempt at work":
-        _silence(batches.store.settings)
-    else:
-        batches.seal(1)
-        batches.commit(1)
 
 
 def test_a_run_that_another_database_does_not_know_ends_its_waits(batches: Batches, polls: Polls, poller: TurnPoller) -> None:
@@ -283,14 +256,16 @@ def test_a_run_that_another_database_does_not_know_ends_its_waits(batches: Batch
 
 
 def _forget_batches(settings: Settings) -> None:
-    with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
-        cursor.execute("TRUNCATE tidegate.batch CASCADE")
-        connection.commit()
+    _as_owner(settings, "TRUNCATE tidegate.batch CASCADE")
 
 
 def _silence(settings: Settings) -> None:
+    _as_owner(settings, "UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+
+
+def _as_owner(settings: Settings, statement: str) -> None:
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_owner"))) as connection, connection.cursor() as cursor:
-        cursor.execute("UPDATE tidegate.attempt SET seen_at = now() - interval '61 s'")
+        cursor.execute(statement)
         connection.commit()
 
 
@@ -325,15 +300,9 @@ def test_a_batch_that_nobody_processes_any_more_gets_a_worker_by_its_commit_task
 
 
 def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = {"batch.process_0": "success", "batch.process_1": "failed", "batch.process_2": "running"}
-    states |= {
-        "batch.process_3": "success",
-        "batch.commit_0": "success",
-        "batch.commit_1": "deferred",
-        "batch.commit_2": "success",
-        "batch.commit_3": "deferred",
-        "batch.commit": None,
-    }
+    of_process, of_commit = ("success", "failed", "running", "success"), ("success", "deferred", "success", "deferred")
+    states: dict[str, Any] = {f"batch.process_{n}": state for n, state in enumerate(of_process)}
+    states |= {f"batch.commit_{n}": state for n, state in enumerate(of_commit)} | {"batch.commit": None}
 
     def get_task_states(*, dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:
         assert dag_id == CLICKS.name
@@ -343,7 +312,7 @@ def test_a_batch_whose_tasks_were_marked_by_hand_ends_the_later_waits(monkeypatc
     monkeypatch.setattr(batch_trigger.RuntimeTaskInstance, "get_task_states", get_task_states)
 
     assert set(batch_trigger.failed_tasks(CLICKS.name, "run")) == {0, 1}
-    assert batch_trigger.process_tasks(CLICKS.name, "run") == {0: "success", 1: "failed", 2: "running", 3: "success"}
+    assert batch_trigger.process_tasks(CLICKS.name, "run") == dict(enumerate(of_process))
 
 
 def test_an_unforeseen_error_fails_the_waits_instead_of_hanging_them(settings: Settings) -> None:

@@ -13,25 +13,37 @@ from tests import steps
 from tests.integration.conftest import Row, Tally
 from tests.sources.conftest import Inbox
 from tests.store import Redo, Tracked
-from tidegate.jobs import Files, Pipeline, State
+from tidegate.jobs import Files, Pipeline
 from tidegate.jobs.compute.sessions import session as spark_sessions
 from tidegate.jobs.compute.shortcuts import Routing
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
-# Spark's name of each Arrow type that tests use.
-SPARK_TYPES = {
-    "string": "string",
-    "int32": "int",
-    "int64": "bigint",
-    "double": "double",
-    "float": "float",
-    "bool": "boolean",
-    "binary": "binary",
-    "date32[day]": "date",
-    "timestamp[us, tz=UTC]": "timestamp",
-    "timestamp[us]": "timestamp_ntz",
+# The Arrow type of each of Spark's types that tests use, beside decimals.
+ARROW = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
+Schema = Mapping[str, str]
+
+
+def table_of(schema: Schema, rows: Iterable[Any]) -> pa.Table:
+    """Return rows, each a mapping or its values in the order of the schema, whose types are Spark's, as a table."""
+    values = [[row[name] for name in schema] if isinstance(row, Mapping) else row for row in rows]
+    arrays = [pa.array([row[place] for row in values], arrow_type(kind)) for place, kind in enumerate(schema.values())]
+    return pa.Table.from_arrays(arrays, names=[*schema])
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    return pa.decimal128(*map(int, re.findall(r"\d+", kind))) if kind.startswith("decimal") else ARROW[kind]
 
 
 class Tables(Inbox):
@@ -44,15 +56,11 @@ class Tables(Inbox):
             pq.write_table(table, content)
             self.write(f"{number:04d}.parquet", content.getvalue())
 
-    def aggregate(self, state: State, *tables: pa.Table, transform: Any = None) -> list[Mapping[str, Any]]:
-        """Run the tables through a pipeline with this one state; return its rows."""
-        pipeline = self.declare_over(tables[0].schema, state, transform)
-        self.put(*tables)
-        assert self.run(pipeline) == list(range(1, len(tables) + 1))
-        return self.rows(pipeline)
+    def put_rows(self, schema: Schema, *batches: Iterable[Any]) -> None:
+        self.put(*(table_of(schema, rows) for rows in batches))
 
-    def declare_over(self, schema: pa.Schema, state: State, transform: Any = None, **more: Any) -> Pipeline:
-        return self.declare(source_of(schema), **{"states": {"per_name": state}, "transform": transform, **more})
+    def declare_over(self, schema: Schema, state: Any, transform: Any = None, **more: Any) -> Pipeline:
+        return self.declare(Files("inbox", schema=schema), **{"states": {"per_name": state}, "transform": transform, **more})
 
     def run_mixed(self, pipeline: Pipeline, routings: Iterable[str] = ("chosen",)) -> list[int]:
         """Process the available batches by these routes in turn; commit the first half one by one, the others together."""
@@ -97,13 +105,6 @@ class Staged(Tally):
     def _planned(self) -> int:
         last = self.store.last_opened(self.spec.name)
         return last.txid if last else 0
-
-
-def source_of(schema: pa.Schema, **more: Any) -> Files:
-    columns = {
-        column.name: SPARK_TYPES.get(str(column.type)) or f"{column.type}".replace("decimal128", "decimal") for column in schema
-    }
-    return Files("inbox", schema=columns, **more)
 
 
 def offenders(found: Mapping[str, str], expected: Mapping[str, str]) -> dict[str, str]:

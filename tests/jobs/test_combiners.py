@@ -7,13 +7,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
-from tests.jobs.conftest import Staged, Tables, source_of
-from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Last, Pipeline, State
+from tests.jobs.conftest import Staged, Tables
+from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Avg, CollectList, Combiner, Count, Files, Last, Pipeline, State
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import BrokenPromise, check_aggregate
@@ -89,9 +88,7 @@ class Broken(CappedSum):
 Row = tuple[str, str | None, int | None]
 
 
-def as_table(rows: list[Row]) -> pa.Table:
-    kinds = {"name": pa.string(), "label": pa.string(), "n": pa.int64()}
-    return pa.table({name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(kinds.items())})
+SCHEMA = {"name": "string", "label": "string", "n": "bigint"}
 
 
 def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -> None:
@@ -108,8 +105,8 @@ def test_a_pipeline_with_combiners_gives_the_value_of_one_pass(tables: Tables) -
         "longest": Longest("label"),
         "times": Product("n"),
     }
-    pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=aggregates))
-    tables.put(as_table(rows[:15]), as_table(rows[15:20]), as_table(rows[20:]))
+    pipeline = tables.declare_over(SCHEMA, State(key={"name": "text"}, aggregates=aggregates))
+    tables.put_rows(SCHEMA, rows[:15], rows[15:20], rows[20:])
     tables.run_mixed(pipeline, ["safe"])
     found = {row["name"]: row for row in tables.rows(pipeline)}
     for name in ("a", "b", "only NULL", "then NULL"):
@@ -134,7 +131,7 @@ def test_a_value_that_does_not_fit_and_another_meaning_are_refused(
     Newer.__qualname__ = Product.__qualname__
 
     def declared(tried: Combiner) -> Pipeline:
-        return Pipeline("inbox", source_of(as_table([]).schema), {"per_name": State({"name": "text"}, {"times": tried})})
+        return Pipeline("inbox", Files("inbox", schema=SCHEMA), {"per_name": State({"name": "text"}, {"times": tried})})
 
     register(declared(Product("n", "numeric(20,0)")))
     flow = Staged(store, declared(Product("n", "numeric(20,0)")).spec)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from tests.jobs.conftest import Staged, Tables, offenders
+from tests.jobs.conftest import Staged, Tables, table_of
 from tests.store import Mend, StateReader, key_lookup, rows_after, state_table_of
 from tests.store import changes as changes_of
 from tidegate.jobs import Changes, Count, Files, History, Pipeline, State
@@ -23,7 +24,6 @@ from tidegate.state_store.base.errors import UsageError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SCHEMA = {"name": "string", "label": "string", "n": "bigint", "at": "timestamp", "gone": "boolean"}
-KINDS = [pa.string(), pa.string(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_()]
 PARTS: dict[str, Any] = {
     "key": {"name": "text"},
     "columns": {"label": "text", "n": "bigint"},
@@ -39,16 +39,6 @@ Row = tuple[str | None, str | None, int | None, datetime, bool | None]
 
 def at(second: int) -> datetime:
     return START + timedelta(seconds=second)
-
-
-def as_table(rows: list[Row]) -> pa.Table:
-    return pa.table(
-        {name: pa.array([row[i] for row in rows], kind) for i, (name, kind) in enumerate(zip(SCHEMA, KINDS, strict=True))}
-    )
-
-
-def declare(tables: Tables, states: Any = None) -> Pipeline:
-    return tables.declare(Files("inbox", schema=SCHEMA), states=states or STATES)
 
 
 def rows_of(rng: random.Random, count: int) -> list[Row]:
@@ -124,8 +114,8 @@ def test_any_order_and_split_gives_the_same_history(tables: Tables) -> None:
     rows = rows_of(rng, 120)
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
     batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
-    pipeline = declare(tables, {name: STATES[name] for name in ("versions", "joined")})
-    tables.put(*map(as_table, [*batches[:2], [], *batches[2:]]))
+    pipeline = tables.declare_over(SCHEMA, None, states={name: STATES[name] for name in ("versions", "joined")})
+    tables.put_rows(SCHEMA, *batches[:2], [], *batches[2:])
     tables.run_mixed(pipeline, ["safe", "chosen"])
     assert shown(tables, pipeline, "versions") == expected(rows)
     assert shown(tables, pipeline, "joined") == expected(rows, collapses=True)
@@ -138,31 +128,27 @@ def test_any_order_and_split_gives_the_same_history(tables: Tables) -> None:
 
 
 def test_every_reader_sees_until_when_a_version_is_valid(flow: Flow) -> None:
-    inbox = flow(STATES["versions"])
-    inbox.batch(versions=staged([("a", "new", 1, at(20), None), ("b", "only", 1, at(0), None)]))
+    """Of a key that is NULL, too."""
+    inbox = flow(replace(STATES["versions"], null_keys=True))
+    inbox.batch(versions=staged([("a", "new", 1, at(20), None), (None, "only", 1, at(0), None)]))
     inbox.batch(versions=staged([("a", "old", 1, at(0), None), ("a", None, None, at(30), True)]))
     inbox.batch(versions=staged([("a", "between", 1, at(10), False)]))
     spec, settings = inbox.spec.states[0], inbox.store.settings
-    first, middle, last = (
-        {
-            "name": "a",
-            "at": at(start),
-            "gone": gone,
-            "label": label,
-            "n": 1,
-            "valid_to": at(start + 10),
-            "to_txid": to,
-            "txid": txid,
-        }
-        for start, gone, label, to, txid in ((0, None, "old", 3, 2), (10, False, "between", 1, 3), (20, None, "new", 2, 1))
-    )
-    only = {"name": "b", "at": at(0), "gone": None, "label": "only", "n": 1, "valid_to": None, "to_txid": None, "txid": 1}
+
+    def version(name: str | None, start: int, label: str, txid: int, to_txid: int | None, **more: Any) -> dict[str, Any]:
+        usual = {"gone": None, "n": 1, "valid_to": at(start + 10) if to_txid else None, "to_txid": to_txid}
+        return {"name": name, "at": at(start), "label": label, "txid": txid, **usual, **more}
+
+    first, middle = version("a", 0, "old", 2, 3), version("a", 10, "between", 3, 1, gone=False)
+    last, only = version("a", 20, "new", 1, 2), version(None, 0, "only", 1, None)
     assert list(inbox.store.state_rows(spec)) == [first, middle, last, only]
-    keys = [["a", str(at(10))], ["a", str(at(30))], ["b", str(at(0))]]
-    assert key_lookup.get(settings, spec, keys) == [middle, None, only]
+    keys: list[list[str | None]] = [["a", str(at(10))], ["a", str(at(30))], [None, str(at(0))], [None, str(at(1))]]
+    assert key_lookup.get(settings, spec, keys) == [middle, None, only, None]
     with StateReader.open(settings, "inbox", "versions") as reader:
-        assert reader.get_many(keys).rows == [middle, None, only]
-        assert reader.range(["a"], ["a"], limit=10).rows == [first, middle, last]
+        assert reader.get_many(keys).rows == [middle, None, only, None]
+        assert reader.range(["a"], ["a"], limit=10).rows == reader.range(["a"], limit=10).rows == [first, middle, last]
+        with pytest.raises(UsageError, match="no range from or to NULL"):
+            reader.range([None], limit=10)
         with reader.scan() as (txid, rows):
             assert (txid, list(rows)) == (3, [first, middle, last, only])
     moment = sa.text("SELECT label FROM state.versions WHERE at <= :t AND (valid_to > :t OR valid_to IS NULL) ORDER BY name")
@@ -170,20 +156,32 @@ def test_every_reader_sees_until_when_a_version_is_valid(flow: Flow) -> None:
         found = [connection.scalars(moment, {"t": at(second)}).all() for second in (-1, 5, 10, 29, 30)]
     assert found == [[], ["old", "only"], ["between", "only"], ["new", "only"], ["only"]]
 
+    inbox.batch(versions=staged([(None, "later", 1, at(second), None) for second in (10, 20)]))
+    with StateStore.connect(settings) as store, store.engine.connect() as connection:
+        everything = [(row["name"], row["label"]) for row in store.state_rows(spec)]
+        paged: list[Any] = []
+        after: list[str | None] | None = None
+        more = True
+        while more:
+            page, more = rows_after(connection, spec, after, 2)
+            paged += [(row[0], row[3]) for row in page]
+            after = [page[-1][0], str(page[-1][1])]
+        assert paged == everything
+        assert everything[3:] == [(None, "only"), (None, "later"), (None, "later")]
+
 
 @pytest.mark.soak
-@pytest.mark.parametrize("key", ["b", None])
-def test_a_redo_takes_back_the_versions_of_its_batch(flow: Flow, register: Callable[..., None], key: str | None) -> None:
+def test_a_redo_takes_back_the_versions_of_its_batch(flow: Flow, register: Callable[..., None]) -> None:
     """Replaced, new and equal versions: what was valid before is valid again, for as long as before; changes too.
 
     Who follows the changes gets NULL as any other key.
     """
-    inbox = flow(replace(STATES["opaque"], null_keys=key is None))
-    first: list[Row] = [(key, "x", 1, at(0), None), (key, "y", 1, at(20), None), ("a", "x", 1, at(0), None)]
+    inbox = flow(replace(STATES["opaque"], null_keys=True))
+    first: list[Row] = [(None, "x", 1, at(0), None), (None, "y", 1, at(20), None), ("a", "x", 1, at(0), None)]
     inbox.batch(versions=staged(first, deletes=False))
-    wrong: list[Row] = [(key, "late", 1, at(10), None), (key, "z", 1, at(20), None), ("c", "x", 1, at(5), None)]
+    wrong: list[Row] = [(None, "late", 1, at(10), None), (None, "z", 1, at(20), None), ("c", "x", 1, at(5), None)]
     inbox.batch(versions=staged(wrong, deletes=False))
-    right: list[Row] = [(key, "w", 1, at(9), None)]
+    right: list[Row] = [(None, "w", 1, at(9), None)]
     inbox.batch(redo=True, versions=staged(right, deletes=False))
     last: list[Row] = [("a", "z", 1, at(9), None)]
     inbox.batch(versions=staged(last, deletes=False))
@@ -191,38 +189,18 @@ def test_a_redo_takes_back_the_versions_of_its_batch(flow: Flow, register: Calla
     with inbox.store.engine.connect() as connection:
         found = [(row["name"], row["at"], row["label"]) for row in changes_of(connection, inbox.spec.states[0], 0, None)]
     assert sorted(found, key=repr) == sorted(((row[0], row[3], row[1]) for row in first + right + last), key=repr)
-    if key is None:
-        counts = State(key={"name": "text"}, aggregates={"versions": Count()}, null_keys=True)
-        follower = Pipeline("follower", Changes("inbox.versions"), {"per_name": counts})
-        register(follower)
-        run_pipeline(inbox.store.settings, follower, run_id="follow")
-        rows = inbox.store.state_rows(follower.spec.states[0])
-        assert {row["name"]: row["versions"] for row in rows} == {None: 3, "a": 2}
-
-
-REFUSED: dict[str, tuple[Row, bool, str]] = {
-    "no time": (("a", "x", 1, None, None), False, "BadKey.*column at of order_by is NULL in 1 version"),  # type: ignore[arg-type]
-    "null_keys": (("a", "x", 1, None, None), True, "BadKey.*column at of order_by is NULL in 1 version"),  # type: ignore[arg-type]
-    "no key": ((None, "x", 1, at(0), None), False, "BadKey.*key column name is NULL .* declare null_keys=True"),
-}
-
-
-@pytest.mark.soak
-def test_a_version_without_a_key_or_a_time_is_refused(tables: Tables) -> None:
-    tables.put(*(as_table([("b", "x", 1, at(0), None), row]) for row, _, _ in REFUSED.values()))
-    tables.plan(declare(tables), "refused")
-    found = {}
-    for txid, (name, (_, null_keys, _)) in enumerate(REFUSED.items(), start=1):
-        state = replace(STATES["versions"], null_keys=null_keys)
-        found[name] = tables.outcome(declare(tables, {f"versions_{txid}": state}), txid)
-    assert offenders(found, {name: message for name, (_, _, message) in REFUSED.items()}) == {}
+    counts = State(key={"name": "text"}, aggregates={"versions": Count()}, null_keys=True)
+    follower = Pipeline("follower", Changes("inbox.versions"), {"per_name": counts})
+    register(follower)
+    run_pipeline(inbox.store.settings, follower, run_id="follow")
+    rows = inbox.store.state_rows(follower.spec.states[0])
+    assert {row["name"]: row["versions"] for row in rows} == {None: 3, "a": 2}
 
 
 # NULL as a key
 
 KEYS = ("site", "floor", "room", "shelf")  # more than are looked up by the index where they may be NULL
 OF_KEYS = {**dict.fromkeys(KEYS, "string"), "label": "string", "at": "timestamp", "gone": "boolean"}
-OF_KEYS_ARROW = [*[pa.string()] * len(KEYS), pa.string(), pa.timestamp("us", tz="UTC"), pa.bool_()]
 WITH_NULLS: dict[str, Any] = {
     "key": dict.fromkeys(KEYS, "text"), "columns": {"label": "text"}, "order_by": {"at": "timestamptz"}, "deleted": "gone",
     "null_keys": True,
@@ -254,8 +232,7 @@ def places(rng: random.Random, count: int) -> pa.Table:
     columns = [[rng.choice(["a", "b", None]) for _ in range(count)] for _ in KEYS]
     columns += [[rng.choice(["x", "y", None]) for _ in range(count)], [at(rng.randint(0, 9)) for _ in range(count)]]
     columns.append([rng.choice([True, False, False, None]) for _ in range(count)])
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, OF_KEYS_ARROW, strict=True)]
-    return pa.Table.from_arrays(arrays, names=[*OF_KEYS])
+    return table_of(OF_KEYS, zip(*columns, strict=True))
 
 
 def by_duckdb(given: pa.Table, *, collapses: bool) -> set[tuple[Any, ...]]:
@@ -298,38 +275,6 @@ def micros(moment: datetime | None) -> int | None:
     return None if moment is None else (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def test_every_reader_finds_a_version_whose_key_is_null(flow: Flow) -> None:
-    inbox = flow(replace(STATES["versions"], null_keys=True))
-    spec, settings = inbox.spec.states[0], inbox.store.settings
-    rows: list[Row] = [(name, f"v{second}", 1, at(second), None) for name in (None, "a") for second in (0, 10, 20)]
-    inbox.batch(versions=staged(rows[::2]))
-    inbox.batch(versions=staged(rows[1::2]))
-    keys: list[list[str | None]] = [[None, str(at(10))], ["a", str(at(10))], [None, str(at(11))]]
-    found = key_lookup.get(settings, spec, keys)
-    assert [row and (row["name"], row["label"], row["valid_to"]) for row in found] == [
-        (None, "v10", at(20)),
-        ("a", "v10", at(20)),
-        None,
-    ]
-    with StateReader.open(settings, "inbox", "versions") as reader:
-        assert reader.get_many(keys).rows == found
-        assert [row["name"] for row in reader.range(["a"], limit=10).rows if row] == ["a"] * 3
-        with pytest.raises(UsageError, match="no range from or to NULL"):
-            reader.range([None], limit=10)
-        with reader.scan() as (_, scanned):
-            everything = [(row["name"], row["label"]) for row in scanned]
-    assert everything == [(name, f"v{second}") for name in ("a", None) for second in (0, 10, 20)]
-    with StateStore.connect(settings) as store, store.engine.connect() as connection:
-        paged: list[Any] = []
-        after: list[str | None] | None = None
-        more = True
-        while more:
-            page, more = rows_after(connection, spec, after, 2)
-            paged += [(row[0], row[3]) for row in page]
-            after = [page[-1][0], str(page[-1][1])]
-        assert paged == everything
-
-
 def test_versions_of_one_null_key_are_looked_up_by_the_index(flow: Flow) -> None:
     """Each version reads its neighbours alone: with many versions of NULL, a scan of the group for each would be quadratic."""
     inbox = flow(replace(STATES["joined"], null_keys=True))
@@ -349,20 +294,25 @@ def test_versions_of_one_null_key_are_looked_up_by_the_index(flow: Flow) -> None
 
 
 @pytest.mark.soak
-def test_quarantine_takes_a_version_without_a_time_and_keeps_null_keys(tables: Tables) -> None:
-    state = replace(STATES["versions"], null_keys=True)
-    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"versions": state}, on_poison="quarantine")
+def test_a_version_without_a_key_or_a_time_is_refused_or_set_aside(tables: Tables) -> None:
     rows: list[Any] = [(None, "x", 1, at(0), None), (None, "y", 1, None, None)]
-    tables.put(as_table(rows))
-    tables.run(pipeline)
+    tables.put_rows(SCHEMA, rows[:1], rows)
+    state = replace(STATES["versions"], null_keys=True)
+    tables.plan(tables.declare_over(SCHEMA, None, states={"versions": state}), "run")
+    strict = tables.declare_over(SCHEMA, None, states={"strict": STATES["versions"]})
+    assert re.search("BadKey.*key column name is NULL .* declare null_keys=True", tables.outcome(strict, 1))
+    pipeline = tables.declare_over(SCHEMA, None, states={"versions": state}, version=2)
+    assert re.search("BadKey.*column at of order_by is NULL in 1 version", tables.outcome(pipeline, 2))
+    pipeline = replace(pipeline, on_poison="quarantine")
+    tables.run(pipeline, "set aside")
     assert shown(tables, pipeline, "versions") == expected(rows[:1])
     with StateStore.connect(tables.settings) as store:
         (record,) = store.quarantined("inbox")
         assert record["reason"] == "key column at is NULL"
         mended = json.dumps({**json.loads(record["payload"]), "at": "2026-01-01T00:00:07Z"})
         store.mend_quarantined("inbox", record["txid"], record["number"], Mend(mended, "test", "the clock was off"))
-        assert store.replay_quarantined(pipeline.spec, "test", "mended") == (2, 1)
-    assert tables.run(pipeline, "replay") == [2]
+        assert store.replay_quarantined(pipeline.spec, "test", "mended") == (3, 1)
+    assert tables.run(pipeline, "replay") == [3]
     assert shown(tables, pipeline, "versions") == expected([rows[0], (None, "y", 1, at(7), None)])
 
 

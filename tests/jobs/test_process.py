@@ -28,7 +28,6 @@ from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import BadKey, DeclarationInvalid
 
-PRICE = pa.decimal128(10, 2)
 PRICES = State(
     key={"name": "text"},
     null_keys=True,
@@ -48,13 +47,7 @@ LINES = {"lines": Count()}
 Row = tuple[str | None, int | None, Decimal | None]
 
 
-def table(rows: list[Row]) -> pa.Table:
-    columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], []]
-    kinds = {"name": pa.string(), "amount": pa.int64(), "price": PRICE}
-    return pa.table({name: pa.array(column, kinds[name]) for name, column in zip(kinds, columns, strict=True)})
-
-
-SCHEMA = table([]).schema
+SCHEMA = {"name": "string", "amount": "bigint", "price": "decimal(10,2)"}
 
 
 def clean(rows: list[Row]) -> list[dict[str, Any]]:
@@ -108,11 +101,11 @@ HASHED: dict[str, tuple[dict[str, Any], Any, str | None]] = {
     "performance:with-transform-over-files-with-digests-source",
 )
 def test_rows_are_hashed_unless_the_file_vouches_for_them(tables: Tables) -> None:
-    batches = [table([("a", 1, None), ("b", 2, None)]).append_column("note", pa.array([note] * 2)) for note in ("this", "that")]
-    tables.put(*batches * len(HASHED))
+    schema = {**SCHEMA, "note": "string"}
+    tables.put_rows(schema, *[[("a", 1, None, note), ("b", 2, None, note)] for note in ("this", "that")] * len(HASHED))
     found: dict[str, str] = {}
     for number, (name, (declared, routing, _)) in enumerate(HASHED.items()):
-        pipeline = tables.declare_over(batches[0].schema, PRICES, **declared)
+        pipeline = tables.declare_over(schema, PRICES, **declared)
         if not number:
             steps.plan(tables.settings, pipeline, run_id="test")
         for txid in (2 * number + 1, 2 * number + 2):
@@ -138,7 +131,7 @@ def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> 
         return replace(choose(pipeline, attempt, facts), most_in_process=3)
 
     batches: list[list[Row]] = [[(f"n{number % keys}", number, None) for number in range(10)] for keys in (3, 4, 2)]
-    tables.put(*map(table, batches))
+    tables.put_rows(SCHEMA, *batches)
     for txid in steps.plan(tables.settings, pipeline, run_id="test"):
         steps.process(tables.settings, pipeline, txid, owner="test", commit_ready=True, routing=routing)
 
@@ -151,7 +144,7 @@ def test_more_partials_than_expected_are_staged_on_executors(tables: Tables) -> 
     assert [history.attempts[-1]["source_rows"] for history in histories] == [10] * 3
 
 
-@pytest.mark.promise("performance:batch-asks-spark-four-times")
+@pytest.mark.promise("performance:batch-asks-spark-four-times", "performance:small-files-are-grouped-by-one-task")
 def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: Counter[str] = Counter()
     connect = SparkConnectServiceStub.__init__
@@ -167,12 +160,13 @@ def test_a_small_batch_asks_spark_four_times(tables: Tables, monkeypatch: pytest
 
     rows: list[Row] = [("a", 1, None), ("b", 2, None)]
     pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put(table(rows))
+    tables.put_rows(SCHEMA, rows)
     tables.run(pipeline, "first")  # in a new session, settings are written too
-    tables.put(table(rows))
+    tables.put_rows(SCHEMA, rows)
     monkeypatch.setattr(SparkConnectServiceStub, "__init__", counting)
     tables.run(pipeline, "second")
 
+    assert len(steps.history(tables.settings, 2).seals) == 1  # one task has grouped it
     assert requests == {"Config": 2, "AnalyzePlan": 1, "ExecutePlan": 1}
     assert tables.rows(pipeline) == clean(rows + rows)
 
@@ -188,7 +182,7 @@ def test_python_workers_get_rows_in_limited_pieces_and_keep_their_imports(
     Spark makes each Python worker collect garbage after every task; frozen objects are left out.
     """
     pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put(table([("a", 1, None)]))
+    tables.put_rows(SCHEMA, [("a", 1, None)])
     tables.run(pipeline)
     with spark_session(tables.settings, "inbox") as spark:
         (answer,) = spark.range(1, numPartitions=1).mapInArrow(frozen_objects, "frozen long").collect()
@@ -280,7 +274,7 @@ FEW = ["too long together", "a time before 1 as value", "bigint", "numeric(38,0)
 @pytest.mark.parametrize("names", [FEW, pytest.param([*VALUES], marks=pytest.mark.soak)], ids=["few", "all"])
 def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, names: list[str]) -> None:
     pipeline = tables.declare_over(SCHEMA, PRICES)
-    tables.put(table([("none", 1, None)]))
+    tables.put_rows(SCHEMA, [("none", 1, None)])
     tables.plan(pipeline, "test")
     found = {}
     for number, name in enumerate(names):
@@ -300,7 +294,7 @@ def test_a_key_or_value_that_cannot_be_kept_refuses_its_batch(tables: Tables, na
     steps.commit(tables.settings, pipeline, 1, owner="test")
     assert len(tables.rows(pipeline, "longest")) == 1
 
-    tables.put(table([("good", 1, None), (None, 2, None)]))
+    tables.put_rows(SCHEMA, [("good", 1, None), (None, 2, None)])
     strict = tables.declare_over(
         SCHEMA, PAIR, lambda rows: rows.selectExpr("name", "7 number", "name other"), states={"longest": PAIR}
     )
@@ -345,7 +339,7 @@ def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None
         rows.createOrReplaceTempView("lines")
         return rows.sparkSession.sql("SELECT * FROM lines")
 
-    tables.put(table([("a", 1, None)]))
+    tables.put_rows(SCHEMA, [("a", 1, None)])
     pipeline = tables.declare_over(SCHEMA, PRICES, through_a_view)
     tables.plan(pipeline, "test")
     assert "must not go through views or spark.sql" in tables.refused(pipeline, DeclarationInvalid)
@@ -354,7 +348,7 @@ def test_a_transform_that_goes_through_a_view_is_refused(tables: Tables) -> None
 @pytest.mark.soak
 @pytest.mark.promise("error:DECLARATION_INVALID")
 def test_a_column_that_is_missing_or_would_lose_something_is_refused(tables: Tables) -> None:
-    tables.put(table([("a", 1, None)]))
+    tables.put_rows(SCHEMA, [("a", 1, None)])
     tables.plan(tables.declare_over(SCHEMA, PRICES), "test")
     found = {}
     for number, (name, (columns, aggregates, _)) in enumerate(DECLARED.items()):

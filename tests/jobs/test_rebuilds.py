@@ -272,7 +272,9 @@ def test_a_rebuilt_state_is_that_of_a_pipeline_that_was_always_declared_so(
 
 @pytest.mark.soak
 @pytest.mark.promise("I24")
-def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: Settings, register: Callable[..., None]) -> None:
+def test_records_that_were_set_aside_mended_replayed_and_skipped_are_so_in_the_rebuild(
+    settings: Settings, register: Callable[..., None]
+) -> None:
     sell(settings, 1, (9, "Lisbon", 600))
     sell(settings, 2, (9, "Faro", -5), (9, "Faro", -5), (9, "Porto", -1), (10, "Lisbon", "much"))
     sell(settings, 3, (9, "Porto", "damaged"))
@@ -284,22 +286,24 @@ def test_records_that_were_mended_and_replayed_are_so_in_the_rebuild(settings: S
         for payload, cents in (("2026-01-02T10:00:00Z,Lisbon,much", 70), ("2026-01-03T09:00:00Z,Porto,damaged", 3)):
             mended = Mend(f"{payload.rpartition(',')[0]},{cents}", "me", "a typo")
             store.mend_quarantined("inbox", records[payload]["txid"], records[payload]["number"], mended)
-        assert [record["txid"] for record in store.quarantined("inbox")] == [2, 2, 2, 2, 3]
         assert store.replay_quarantined(first.spec, "me", "mended", txid=2) == (4, 4)
-    assert run(settings, first) == [4]
+        assert run(settings, first) == [4]
+        # A replay that fails is skipped, and gives its records back.
+        assert store.replay_quarantined(first.spec, "me", "again", txid=3) == (5, 1)
+        with pytest.raises(TidegateError):
+            run(settings, replace(first, checks={"never": Check(lambda _batch: sa.select(sa.literal(1)))}))
+        store.skip_batch(first.spec, 5, "me", "not now")
 
-    changed = sales(2, check={"priced": "cents >= -1"}, states=CHANGED)
-    assert rebuilt(settings, changed, run) == [1, 2, 3, 4]
-    migrate(settings, changed)
-    assert sums(settings) == {"Lisbon": (2, 670), "Porto": (1, -1)}
-    with StateStore.connect(settings) as store:
-        waiting = [(record["txid"], record["mended_payload"]) for record in store.quarantined("inbox")]
-        assert waiting == [(3, "2026-01-03T09:00:00Z,Porto,3"), (4, None), (4, None)]
+        changed = sales(2, check={"priced": "cents >= -1"}, states=CHANGED)
+        assert rebuilt(settings, changed, run) == [1, 2, 3, 4, 5]
+        assert store.replay_quarantined(first.spec, "me", "once more", txid=3) == (6, 1)  # open when the rebuild takes over
+        migrate(settings, changed)
+        assert sums(settings) == {"Lisbon": (2, 670), "Porto": (1, -1)}
         numbers_of = "SELECT quarantined_rows FROM tidegate.commit WHERE pipeline = 'inbox' ORDER BY txid"
-        assert [number for (number,) in asked(settings, numbers_of)] == [0, 3, 1, 2]
-        assert store.replay_quarantined(changed.spec, "me", "mended") == (5, 3)
-    assert run(settings, changed) == [5]
-    assert sums(settings)["Porto"] == (2, 2)
+        assert [number for (number,) in asked(settings, numbers_of)] == [0, 3, 1, 2, 0]
+        assert run(settings, changed) == [6]
+        assert sums(settings)["Porto"] == (2, 2)
+        assert [(record["txid"], record["mended_payload"]) for record in store.quarantined("inbox")] == [(4, None)] * 2
 
 
 @pytest.mark.promise("I24")
@@ -324,42 +328,15 @@ def test_what_was_decided_about_a_record_is_kept_to_its_place(settings: Settings
 
     changed = sales(2, source=source, check={"south": checks["south"]}, states=CHANGED)
     assert rebuilt(settings, changed, run) == [1, 2]
-    with (
-        StateStore.connect(settings) as store,
-        pytest.raises(RangeRefused, match="takes what is mended of inbox, so mend the record there"),
-    ):
-        store.mend_quarantined("inbox__v2", 1, 1, mended)
+    with StateStore.connect(settings) as store:
+        with pytest.raises(RangeRefused, match="takes what is mended of inbox, so mend the record there"):
+            store.mend_quarantined("inbox__v2", 1, 1, mended)
+        with pytest.raises(RangeRefused, match="has the batches of inbox and no others"):
+            store.replay_quarantined(changed.rebuild().spec, "me", "once more")
     migrate(settings, changed)
     assert sums(settings)["Faro"] == (1, -5)
     with StateStore.connect(settings) as store:
         assert [(bad["origin"][:5], bad["mended_payload"]) for bad in store.quarantined("inbox")] == [("south", None)]
-
-
-@pytest.mark.soak
-def test_replays_that_were_skipped_or_are_open_go_on(settings: Settings, register: Callable[..., None]) -> None:
-    sell(settings, 3, (9, "Lisbon", 300), (10, "Porto", 7), (11, "Porto", 1))
-    sell(settings, 2, (9, "Faro", -5), (10, "Lisbon", "much"))
-    first = sales(check={"priced": "cents >= 0"})
-    register(first)
-    run(settings, first)
-    with StateStore.connect(settings) as store:
-        assert store.replay_quarantined(first.spec, "me", "once") == (4, 3)
-    fails = replace(first, checks={"never": Check(lambda _batch: sa.select(sa.literal(1)))})
-    with pytest.raises(TidegateError):
-        run(settings, fails)
-    with StateStore.connect(settings) as store:
-        store.skip_batch(first.spec, 4, "me", "not now")
-        (much,) = [record for record in store.quarantined("inbox") if "much" in record["payload"]]
-        store.mend_quarantined("inbox", 2, much["number"], Mend("2026-01-02T10:00:00Z,Lisbon,70", "me", "a typo"))
-    changed = replace(first, version=2, states=CHANGED)
-    assert rebuilt(settings, changed, run) == [1, 2, 3, 4]
-    with StateStore.connect(settings) as store:
-        assert store.replay_quarantined(first.spec, "me", "again") == (5, 3)
-    migrate(settings, changed)
-    assert run(settings, changed) == [5]
-    assert asked(settings, "SELECT sold, cents FROM state.by_shop WHERE shop = 'Lisbon'") == [(3, 470)]
-    with StateStore.connect(settings) as store:
-        assert [record["txid"] for record in store.quarantined("inbox")] == [5, 5]
 
 
 @pytest.mark.soak
@@ -492,16 +469,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"states": {"by_shop": History(BY_SHOP, columns={"cents": "integer"}, order_by={"at": "timestamptz"})}},
         "state by_shop was a history, or becomes one",
     ),
+    "the name of a pipeline": ({"version": 9}, r"there is a pipeline inbox__v9\. Raise the version"),
+    "a state of another": (
+        {"states": {**CHANGED, "total": State(key={}, aggregates=COUNTED)}},
+        "State total of pipeline inbox belongs to pipeline other",
+    ),
     "a long name": ({"states": {"s" * 37: State(key={}, aggregates=COUNTED)}}, "A rebuild adds the version to each name."),
 }
 
 
-def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(settings: Settings, counted: Pipeline) -> None:
+def test_what_cannot_be_rebuilt_is_refused_before_anything_is_done(
+    settings: Settings, counted: Pipeline, register: Callable[..., None]
+) -> None:
+    """A pipeline of an author's own that is named like a rebuild is none; a retired one keeps its states."""
+    register(
+        replace(sales(), name="inbox__v9", states={"of_another": State(key=BY_SHOP, aggregates=COUNTED)}),
+        Pipeline("other", sales().source, {"total": State(key={}, aggregates=COUNTED)}),
+    )
     with StateStore.connect(settings, user=settings.pg_owner) as owner:
+        owner.retire("other", Request("me", "over"))
         for changed, refusal in REFUSED.values():
             with pytest.raises(DeclarationChanged, match=refusal):
                 owner.begin_rebuild(replace(counted, **changed).spec)
-    assert asked(settings, "SELECT pipeline FROM tidegate.pipeline") == [("inbox",)]
+        registered = "SELECT pipeline FROM tidegate.pipeline ORDER BY 1"
+        assert [name for (name,) in asked(settings, registered)] == ["inbox", "inbox__v9", "other"]
+        owner.begin_rebuild(counted.spec)
 
 
 def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: Callable[..., None]) -> None:
@@ -519,22 +511,6 @@ def test_a_pipeline_with_followers_is_not_rebuilt(settings: Settings, register: 
     refusal = pytest.raises(DeclarationChanged, match="later follows or reads its states")
     with StateStore.connect(settings, user=settings.pg_owner) as owner, refusal:
         owner.begin_rebuild(replace(changed, version=3).spec)
-
-
-@pytest.mark.soak
-def test_one_that_was_given_up_is_in_nobodys_way(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
-    rebuilt(settings, counted)
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-        owner.retire("inbox__v2", Request("me", "wrong", drops_states=True))
-        with pytest.raises(PipelineRetired):
-            owner.begin_rebuild(counted.spec)
-    for version, aggregates in ((3, SUMMED), (4, COUNTED | {"last": Max("cents", "bigint")})):
-        changed = sales(version, states={"by_shop": State(key=BY_SHOP, aggregates=aggregates)})
-        assert rebuilt(settings, changed) == [1, 2]
-        migrate(settings, changed)
-    from_the_beginning(settings, register, changed)
-    assert content(settings, "by_shop") == content(settings, "clean_by_shop")
-    assert asked(settings, NAMED_AS_REBUILDS) == []
 
 
 # --------------------------------------------------------------------------------------- what a team has given by hand
@@ -726,7 +702,9 @@ def test_readers_see_the_former_or_the_rebuilt_state_and_never_a_part(settings: 
 # ---------------------------------------------------------------------------------------------- versions, names, losses
 
 
-def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(settings: Settings, counted: Pipeline) -> None:
+def test_a_declaration_that_changes_during_or_after_its_rebuild_needs_another_version(
+    settings: Settings, counted: Pipeline
+) -> None:
     """Even before its first commit: its tables are those of the former declaration. A change of the code alone, too.
 
     Of two rebuilds that were not retired, neither hides the later or the earlier one.
@@ -736,45 +714,24 @@ def test_a_declaration_that_changes_during_its_rebuild_needs_another_version(set
         owner.begin_rebuild(counted.spec)
         with pytest.raises(DeclarationChanged, match=r"inbox__v2 was begun for another declaration of inbox\. Raise"):
             owner.begin_rebuild(other.spec)
-    for version in (10, 9):
-        later = replace(counted, version=version)
-        rebuilt(settings, later)
-        with migrations.connected(settings) as connection:
-            assert rebuilds.find(connection, [later.spec]).ready == [later.spec]
-
-
-def test_a_rebuild_of_a_declaration_that_has_changed_since_is_not_passed_over(settings: Settings, counted: Pipeline) -> None:
-    """A further change of the code alone would be registered in place, and the past would stay as it was."""
-    twice = sales(2, transform=lambda rows: rows)
-    rebuilt(settings, twice)
-    other = replace(twice, source=replace(twice.source, schema={**SCHEMA, "more": "string"}, missing="null"))
-    with pytest.raises(DeclarationChanged, match="inbox__v2 was begun for another declaration"):
-        migrations.upgrade(settings, [other.spec])
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-        owner.retire("inbox__v2", Request("me", "wrong"))
-        with pytest.raises(RangeRefused, match="inbox__v2 cannot be reinstated: what it has read may have been redone"):
-            owner.reinstate("inbox__v2", "me", "wanted")
-    assert migrations.upgrade(settings, [other.spec])[1] == ["inbox"]
-
-
-def test_a_pipeline_that_is_named_like_a_rebuild_is_none(
-    settings: Settings, counted: Pipeline, register: Callable[..., None]
-) -> None:
-    """An author's own: nothing is retired or refused because of its name."""
-    register(replace(sales(), name="inbox__v2", states={"of_another": State(key=BY_SHOP, aggregates=COUNTED)}))
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-        with pytest.raises(DeclarationChanged, match=r"there is a pipeline inbox__v2\. Raise the version"):
+        for version in (10, 9):
+            later = replace(counted, version=version)
+            rebuilt(settings, later)
+            with migrations.connected(settings) as connection:
+                assert rebuilds.find(connection, [later.spec]).ready == [later.spec]
+        # A further change of the code alone would be registered in place, and the past would stay as it was.
+        twice = sales(11, transform=lambda rows: rows)
+        rebuilt(settings, twice)
+        other = replace(twice, source=replace(twice.source, schema={**SCHEMA, "more": "string"}, missing="null"))
+        with pytest.raises(DeclarationChanged, match="inbox__v11 was begun for another declaration"):
+            migrations.upgrade(settings, [other.spec])
+        for name in ("inbox__v2", "inbox__v9", "inbox__v10", "inbox__v11"):
+            owner.retire(name, Request("me", "wrong", drops_states=name == "inbox__v2"))
+        with pytest.raises(PipelineRetired):
             owner.begin_rebuild(counted.spec)
-        owner.begin_rebuild(replace(counted, version=3).spec)
-
-
-def test_a_state_of_another_pipeline_is_not_taken(settings: Settings, counted: Pipeline, register: Callable[..., None]) -> None:
-    register(Pipeline("other", replace(sales().source), {"total": State(key={}, aggregates=COUNTED)}))
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-        owner.retire("other", Request("me", "over"))
-        more = replace(counted, states={**CHANGED, "total": State(key={}, aggregates=COUNTED)})
-        with pytest.raises(DeclarationChanged, match="State total of pipeline inbox belongs to pipeline other"):
-            owner.begin_rebuild(more.spec)
+        with pytest.raises(RangeRefused, match="inbox__v11 cannot be reinstated: what it has read may have been redone"):
+            owner.reinstate("inbox__v11", "me", "wanted")
+    assert migrations.upgrade(settings, [other.spec])[1] == ["inbox"]
 
 
 LOSSES = {"ALTER TABLE state.by_shop DROP COLUMN sold": {}, "ALTER TABLE state.by_shop SET SCHEMA public": {}}

@@ -4,7 +4,6 @@ from collections import Counter as Tally
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
@@ -22,11 +21,6 @@ DIVIDED = Rows({"name": "text", "amount": "bigint"}, range_partitions=Ranges("am
 Record = tuple[str | None, int | None]
 # What CSV or COPY might take for something else, and rows that are equal.
 RECORDS: list[Record] = [("a", 1), ("a", 1), ('"x",\\.', None), ("", 0), ("NULL", -1), ("line\nbreak", 2**63 - 1), ("\\N", 5)]
-
-
-def as_table(records: list[Record]) -> pa.Table:
-    names, amounts = ([record[place] for record in records] for place in (0, 1))
-    return pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())})
 
 
 def appended(store: StateStore) -> dict[int, list[Record]]:
@@ -47,7 +41,7 @@ def declare(tables: Tables, states: Any, **changes: Any) -> Pipeline:
 def test_each_row_is_appended_once(tables: Tables, store: StateStore) -> None:
     pipeline = declare(tables, {"log": ALL, "per_name": State(key={"name": "text"}, aggregates={"lines": Count()})})
     batches: list[list[Record]] = [RECORDS, [], [("a", 1), ("b", None)], RECORDS]
-    tables.put(*map(as_table, batches))
+    tables.put_rows(SCHEMA, *batches)
     tables.run_mixed(pipeline, steps.ROUTINGS)
     assert appended(store) == {1: RECORDS, 3: batches[2], 4: RECORDS}
     assert {row["name"]: row["lines"] for row in tables.rows(pipeline)} == Tally(name for rows in batches for name, _ in rows)
@@ -57,7 +51,7 @@ def test_rows_that_the_transform_makes_are_appended_by_several_tasks(tables: Tab
     transform = lambda rows: rows.where("amount > 0").selectExpr("explode(sequence(1L, amount)) AS amount", "name")  # noqa: E731
     pipeline = tables.declare(Files("inbox", schema=SCHEMA, max_files=2), states={"log": ALL}, transform=transform)
     tables.routing = steps.ROUTINGS["safe"]
-    tables.put(as_table([("a", 3), ("b", 0), ("c", 1)]), as_table([("many", 40_000)]))
+    tables.put_rows(SCHEMA, [("a", 3), ("b", 0), ("c", 1)], [("many", 40_000)])
     tables.run(pipeline)
     found = Tally(name for name, _ in appended(store)[1])
     assert found == {"a": 3, "c": 1, "many": 40_000}
@@ -107,7 +101,7 @@ REFUSED: dict[str, tuple[Rows, Record, str]] = {
 
 
 def test_a_row_that_cannot_be_kept_refuses_the_batch_or_is_set_aside(tables: Tables, store: StateStore) -> None:
-    tables.put(*(as_table([("a", 1), row]) for _, row, _ in REFUSED.values()))
+    tables.put_rows(SCHEMA, *([("a", 1), row] for _, row, _ in REFUSED.values()))
     tables.plan(declare(tables, {"log": ALL}), "run")
     found = {
         name: tables.outcome(declare(tables, {f"log_{txid}": state}), txid)

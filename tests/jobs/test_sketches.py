@@ -6,11 +6,10 @@ from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from tests.jobs.conftest import Tables
+from tests.jobs.conftest import Tables, table_of
 from tidegate.jobs import ApproxDistinct, ApproxQuantiles, Count, State
 from tidegate.jobs.aggregates import Aggregate
 from tidegate.state_store import StateStore
@@ -24,12 +23,8 @@ AGGREGATES: dict[str, Aggregate] = {
     "sizes": ApproxQuantiles("n", 10**12, probabilities=PROBABILITIES, signed=True),
     "prices": ApproxQuantiles("price", 1000, "numeric(10,2)", PROBABILITIES, error=0.05),
 }
+SCHEMA = {"name": "string", "n": "bigint", "label": "string", "price": "decimal(10,2)"}
 Row = tuple[str, int | None, str | None, Decimal | None]
-
-
-def as_table(rows: list[Row]) -> pa.Table:
-    kinds = {"name": pa.string(), "n": pa.int64(), "label": pa.string(), "price": pa.decimal128(10, 2)}
-    return pa.table({name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds.items())})
 
 
 def rows_of(rng: random.Random, count: int) -> list[Row]:
@@ -75,12 +70,18 @@ def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables) -> None:
     rows = [row if row[0] != "only NULL" else (row[0], None, None, None) for row in rows_of(rng, 300)]
     cuts = sorted(rng.sample(range(1, len(rows)), 2))
     batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
-    state = State(key={"name": "text"}, aggregates=AGGREGATES)
-    pipeline = tables.declare_over(as_table([]).schema, state)
+    states = {"per_name": State(key={"name": "text"}, aggregates=AGGREGATES), "overall": State(aggregates=AGGREGATES)}
+    pipeline = tables.declare_over(SCHEMA, None, states=states)
+    tables.put(table_of(SCHEMA, []))
+    tables.run(pipeline, "empty")
+    (found,) = tables.rows(pipeline, "overall")
+    names = ("lines", "different", "texts", "sizes_p50", "prices_p999")
+    assert [found[name] for name in names] == [0, 0, 0, None, None]
     once = [(f"once {name}", *values) for name, *values in rng.sample(rows, len(rows))]
-    tables.put(*map(as_table, [*batches[:2], [], *batches[2:], once]))
+    tables.put_rows(SCHEMA, *batches[:2], [], *batches[2:], once)
     tables.run_mixed(pipeline, ["chosen", "safe"])
     found = {row["name"]: row for row in tables.rows(pipeline)}
+    assert tables.rows(pipeline, "overall")[0]["lines"] == 2 * len(rows)
     for name in ("a", "b", "only NULL"):
         assert found[name] | {"name": f"once {name}"} == found[f"once {name}"]
         numbers, labels, prices = ([row[at] for row in rows if row[0] == name and row[at] is not None] for at in (1, 2, 3))
@@ -89,25 +90,6 @@ def test_any_split_of_the_rows_gives_the_same_bits(tables: Tables) -> None:
         assert (sum(found[name]["sizes_counts"]), sum(found[name]["prices_counts"])) == (len(numbers), len(prices))
         check_quantiles(found[name], "sizes", [*map(Decimal, numbers)], most=10**12, error="0.01", signed=True)
         check_quantiles(found[name], "prices", prices, most=1000, error="0.05", signed=False)
-
-
-def test_a_global_state_of_no_rows_estimates_nothing(tables: Tables) -> None:
-    pipeline = tables.declare_over(as_table([]).schema, State(aggregates=AGGREGATES))
-    tables.put(as_table([]))
-    tables.run(pipeline, "empty")
-    (found,) = tables.rows(pipeline)
-    assert (found["lines"], found["different"], found["texts"], found["sizes_p50"], found["prices_p999"]) == (
-        0,
-        0,
-        0,
-        None,
-        None,
-    )
-    tables.put(as_table([("a", 7, "x", Decimal("0.07")), ("b", -7, "x", Decimal("0.07"))]))
-    tables.run(pipeline, "rows")
-    (found,) = tables.rows(pipeline)
-    assert (found["different"], found["texts"], found["sizes_p05"], found["sizes_p999"]) == (2, 1, -7, 7)
-    assert found["prices_p50"] == Decimal("0.07")
 
 
 DRAWN: dict[str, Callable[[random.Random], float]] = {
@@ -134,9 +116,9 @@ def test_estimates_are_as_close_as_they_say(tables: Tables) -> None:
         "texts": ApproxDistinct("label", "text", error=0.02),
         "prices": ApproxQuantiles("price", 1_000_000, "numeric(10,2)", PROBABILITIES),
     }
-    pipeline = tables.declare_over(as_table([]).schema, State(key={"name": "text"}, aggregates=aggregates))
+    pipeline = tables.declare_over(SCHEMA, State(key={"name": "text"}, aggregates=aggregates))
     rng.shuffle(rows)
-    tables.put(as_table(rows[::2]), as_table(rows[1::2]))
+    tables.put_rows(SCHEMA, rows[::2], rows[1::2])
     tables.run(pipeline)
     found = {row["name"]: row for row in tables.rows(pipeline)}
     for name, drawn in values.items():
@@ -178,7 +160,9 @@ def test_a_sketch_that_cannot_be_kept_is_refused(declare: Callable[[], Any], mes
 
 def test_equal_numbers_of_several_writings_are_one_value(tables: Tables) -> None:
     ids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff-8b86-d011-b42d-00cf4fc964ff"]
-    table = pa.table({"v": pa.array([0.0, -0.0]), "u": pa.array(ids)})
     state = State(aggregates={"zeros": ApproxDistinct("v", "numeric(5,1)"), "ids": ApproxDistinct("u", "uuid")})
-    (row,) = tables.aggregate(state, table)
+    pipeline = tables.declare_over(schema := {"v": "double", "u": "string"}, state)
+    tables.put_rows(schema, [*zip([0.0, -0.0], ids, strict=True)])
+    tables.run(pipeline)
+    (row,) = tables.rows(pipeline)
     assert (row["zeros"], row["ids"]) == (1, 1)

@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from psycopg2 import sql
@@ -70,12 +69,6 @@ def declare(tables: Tables, **pipeline: Any) -> Pipeline:
     )
 
 
-def put(tables: Tables, batches: list[Any]) -> None:
-    for rows in batches:
-        names, amounts = ([row[place] for row in rows] for place in (0, 1))
-        tables.put(pa.table({"name": pa.array(names, pa.string()), "amount": pa.array(amounts, pa.int64())}))
-
-
 def expected(batches: list[Any]) -> list[tuple[Any, ...]]:
     log: list[tuple[Any, ...]] = []
     before: dict[str, list[int]] = {}
@@ -99,7 +92,7 @@ def log_of(tables: Tables, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 @pytest.mark.promise("I21")
 def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
     pipeline = declare(tables, states={"per_name": State(PER_NAME.key, PER_NAME.aggregates), "log": LOG})
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     (txid,) = tables.plan(pipeline, "run")
     with StateStore.connect(tables.settings) as store:
         overtaken = store.start_attempt(pipeline.spec, txid, "overtaken")
@@ -112,12 +105,12 @@ def test_a_row_that_is_newer_than_the_batch_is_refused(tables: Tables) -> None:
 @pytest.mark.promise("I21")
 def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
     pipeline = declare(tables)
-    put(tables, FEW)
+    tables.put_rows(SCHEMA, *FEW)
     tables.run(pipeline)
     before = log_of(tables, pipeline), tables.rows(pipeline)
     steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="a test")
     assert (log_of(tables, pipeline), tables.rows(pipeline)) == before
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     tables.plan(pipeline, "next")
     steps.redo(tables.settings, pipeline, 2, owner="an operator", reason="txid 3 is planned, and has not begun")
     steps.process(tables.settings, pipeline, 3, owner="test")
@@ -130,7 +123,7 @@ def test_a_redo_reads_what_was_there_before(tables: Tables) -> None:
 @pytest.mark.promise("I21", "decision:0031")
 def test_a_batch_waits_for_the_one_before_and_says_so(tables: Tables, as_owner: Callable[..., Any]) -> None:
     pipeline = declare(tables)
-    put(tables, BATCHES)
+    tables.put_rows(SCHEMA, *BATCHES)
     assert tables.plan(pipeline, "run") == [1, 2, 3, 4]
     as_owner(sa.text("UPDATE tidegate.pipeline SET in_flight = 16"))
     with StateStore.connect(tables.settings) as store:
@@ -151,31 +144,27 @@ def test_what_has_counted_is_left_out(tables: Tables) -> None:
         states={"per_name": PER_NAME, "new": new},
         transform=lambda rows: state_query(rows, "inbox.per_name", on=["name"], how="anti"),
     )
-    put(tables, [[("a", 1), ("b", 2)], [("a", 3), ("c", 4)]])
+    tables.put_rows(SCHEMA, [("a", 1), ("b", 2)], [("a", 3), ("c", 4)])
     tables.run(pipeline)
     found = [(row["name"], row["amount"]) for row in tables.rows(pipeline, "new")]
     assert sorted(found) == [("a", 1), ("b", 2), ("c", 4)]
 
 
-TYPES = {
-    "text": (pa.string(), ["", "São Paulo", 'a"\\,{}\n', None]),
-    "boolean": (pa.bool_(), [True, False, True, None]),
-    "integer": (pa.int32(), [2**31 - 1, -(2**31), 0, None]),
-    "bigint": (pa.int64(), [2**63 - 1, -(2**63), 0, None]),
-    "date": (pa.date32(), [date(1, 1, 1), date(9999, 12, 31), date(2026, 2, 28), None]),
+# Of each type of a state: Spark's, and values.
+TYPES: dict[str, tuple[str, list[Any]]] = {
+    "text": ("string", ["", "São Paulo", 'a"\\,{}\n', None]),
+    "boolean": ("boolean", [True, False, True, None]),
+    "integer": ("int", [2**31 - 1, -(2**31), 0, None]),
+    "bigint": ("bigint", [2**63 - 1, -(2**63), 0, None]),
+    "date": ("date", [date(1, 1, 1), date(9999, 12, 31), date(2026, 2, 28), None]),
     "timestamptz": (
-        pa.timestamp("us", "UTC"),
-        [
-            datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=UTC),
-            datetime(1, 1, 1, tzinfo=UTC),
-            datetime(9999, 12, 31, tzinfo=UTC),
-            None,
-        ],
+        "timestamp",
+        [*(datetime(*day, tzinfo=UTC) for day in ((2026, 3, 29, 1, 30, 0, 1), (1, 1, 1), (9999, 12, 31))), None],
     ),
-    "timestamp": (pa.timestamp("us"), [datetime(2026, 1, 1), datetime(1, 1, 1), datetime(9999, 12, 31), None]),
-    "bytea": (pa.binary(), [b"\x00\xff", b"", b"'\\x", None]),
-    "numeric(20,4)": (pa.decimal128(20, 4), [Decimal("1234567890123456.7891"), Decimal("-0.0001"), Decimal("0.0000"), None]),
-    "uuid": (pa.string(), [str(UUID(int=1)), str(UUID(int=2**128 - 1)), "00000000-0000-0000-0000-00000000000a", None]),
+    "timestamp": ("timestamp_ntz", [datetime(2026, 1, 1), datetime(1, 1, 1), datetime(9999, 12, 31), None]),
+    "bytea": ("binary", [b"\x00\xff", b"", b"'\\x", None]),
+    "numeric(20,4)": ("decimal(20,4)", [Decimal("1234567890123456.7891"), Decimal("-0.0001"), Decimal("0.0000"), None]),
+    "uuid": ("string", [str(UUID(int=1)), str(UUID(int=2**128 - 1)), "00000000-0000-0000-0000-00000000000a", None]),
 }
 
 
@@ -184,8 +173,10 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
     names = {f"k{place}": kind for place, kind in enumerate(TYPES)}
     columns = {f"v{place}": kind for place, kind in enumerate(TYPES)}
     renamed = {f"v{place}": f"old{place}" for place in range(len(TYPES))}
-    pipeline = tables.declare(
-        Files("inbox", schema={f"k{place}": SPARK[kind] for place, kind in enumerate(TYPES)}, max_files=1),
+    schema = {f"k{place}": kind for place, (kind, _) in enumerate(TYPES.values())}
+    pipeline = tables.declare_over(
+        schema,
+        None,
         states={
             "newest": Newest(names, columns, {"at": "integer"}, null_keys=True, kind="opaque"),
             "log": Rows({**dict(zip(renamed.values(), TYPES, strict=True)), "at": "integer", "old_at": "integer"}),
@@ -200,10 +191,7 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
     )
     rows = [[values[number] for _, values in TYPES.values()] for number in range(4)]
     rows.append([*rows[0][:-1], None])
-    arrays = {f"k{place}": pa.array([row[place] for row in rows], kind) for place, (kind, _) in enumerate(TYPES.values())}
-    strange = {name: array.slice(0, 1) for name, array in arrays.items()}
-    strange["k0"] = pa.array(["with \0"])
-    tables.put(pa.table(arrays), pa.concat_tables([pa.table(arrays), pa.table(strange)]))
+    tables.put_rows(schema, rows, [*rows, ["with \0", *rows[0][1:]]])
     tables.run(pipeline)
     log = [row for row in tables.all_rows(pipeline, "log") if row["txid"] == 2]
     found = sorted(([plain(row[name]) for name in renamed.values()] for row in log), key=repr)
@@ -213,13 +201,6 @@ def test_keys_and_values_of_every_type_come_back_as_they_are(tables: Tables) -> 
 
 def plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-SPARK = {
-    **{kind: kind for kind in ("boolean", "date", "bigint")},
-    **{"timestamp": "timestamp_ntz", "bytea": "binary"},
-    **{"text": "string", "integer": "int", "timestamptz": "timestamp", "numeric(20,4)": "decimal(20,4)", "uuid": "string"},
-}
 
 
 @pytest.mark.soak
@@ -241,7 +222,7 @@ def test_a_state_without_a_key_is_read_too(tables: Tables) -> None:
     pipeline = declare(
         tables, states={"total": total, "log": Rows(columns)}, queries=[StateQuery("inbox.total")], transform=with_total
     )
-    put(tables, [BATCHES[0], BATCHES[2]])
+    tables.put_rows(SCHEMA, BATCHES[0], BATCHES[2])
     tables.run(pipeline)
     before = [(1, amount, *[None] * 4) for amount in (1, 2, 3)] + [(2, amount, 6, "{a,b}", 2, 2) for amount in (4, 5)]
 
@@ -263,7 +244,9 @@ def test_many_keys_are_looked_up_by_tasks(tables: Tables) -> None:
         },
     )
     half = 50_000
-    put(tables, [[(f"n{number}", number) for number in range(half)], [(f"n{number}", 1) for number in range(2 * half)]])
+    tables.put_rows(
+        SCHEMA, [(f"n{number}", number) for number in range(half)], [(f"n{number}", 1) for number in range(2 * half)]
+    )
     tables.run(pipeline)
     (row,) = tables.rows(pipeline, "known")
     assert (row["rows"], row["found"], row["sum"]) == (3 * half, half, sum(range(half)))
@@ -295,7 +278,7 @@ def test_a_wrong_query_is_refused_before_anything_runs(tables: Tables) -> None:
             with pytest.raises(DeclarationInvalid, match=re.escape(message)):
                 state_query(rows, **query)
     pipeline = declare(tables, transform=lambda rows: state_query(rows, "inbox.other", on=["name"]))
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     tables.plan(pipeline, "run")
     assert WRONG[0][1] in tables.refused(pipeline, DeclarationInvalid)
 
@@ -359,7 +342,7 @@ def test_the_latest_is_one_snapshot_for_an_attempt_and_another_for_the_next(
 
     both = {name: Rows({"name": "text", "amount": "bigint", "before": "bigint"}) for name in ("log", "same")}
     pipeline = declare(tables, states=both, queries=[latest("upstream.up")], transform=transform)
-    put(tables, [[("a", 1), ("b", 2)]])
+    tables.put_rows(SCHEMA, [("a", 1), ("b", 2)])
     (txid,) = tables.plan(pipeline, "run")
     assert pipeline.spec.window == 16
     for mode in ("resume", "restage"):
@@ -379,7 +362,7 @@ def test_a_snapshot_that_is_gone_is_tried_again(tables: Tables, upstream: Callab
 
     states = {"log": Rows({"name": "text", "before": "bigint"})}
     pipeline = declare(tables, states=states, queries=[latest("upstream.up")], transform=end_the_snapshot)
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     (txid,) = tables.plan(pipeline, "run")
     with pytest.raises(StoreUnavailable, match=r"The snapshot from which state upstream\.up is read is gone"):
         steps.process(tables.settings, pipeline, txid, owner="test")
@@ -394,7 +377,7 @@ MISSING = {
 
 @pytest.mark.usefixtures("upstream")
 def test_a_state_that_is_not_there_is_named(tables: Tables) -> None:
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     found = {}
     for number, of in enumerate(MISSING):
         pipeline = declare(tables, queries=[latest(of)], transform=lambda rows, of=of: state_query(rows, of, on=["name"]))
@@ -409,7 +392,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_missing(tables: Tables, as_o
     pipeline = declare(tables)
     as_owner(sa.text("ALTER TABLE state.per_name ENABLE ROW LEVEL SECURITY"))
     as_owner(sa.text("CREATE POLICY of_commits ON state.per_name TO tidegate USING (true)"))
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     tables.plan(pipeline, "run")
     assert "row-level security" in tables.refused(pipeline, AccessRefused)
 
@@ -434,7 +417,7 @@ def test_tasks_read_only_what_a_registered_pipeline_queries(
     )
     assert readable() == {"up": True, "per_name": False, "nothing": None}
     as_owner(sa.text("REVOKE SELECT ON state.up FROM tidegate_stager"))
-    put(tables, BATCHES[:1])
+    tables.put_rows(SCHEMA, *BATCHES[:1])
     tables.plan(pipeline, "run")
     assert "may not read state.up of upstream.up, or it does not exist" in tables.refused(pipeline, SchemaOutOfDate)
     register(pipeline)

@@ -7,12 +7,11 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from tests import steps
-from tests.jobs.conftest import Tables, offenders, source_of
+from tests.jobs.conftest import Tables, offenders
 from tests.sources.conftest import Inbox, inbox
 from tests.sources.shop import Shop, shop, shops
 from tests.store import key_lookup
@@ -170,20 +169,17 @@ def test_floats_are_kept_as_their_shortest_decimals(tables: Tables) -> None:
     of_floats = State(aggregates={**WEIGHTS.aggregates, "single": Sum("w", "numeric(12,4)"), "owner": Max("u", "uuid")})
     values = [*[0.1] * 10, 0.0001, -0.0, 1234.5, None, -0.3]
     owners = [str(OWNERS[2]), str(OWNERS[2]).upper(), *[None] * 13]
-    table = pa.table({"v": pa.array(values), "w": pa.array(values, pa.float32()), "u": pa.array(owners)})
-    pipeline = tables.declare(
-        source_of(table.schema),
-        states={"overall": of_floats, "per_owner": State({"u": "uuid"}, {"lines": Count()}, null_keys=True)},
-    )
-    tables.put(table.slice(0, 14), table.slice(14))
+    schema = {"v": "double", "w": "float", "u": "string"}
+    states = {"overall": of_floats, "per_owner": State({"u": "uuid"}, {"lines": Count()}, null_keys=True)}
+    pipeline = tables.declare_over(schema, None, states=states)
+    rows = [*zip(values, values, owners, strict=True)]
+    tables.put_rows(schema, rows[:14], rows[14:])
     assert tables.run(pipeline) == [1, 2]
     (row,) = tables.rows(pipeline, "overall")
     total = Decimal("1235.2001")
     assert (row["total"], row["single"], row["most"], row["lines"]) == (total, total, Decimal("1234.5000"), 14)
-    assert [(row["u"] and str(row["u"]), row["lines"]) for row in tables.rows(pipeline, "per_owner")] == [
-        (str(OWNERS[2]), 2),
-        (None, 13),
-    ]
+    per_owner = [(row["u"] and str(row["u"]), row["lines"]) for row in tables.rows(pipeline, "per_owner")]
+    assert per_owner == [(str(OWNERS[2]), 2), (None, 13)]
 
 
 NO_DECIMALS = ["0.30000000000000004D", "0.00001D", "1e8D", "double('nan')", "-double('inf')"]
@@ -193,7 +189,7 @@ NO_UUIDS = ["''", f"'{{{OWNERS[2]}}}'", "'0a00000000000000000000000000000b'", f"
 @pytest.mark.soak
 def test_a_value_of_another_type_is_refused_with_its_column(tables: Tables) -> None:
     """Nothing is rounded, NaN does not become NULL, and two ways to write one uuid would be two rows of one key."""
-    tables.put(pa.table({"name": ["a"]}))
+    tables.put_rows({"name": "string"}, [("a",)])
     of: dict[str, State] = dict.fromkeys(NO_DECIMALS, WEIGHTS) | dict.fromkeys(
         NO_UUIDS, State({"v": "uuid"}, {"lines": Count()})
     )

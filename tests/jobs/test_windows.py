@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests import steps
@@ -30,13 +29,6 @@ WINDOWS: dict[str, Window] = {
     "all_visits": Session("at", "25 minutes"),
 }
 KEYED = {"key": {"key": "text"}, "aggregates": AGGREGATES}
-
-
-def as_table(events: list[Event]) -> pa.Table:
-    keys, times, amounts = ([event[place] for event in events] for place in range(3))
-    kinds = (pa.string(), pa.timestamp("us", tz="UTC"), pa.int64())
-    columns = zip(SCHEMA, ([*keys], [*times], [*amounts]), kinds, strict=True)
-    return pa.table({name: pa.array(values, kind) for name, values, kind in columns})
 
 
 def states_of(windows: dict[str, Window]) -> dict[str, State]:
@@ -69,7 +61,7 @@ def test_windows_are_those_of_plain_python(tables: Tables) -> None:
     """By two routes; each row is followed, although a sliding window counts it several times."""
     batches = random_batches(6, 2)
     pipeline = tables.declare(Files("inbox", schema=SCHEMA), states=states_of(WINDOWS))
-    tables.put(*map(as_table, batches))
+    tables.put_rows(SCHEMA, *batches)
     for number, txid in enumerate(tables.plan(pipeline, "run")):
         routing = steps.ROUTINGS[("chosen", "safe")[number % 2]]
         steps.process(tables.settings, pipeline, txid, owner="test", routing=routing)
@@ -109,7 +101,7 @@ def test_final_windows_are_followed_each_once(tables: Tables, register: Callable
     register(follower)
     model = Model(WINDOWS["hourly"].spec)
     for number, batch in enumerate(random_batches(9, 2)):
-        tables.put(as_table(batch))
+        tables.put_rows(SCHEMA, batch)
         tables.run(pipeline, f"run {number}")
         model.add(batch)
         for txid in steps.plan(tables.settings, follower, run_id=f"run {number}"):
@@ -127,7 +119,7 @@ def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) ->
     source = Files("inbox", schema=SCHEMA)
     window = WINDOWS["sliding"]
     pipeline = tables.declare(source, states={"per_name": State(**KEYED, window=window)})
-    tables.put(as_table([("a", 0, 1), ("b", None, 2)]))
+    tables.put_rows(SCHEMA, [("a", 0, 1), ("b", None, 2)])
     assert tables.refused(pipeline, BadKey, tables.plan(pipeline, "run")[0]).startswith(
         "State per_name: the event time is NULL in 1 group(s), which are in no window."
     )
@@ -141,14 +133,13 @@ def test_a_row_without_a_time_fails_its_batch_or_is_set_aside(tables: Tables) ->
 
 def test_times_without_a_zone_and_days(tables: Tables) -> None:
     times = [datetime(2026, 3, 29, hour, minute) for hour in (0, 2, 3, 23) for minute in (0, 59)]
-    table = pa.table({"at": pa.array(times, pa.timestamp("us")), "day": pa.array([date(2026, 3, 29)] * len(times))})
-    source = Files("inbox", schema={"at": "timestamp_ntz", "day": "date"})
+    schema = {"at": "timestamp_ntz", "day": "date"}
     state = State(
         aggregates={"events": Count(), "last": Max("at", "timestamp")}, window=Tumbling("at", "1 day", type="timestamp")
     )
     bare = State(window=Session("at", "1 hour", type="timestamp"))
-    pipeline = tables.declare(source, states={"per_name": state, "bare": bare})
-    tables.put(table)
+    pipeline = tables.declare_over(schema, None, states={"per_name": state, "bare": bare})
+    tables.put_rows(schema, [(time, date(2026, 3, 29)) for time in times])
     tables.run(pipeline)
     # Without aggregates, a session is when it began and ended.
     assert [(row["window_start"], row["last_event"]) for row in tables.rows(pipeline, "bare")] == [
@@ -184,10 +175,8 @@ REFUSED: dict[str, tuple[Window, datetime, str]] = {
 
 @pytest.mark.soak
 def test_a_window_that_cannot_be_kept_is_refused(tables: Tables) -> None:
-    kinds = {"at": pa.timestamp("us", tz="UTC"), "day": pa.date32()}
-    each = [{"at": time, "day": date(2026, 3, 29)} for _, time, _ in REFUSED.values()]
-    tables.put(*(pa.table({name: pa.array([row[name]], kind) for name, kind in kinds.items()}) for row in each))
     source = Files("inbox", schema={"at": "timestamp", "day": "date"})
+    tables.put_rows(source.schema, *([(time, date(2026, 3, 29))] for _, time, _ in REFUSED.values()))
     count = {"events": Count()}
     tables.plan(tables.declare(source, states={"all": State(aggregates=count)}), "run")
     found = {

@@ -179,23 +179,49 @@ def test_tests_reach_into_the_store_through_one_module() -> None:
     assert wrong == []
 
 
-LIGHT = f"""
-import json, os, sys
+LIGHT = """
 from tidegate.state_store import StateStore
 from tidegate import Count, Files, Kafka, Pipeline, PostgresTable, State
 import tidegate.cli
-os.environ["TIDEGATE_HOME"] = {str(EXAMPLES)!r}
 from tidegate.jobs.registry import all_pipelines
-assert State and all_pipelines().pipelines
+assert all_pipelines().pipelines
 import tidegate.dags.batch_dag
-print(json.dumps(sorted(sys.modules)))
 """
+DAGS = """
+from airflow.dag_processing.dagbag import DagBag
+from tidegate.jobs.registry import pipeline_names
+assert len(DagBag("dags").dags) == len(pipeline_names())
+"""
+LOOKUP = """
+from tidegate.commands.show import inspect_verbs
+from tidegate.jobs.registry import find_pipeline
+from tidegate.state_store.states import key_lookup
+find_pipeline("flights")
+"""
+COMPLETION = """
+from tidegate.cli import main
+sys.argv = ["tidegate"]
+os.environ |= {"_TIDEGATE_COMPLETE": "bash_complete", "COMP_WORDS": "tidegate inspect fl", "COMP_CWORD": "2"}
+try:
+    main()
+except SystemExit:
+    pass
+"""
+HEAVY = ("pyspark", "pandas", "pyarrow")
+SLOW = ("sqlalchemy", "airflow", "rich", "httpx", *HEAVY)
 
 
-def test_frequent_imports_load_no_pyspark(tmp_path: Path) -> None:
-    seen = set(json.loads(run(LIGHT, tmp_path)))
-    assert {"tidegate.jobs", "tidegate.state_store"} <= seen
-    assert {"pyspark", "pandas", "pyarrow"}.isdisjoint(seen)
+@pytest.mark.promise("performance:get-uses-psycopg2-alone", "performance:each-verb-loads-its-own-module-parsed")
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [(LIGHT, HEAVY), (DAGS, ("pyspark", "tidegate.jobs.pipelines.flights")), (LOOKUP, SLOW), (COMPLETION, SLOW[:2] + HEAVY)],
+    ids=["imports", "Dags are parsed again and again, and by every task", "a lookup", "a completion"],
+)
+def test_what_is_frequent_loads_nothing_slow(tmp_path: Path, program: str, absent: tuple[str, ...]) -> None:
+    begin = f"import json, os, sys\nos.chdir({str(EXAMPLES)!r})\nos.environ['TIDEGATE_HOME'] = {str(EXAMPLES)!r}\n"
+    seen = set(json.loads(run(f"{begin}{program}print(json.dumps(sorted(sys.modules)))", tmp_path)))
+    assert "tidegate.jobs" in seen
+    assert seen.isdisjoint(absent)
 
 
 def reads_of_the_environment(path: str) -> Iterator[str]:

@@ -68,7 +68,7 @@ MUTANTS = (
     TURNS("a-batch-sealed-under-another-declaration-gets-no-worker", "I16", "TurnFacts.is_over")(
         "self.newest.[-is_sealed_by(self.fingerprint)-]{+sealed_at is not None+}",
         OF_TURNS,
-        f"{OF_DISPATCH}::test_a_batch_that_was_sealed_under_another_declaration_gets_a_worker",
+        f"{OF_DISPATCH}::test_batches_need_no_worker_once_they_are_over_unless_sealed_under_another_declaration",
     ),
     DISPATCH(
         "more-tasks-get-workers-than-the-run-may-have",
