@@ -7,22 +7,18 @@ The oracle is computed from the source's rows. In one history, processes die aro
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 from tests import steps
 from tests.conftest import copied
 from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.servers import Server
-from tests.sources.feeds import FEEDS, TableFeed
-from tests.store import Attempt
+from tests.sources.feeds import FEEDS
 from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import RowsLost, SourceChanged
 
 # These go the ways of others: of opaque folders that are emptied, of several inputs, of lists in test_crashes.py.
 ALIKE = ("Files", "Files with a done folder", "opaque Files", "Inputs", "FixedBatches")
@@ -158,63 +154,6 @@ def test_a_crash_at_any_statement_leaves_the_state_of_a_clean_run(
     die_everywhere(settings, server, pipeline, feed)
 
 
-class Flaky:
-    """Fails once in each phase; in the commit twice, in the joint commit and in the batch's own."""
-
-    def __init__(self) -> None:
-        self.left = ["plan", "transform", "seal", "commit_ready", "commit_batch"]
-
-    def fail(self, phase: str) -> None:
-        """Fail, if it has not failed in this phase yet."""
-        try:
-            self.left.remove(phase)
-        except ValueError:
-            return
-        raise RowsLost(f"a failure in {phase}")
-
-
-@pytest.fixture
-def flaky(monkeypatch: pytest.MonkeyPatch) -> Flaky:
-    """Temporary faults in the steps of the real engine."""
-    fault = Flaky()
-    for phase, method in (("plan", "open_batches"), ("seal", "seal"), ("commit_ready",) * 2, ("commit_batch",) * 2):
-        real = getattr(StateStore, method)
-
-        def failing(*arguments: Any, _phase: str = phase, _real: Any = real, **options: Any) -> Any:
-            of = arguments[1]  # the spec, or the attempt
-            if (of.pipeline if isinstance(of, Attempt) else of.name) == "every":  # a feed may be a pipeline, too
-                fault.fail(_phase)
-            return _real(*arguments, **options)
-
-        monkeypatch.setattr(StateStore, method, failing)
-    return fault
-
-
-@pytest.mark.soak
-@pytest.mark.sampled(2)
-@EACH_SOURCE
-def test_failed_attempts_in_any_phase_change_nothing(
-    settings: Settings, register: Callable[..., None], name: str, flaky: Flaky
-) -> None:
-    """The batch is tried again, from the saved metadata or with a new cut, and every row counts once."""
-    feed = FEEDS[name](settings, 0)
-
-    def transform(rows: Any) -> Any:
-        flaky.fail("transform")
-        return reduce(DataFrame.unionByName, rows.values()) if isinstance(rows, dict) else rows
-
-    pipeline = pipeline_over(feed, transform=transform, window=2)
-    register(pipeline)
-    rows = feed.put(4)
-    with pytest.raises(RowsLost):
-        run_pipeline(settings, pipeline, run_id="first")
-    run_pipeline(settings, pipeline, run_id="first")
-    rows += feed.put(2)
-    run_pipeline(settings, pipeline, run_id="second")
-    assert flaky.left == [], "a fault did not happen"
-    assert stored(settings, pipeline) == oracle(rows)
-
-
 @pytest.mark.sampled(1)
 @EACH_SOURCE
 def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
@@ -225,19 +164,3 @@ def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, regi
     rows = feed.put(6)
     race(settings, pipeline)
     assert stored(settings, pipeline) == oracle(rows)
-
-
-@pytest.mark.soak
-def test_a_row_that_was_updated_before_the_replay_is_found_by_the_acker(
-    settings: Settings, register: Callable[..., None]
-) -> None:
-    """The range has the same number of rows; only their hashes differ (I11)."""
-    feed = TableFeed(settings, by_time=False)
-    pipeline = pipeline_over(feed)
-    register(pipeline)
-    feed.put(2)
-    steps.plan(settings, pipeline, run_id="run")
-    steps.process(settings, pipeline, 1, owner="first")
-    feed.change()
-    with pytest.raises(SourceChanged, match="replays the identical rows"):
-        steps.process(settings, pipeline, 1, owner="second", mode="restage")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_every_source import die_everywhere, die_in_turn, oracle, pipeline_over, race, stored
+from tests.acceptance.test_every_source import die_everywhere, die_in_turn, pipeline_over
 from tests.servers import Server
 from tests.sources.beside_kafka import server
 from tests.sources.feeds import KafkaFeed
@@ -50,14 +50,3 @@ def test_a_crash_at_any_statement_leaves_the_state_of_a_clean_run(
     """Runs die before statements and around COMMITs of plan, process and commit; the next run repairs it."""
     feed, pipeline = begin(kind)
     die_everywhere(settings, server, pipeline, feed)
-
-
-@pytest.mark.soak
-@pytest.mark.sampled(1)
-@BOTH_KINDS
-def test_planners_at_the_same_moment_plan_each_record_once(settings: Settings, begin: Begin, kind: str) -> None:
-    """Two runs read the same topic; a batch that both process counts once."""
-    feed, pipeline = begin(kind)
-    rows = feed.put(6)
-    race(settings, pipeline)
-    assert stored(settings, pipeline) == oracle(rows)

@@ -23,7 +23,7 @@ from tests.store import PipelineSpec, Redo, StateSpec, project, range_partitions
 from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State, Sum
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import DeclarationChanged, PermanentError, SchemaOutOfDate, Unprocessed
+from tidegate.state_store.base.errors import DeclarationChanged, SchemaOutOfDate, Unprocessed
 
 pytestmark = BOTH_POSTGRES
 
@@ -139,12 +139,6 @@ def quoted(columns: Sequence[str], then: str = "") -> str:
     return ", ".join(f'"{column}"{then}' for column in columns)
 
 
-def columns_of_states(settings: Settings) -> list[str]:
-    """Return the columns of tables and views of states, and of their partitions, but for those that rows have made."""
-    lines = (line for line in shape(settings)["columns"] if line.startswith("state.") and not line.startswith('state."log$'))
-    return sorted(lines)
-
-
 def staged(state: StateSpec, lines: Sequence[Line]) -> list[list[Any]]:
     """Return what a task stages of lines: each, or for each key the greatest one; NULL is least."""
     if state.name == "sold":
@@ -257,32 +251,6 @@ def test_a_numeric_column_is_widened_in_place(team: Team) -> None:
             migrations.new_revision(team.settings, [declare({**BASE, "price": other}, version=4).spec], "columns")
 
 
-@pytest.mark.soak
-def test_migrations_go_down_and_up_and_begin_in_an_empty_database(team: Team, server: Any) -> None:
-    team.migrate(COME, version=2)
-    team.merge(LINES[5])
-    team.migrate(RENAMED, version=3)
-    team.lose("note")
-    built, name = columns_of_states(team.settings), server.create_database()
-    fresh = replace(team.settings, pg_database=name)
-    try:
-        migrations.upgrade(fresh, [team.flow.spec])
-        assert columns_of_states(fresh) == [line for line in columns_of_states(team.settings) if "_changes$" not in line]
-    finally:
-        server.drop_database(name)
-    config_of = migrations._config
-    with migrations.connected(team.settings) as connection:
-        config = config_of(connection, [team.flow.spec])
-        config.set_main_option("version_locations", str(team.settings.home / "migrations"))
-        config.set_main_option("path_separator", "newline")
-        config.attributes["version_table"] = "alembic_version_of_project"
-        migrations.command.downgrade(config, "0001")
-    migrations.upgrade(team.settings, [team.flow.spec])
-    team.lose("city")
-    team.check()
-    assert columns_of_states(team.settings) == built
-
-
 # processes of both declarations at once
 
 
@@ -319,33 +287,6 @@ def test_a_commit_of_old_code_during_the_migration_waits_and_is_refused(team: Te
     team.check()
 
 
-def test_a_migration_waits_for_a_commit_of_old_code(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
-    sealed, old = team.prepare(LINES[3:5]), team.flow
-    spec = declare(COME, version=2).spec
-    migrations.new_revision(team.settings, [spec], "columns")
-    threads: list[threading.Thread] = []
-    from tests.store import commit_record  # noqa: PLC0415
-
-    record = commit_record.write
-
-    def begin_migration(*arguments: Any, **named: Any) -> Any:
-        if not threads:
-            threads.append(threading.Thread(target=migrations.upgrade, args=(team.settings, [spec])))
-            threads[0].start()
-            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'FROM tidegate.cursor'"
-            until(lambda: team.asked(waiting))
-        return record(*arguments, **named)
-
-    monkeypatch.setattr(commit_record, "write", begin_migration)
-    old.commit(sealed)
-    team.count(sealed, LINES[3:5])
-    threads[0].join(60)
-    team.declare(COME, version=2)
-    team.check()
-    team.merge(LINES[5])
-    team.check()
-
-
 def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -> None:
     spec = declare(RENAMED, version=2).spec
     migrations.new_revision(team.settings, [spec], "columns")
@@ -370,32 +311,6 @@ def test_a_crash_at_any_statement_of_the_migration_changes_nothing(team: Team) -
 
 
 # what people made
-
-
-@pytest.mark.soak
-def test_views_and_privileges_of_people_stay(team: Team) -> None:
-    team.asked(
-        "CREATE VIEW public.of_history AS SELECT shop, note FROM state.versions; "
-        "CREATE VIEW public.of_rows AS SELECT cents FROM state.log; CREATE INDEX by_note ON state.log (note); "
-        "GRANT SELECT ON state.versions, state.log TO PUBLIC; REVOKE SELECT ON state.versions FROM tidegate_reader"
-    )
-    granted = (
-        "SELECT relname, relacl::text[] FROM pg_class "
-        "WHERE oid IN ('state.versions'::regclass, 'state.log'::regclass) ORDER BY 1"
-    )
-    before = team.asked(granted)
-    team.migrate(COME, version=2)
-    assert team.asked(granted) == before
-    assert team.asked("SELECT city, shop FROM state.versions WHERE city IS NOT NULL", "tidegate_stager") == []
-    gone = declare(RENAMED, version=3).spec
-    migrations.new_revision(team.settings, [gone], "columns")
-    with pytest.raises(PermanentError, match=r"view of_history depends on view state\.versions\. Drop that first, then repeat"):
-        migrations.upgrade(team.settings, [gone])
-    assert team.asked(granted) == before
-    team.asked("DROP VIEW public.of_history")
-    migrations.upgrade(team.settings, [gone])
-    assert [(name, sorted(acl)) for name, acl in team.asked(granted)] == [(name, sorted(acl)) for name, acl in before]
-    assert team.asked("SELECT count(*) FROM public.of_rows") == [(3,)]
 
 
 # what is refused

@@ -26,7 +26,6 @@ from tests.store import (
     range_partitions,
     registration,
     state_tables,
-    store,
 )
 from tidegate import migrations
 from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
@@ -39,7 +38,6 @@ from tidegate.state_store.base.errors import (
     Overflow,
     SchemaOutOfDate,
     SourceChanged,
-    StoreUnavailable,
     UsageError,
 )
 
@@ -230,16 +228,6 @@ def test_rows_without_a_value_or_in_too_many_ranges_are_refused(sales: Callable[
     assert flow.stored() == days
 
 
-def test_a_redo_replaces_rows_in_every_range(sales: Callable[..., Sales]) -> None:
-    flow = sales("timestamptz", "month", batches=2)
-    kept = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (2, datetime(2026, 2, 5, tzinfo=UTC))]
-    flow.merge(1, kept)
-    flow.merge(2, [(3, datetime(2026, 2, 6, tzinfo=UTC)), (4, datetime(2026, 3, 1, tzinfo=UTC))])
-    again = [(5, datetime(2026, 1, 6, tzinfo=UTC)), (6, datetime(2026, 4, 1, tzinfo=UTC))]
-    flow.merge(2, again, redo=True)
-    assert flow.stored() == [*kept, *again]
-
-
 @pytest.mark.promise("decision:0044")
 def test_a_detached_partition_is_missed(sales: Callable[..., Sales], settings: Settings, as_owner: AsOwner) -> None:
     flow = sales("date", "month", batches=4)
@@ -321,21 +309,6 @@ def test_a_partition_whose_detaching_was_broken_off_is_missing(
     bounds = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"
     as_owner(sa.text(f'ALTER TABLE state.sales ATTACH PARTITION state."sales$20260101" {bounds}'))
     assert flow.stored() == rows
-
-
-@pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
-def test_readers_hold_up_a_removal_for_some_seconds(sales: Callable[..., Sales], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "DDL_LOCK_TIMEOUT_SECONDS", 1)
-    flow = sales("date", "month", batches=2)
-    flow.merge(1, [(1, date(2026, 1, 5)), (2, date(2026, 2, 5))])
-    with flow.store.engine.connect() as reader:
-        reader.execute(sa.text("SELECT count(*) FROM state.sales"))
-        with pytest.raises(StoreUnavailable, match=r"transactions that read it have held them for 1 s\. The lock is held"):
-            flow.prune("2026-02-01")
-        flow.merge(2, [(3, date(2026, 1, 6))])
-    assert len(flow.stored()) == 3
-    assert flow.prune("2026-02-01").partitions == ["sales$20260101"]
-    assert flow.stored() == [(2, date(2026, 2, 5))]
 
 
 @pytest.mark.promise("limit:MOST_AT_ONCE")

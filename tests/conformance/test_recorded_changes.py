@@ -14,25 +14,21 @@ import sqlalchemy as sa
 
 from tests import steps
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
-from tests.conformance.test_windows import HOUR, Windows
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
 from tests.store import PipelineSpec, Redo, Request, merge_into_states, pruning, range_partitions
-from tidegate import migrations
-from tidegate.jobs import Avg, Changes, Count, Newest, Pipeline, State, Sum, Tumbling
+from tidegate.jobs import Avg, Changes, Newest, Pipeline, State, Sum
 from tidegate.jobs.sources import changes as changes_source
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
     AccessRefused,
-    PermanentError,
     RangeRefused,
     SourceChanged,
     TidegateError,
 )
 
 pytestmark = BOTH_POSTGRES
-AsOwner = Callable[[sa.Executable], sa.CursorResult]
 # How many txids a partition has: one, few, and as many as in use.
 EACH, FEW, MANY = 1, 3, range_partitions.TXIDS
 # What a batch adds: cents, by shop.
@@ -183,21 +179,6 @@ def test_a_redo_writes_its_changes_in_the_place_of_those_before(totals: Callable
     assert flow.parts() == expected
 
 
-def test_a_redo_of_a_txid_whose_partition_was_removed_makes_it_again(totals: Callable[..., Totals]) -> None:
-    """Its changes stay hidden, as it was removed up to that txid; the next one is shown."""
-    flow = totals(FEW)
-    for batch in BATCHES[:4]:
-        flow.merge(batch)
-    assert flow.prune(4).partitions == ("total_changes$0", "total_changes$3")
-    flow.merge_again(BATCHES[5])
-    flow.merge(BATCHES[4])
-    assert flow.parts() == {"3": [4, 5]}
-    as_tables_are(flow, 'CREATE VIEW public.second AS SELECT shop FROM state."total_changes$3"')
-    with pytest.raises(PermanentError, match=r'view second depends on table state\."total_changes\$3"\. Drop that first'):
-        flow.prune(5)
-    flow.check(4)
-
-
 def test_every_kind_of_state_is_divided_as_it_is_in_one_table(
     settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,68 +220,7 @@ def test_every_kind_of_state_is_divided_as_it_is_in_one_table(
     assert parts == [("means_divided_changes", 3), ("newest_divided_changes", 3), ("overall_divided_changes", 3)]
 
 
-def test_final_windows_are_divided_too(
-    settings: Settings, register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = Tumbling("at", "1 hour", final_after="0 seconds", emit_final=True)
-    flows = []
-    for name, txids in (("divided", EACH), ("whole", MANY)):
-        monkeypatch.setattr(range_partitions, "TXIDS", txids)
-        state = State({"key": "text"}, {"events": Count(), "amount": Sum("amount")}, kind="opaque", window=window)
-        register(pipeline := Pipeline(f"windows_{name}", Stream("opaque"), {name: state}))
-        flow = Windows(settings, pipeline.spec)
-        flows.append(flow)
-        for hour in range(4):
-            flow.count([("a", hour * HOUR, hour), ("b", hour * HOUR + 1, 1)])
-        flow.finish_events(flow.start(4, mode="redo"), [("a", 9 * HOUR, 1)])
-        flow.owner.redo_batch(flow.spec, 4, Redo("an operator", "it was wrong"))
-    divided, whole = (flow.emitted(flow.spec.states[0].name) for flow in flows)
-    assert divided == whole
-    assert sorted(divided) == [2, 3, 4]
-    names = as_tables_are(flows[0], "SELECT partition FROM tidegate.state_range WHERE state LIKE 'divided%' ORDER BY 1")
-    assert names == [("divided_final$1",), ("divided_final$2",), ("divided_final$3",), ("divided_final$4",)]
-    monkeypatch.setattr(range_partitions, "TXIDS", EACH)
-    done = steps.prune(flows[0].owner, flows[0].spec, flows[0].spec.states[0], 3)
-    assert done.partitions == ("divided_final$1", "divided_final$2", "divided_final$3")
-    assert flows[0].emitted("divided") == {4: whole[4]}
-    for flow in flows:
-        flow.close()
-
-
 # roles
-
-
-def test_what_the_table_was_given_holds_for_its_partitions(totals: Callable[..., Totals], settings: Settings) -> None:
-    flow = totals()
-    as_tables_are(
-        flow,
-        """
-        CREATE TABLE public.seen (shop text);
-        GRANT INSERT ON public.seen TO tidegate;
-        CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS
-            'BEGIN INSERT INTO public.seen VALUES (NEW.shop || TG_ARGV[0]); RETURN NEW; END';
-        CREATE TRIGGER always AFTER INSERT ON state.total_changes FOR EACH ROW EXECUTE FUNCTION public.see(' always');
-        CREATE TRIGGER never AFTER INSERT ON state.total_changes FOR EACH ROW EXECUTE FUNCTION public.see(' never');
-        ALTER TABLE state.total_changes DISABLE TRIGGER never;
-        CREATE INDEX by_shop ON state.total_changes (shop);
-        REVOKE SELECT ON state.total_changes FROM tidegate_stager;
-        ALTER TABLE state.total_changes ENABLE ROW LEVEL SECURITY;
-        CREATE POLICY of_commits ON state.total_changes TO tidegate USING (true);
-        CREATE POLICY few ON state.total_changes FOR SELECT TO tidegate_reader USING (shop = 'a');
-        """,
-    )
-    migrations.accept_table(settings, "total_changes", "ann")
-    flow.merge(BATCHES[0])
-    assert as_tables_are(flow, "SELECT shop FROM public.seen ORDER BY 1") == [("a always",), ("b always",)]
-    indexes = "SELECT count(*) FROM pg_index WHERE indrelid = 'state.\"total_changes$1\"'::regclass"
-    assert as_tables_are(flow, indexes) == [(2,)]
-    with closing(psycopg2.connect(**settings.conninfo(user=settings.pg_reader))) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT shop FROM state.total_changes")
-        assert cursor.fetchall() == [("a",)]
-    granted = "SELECT DISTINCT grantee::regrole::text FROM pg_class, aclexplode(relacl) WHERE relname = 'total_changes$1'"
-    assert as_tables_are(flow, granted) == [("tidegate_owner",)]
-    assert migrations.upgrade(settings, [flow.spec])[1] == []
-    assert migrations.new_revision(settings, [flow.spec], "nothing is missing") is None
 
 
 def test_a_policy_that_hides_changes_stops_a_follower(totals: Callable[..., Totals], settings: Settings) -> None:
@@ -347,37 +267,6 @@ def test_partitions_are_removed_as_a_whole_and_the_rest_in_pieces(totals: Callab
     assert flow.parts() == {"6": [7]}
     actions = as_tables_are(flow, "SELECT txid FROM tidegate.operator_action WHERE action = 'prune' ORDER BY acted_at")
     assert actions == [(1,), (2,), (4,), (4,), (3,), (6,)]
-
-
-@pytest.mark.promise("limit:ROWS_AT_ONCE")
-def test_changes_of_one_txid_are_removed_in_pieces_that_are_not_seen(
-    totals: Callable[..., Totals], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flow = totals(MANY)
-    flow.merge({f"shop {number}": number for number in range(50)})
-    flow.merge(BATCHES[0])
-    monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 20)
-    with pytest.raises(Crash), patch.object(range_partitions, "remove_rows", dies_at(2)):
-        flow.prune(1)
-    flow.die()
-    state = flow.spec.states[0]
-    assert flow.parts() == {"0": [1, 2]}
-    assert [change[0] for change in flow.changes()] == [2, 2]
-    assert (flow.store.pruned_txid(state), flow.store.has_changes(state, 1)) == (1, True)
-    assert flow.prune(1).changes == 30
-    assert not flow.store.has_changes(state, 1)
-    flow.check(1)
-
-
-def dies_at(call: int) -> Callable[..., Any]:
-    real, calls = range_partitions.remove_rows, iter(range(1, 1000))
-
-    def remove_rows(*arguments: Any) -> Any:
-        if next(calls) == call:
-            raise Crash("remove_rows")
-        return real(*arguments)
-
-    return remove_rows
 
 
 def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals: Callable[..., Totals]) -> None:

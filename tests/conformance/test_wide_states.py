@@ -9,43 +9,9 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import Flow, Stream
 from tests.store import merge_expressions, merge_into_states
-from tidegate.jobs import Max, Newest, Pipeline, Rows, State, Sum
-from tidegate.jobs.states import AnyState
+from tidegate.jobs import Newest, Pipeline
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import GuardMismatch
-
-WIDE: dict[str, tuple[int, Callable[[list[str]], AnyState]]] = {
-    "rows": (1_590, lambda names: Rows(dict.fromkeys(names, "bigint"))),
-    "sums": (900, lambda names: State({"key": "bigint"}, {name: Sum(name) for name in names})),
-    "opaque": (300, lambda names: State({"key": "bigint"}, {name: Max(name) for name in names}, kind="opaque")),
-    "newest": (300, lambda names: Newest({"key": "bigint"}, dict.fromkeys(names[1:], "bigint"), {names[0]: "bigint"})),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", WIDE)
-def test_a_state_may_have_very_many_columns(settings: Settings, register: Callable[..., None], kind: str) -> None:
-    count, make = WIDE[kind]
-    names = [f"c{number}" for number in range(count)]
-    pipeline = Pipeline("wide", Stream("transactional"), {"wide": make(names)})
-    register(pipeline)
-    f = Flow(settings, pipeline.spec)
-    for txid in f.plan(1, 1, 1) or []:
-        values: list[Any] = [txid, *[0 if kind == "sums" else None] * (count - 2), 7]
-        attempt = f.start(txid)
-        f.seal(attempt, f.stage(attempt, "wide", [[1, *values]]))
-    f.commit(1)
-    while f.store.committed("wide") < 3:
-        assert f.store.commit_ready(pipeline.spec, "test")
-    expected: dict[str, Any] = {
-        "rows": [(1, None, 7), (2, None, 7), (3, None, 7)],
-        "sums": [(6, 0, 21)],
-        "opaque": [(3, None, 7)],
-        "newest": [(3, None, 7)],
-    }
-    assert [(row["c0"], row["c1"], row[names[-1]]) for row in f.rows("wide")] == expected[kind]
-    f.close()
-
 
 VERSION: dict[str, Any] = {"columns": {"label": "text", "number": "bigint"}, "order_by": {"at": "bigint"}, "deleted": "gone"}
 Batches = list[list[list[Any]]]

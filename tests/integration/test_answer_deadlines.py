@@ -14,7 +14,7 @@ import psycopg2
 import pytest
 
 from tests.integration.conftest import IN_COMMIT, TALLY, WAITS, Execute, Tally, holding, until
-from tests.store import DeadlineConnection, LedgerReader, NoAnswer, connect, copy_rows, digest_statement, state_tables
+from tests.store import DeadlineConnection, NoAnswer, connect, copy_rows, digest_statement, state_tables
 from tidegate import migrations
 from tidegate.explain import why
 from tidegate.jobs.sources.postgres.source_connection import connected
@@ -110,22 +110,6 @@ def test_a_copy_into_staging_waits_for_its_rows_but_not_for_a_process_that_is_st
                 )
         finally:
             os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.soak
-def test_a_page_waits_no_longer_than_its_own_limit(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read says how long it may take; a session that was stopped while nobody used it is replaced."""
-    for module in ("database", "local_settings"):
-        monkeypatch.setattr(f"{STORE}.{module}.MARGIN_SECONDS", 1)
-    with LedgerReader(settings) as reader:
-        with reader.snapshot("reading", timeout_seconds=1) as connection:
-            pid = connection.connection.driver_connection.info.backend_pid
-        with stopped(pid), reader.snapshot("reading", timeout_seconds=1) as connection:
-            another = connection.connection.driver_connection.info.backend_pid
-            assert another != pid
-            refused = pytest.raises(StoreUnavailable, match=f"session {another} .*for 2 s")
-            with stopped(another), refused, reader.translated_errors("reading"):
-                connection.exec_driver_sql("SELECT 1")
 
 
 @pytest.mark.promise("limit:LONGEST_SOURCE_ANSWER_SECONDS")

@@ -1,10 +1,8 @@
 """Measures equal what plain SQL counts, and cost the same after many commits as after few."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Execute, Tally
 from tests.store import LedgerReader, PipelineMeasures, Tracked, measures
@@ -106,53 +104,3 @@ def test_a_skip_is_shown_until_many_have_committed_since(
 
 
 PIPELINES, BATCHES = 20, 5_000
-MANY = """
-INSERT INTO tidegate.pipeline (pipeline, source_kind, fingerprint, declaration)
-    SELECT 'p' || n, 'transactional', 'x', '{{}}' FROM generate_series(1, {pipelines}) n;
-INSERT INTO tidegate.cursor (pipeline, txid, attempt, epoch)
-    SELECT 'p' || n, {batches}, 1, 'x' FROM generate_series(1, {pipelines}) n;
-INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by, attempt, awaits_ack)
-    SELECT 'p' || n, t, '', '', 'x', 1, false FROM generate_series(1, {pipelines}) n, generate_series(1, {batches} + 50) t;
-INSERT INTO tidegate.attempt
-    (pipeline, txid, attempt, owner, fingerprint, source_digest, staged_at, sealed_at, source_rows, dropped_at)
-    SELECT 'p' || n, t, 1, 'x', 'x', '', now(), now(), 10, now()
-    FROM generate_series(1, {pipelines}) n, generate_series(1, {batches}) t;
-INSERT INTO tidegate.commit (pipeline, txid, attempt, source_digest, owner, key_count, merged_at)
-    SELECT 'p' || n, t, 1, '', 'x', 1, now() + interval '1 second'
-    FROM generate_series(1, {pipelines}) n, generate_series(1, {batches}) t;
-"""
-
-
-def rows_read(plan: dict[str, Any]) -> float:
-    seen = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
-    own = seen * plan["Actual Loops"] if "Scan" in plan["Node Type"] else 0
-    return own + sum(map(rows_read, plan.get("Plans", ())))
-
-
-LARGE = ("batch", "attempt", "commit")
-
-
-@pytest.mark.soak
-def test_measuring_reads_few_rows(store: StateStore, as_role: Execute) -> None:
-    for table in LARGE:  # autovacuum would decide in the middle of the test which statistics there are
-        as_role("tidegate_owner", f"ALTER TABLE tidegate.{table} SET (autovacuum_enabled = false)")
-    as_role("tidegate_owner", MANY.format(pipelines=PIPELINES, batches=BATCHES))
-    plans: list[float] = []
-
-    def explain(_connection: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
-        if "FROM tidegate" in statement or "JOIN tidegate" in statement:
-            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT json) {statement}", parameters)
-            plans.append(rows_read(cursor.fetchone()[0][0]["Plan"]))
-
-    for analyzed in ((), ("batch",), LARGE):
-        for table in analyzed:
-            as_role("tidegate_owner", f"ANALYZE tidegate.{table}")
-        plans.clear()
-        sa.event.listen(sa.Engine, "before_cursor_execute", explain)
-        try:
-            found = measured_of(store.settings)
-        finally:
-            sa.event.remove(sa.Engine, "before_cursor_execute", explain)
-        assert {(each.committed, each.phases["planned"]) for each in found} == {(BATCHES, 50)}
-        assert len(plans) > 2
-        assert sum(plans) < PIPELINES * 1100, (analyzed, plans)

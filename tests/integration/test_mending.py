@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.integration.conftest import Execute, Tally, contents, refused
 from tests.store import MAX_BYTES, Mend, Original
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import RangeRefused, StoreUnavailable, TidegateError, UnknownBatch, UsageError
+from tidegate.state_store.base.errors import RangeRefused, TidegateError, UnknownBatch
 
 PARSED = '{"shop":"a","day":"2013-01-01","cents":-5,"ratio":"NaN","open":null,"tags":["x"],"more":{"y":1}}'
 RAW = (1, 1)
@@ -69,36 +68,6 @@ def test_a_second_mend_says_that_it_replaces_the_first(waiting: Tally, settings:
     mend(waiting, RAW, "a,6", by="berta", again=True)
     assert (record(waiting, RAW)["mended_payload"], record(waiting, RAW)["mended_by"]) == ("a,6", "berta")
     assert [action["owner"] for action in waiting.store.batch_history("tally", 1).actions] == ["anna", "berta"]
-
-
-BAD_PAYLOADS = {
-    "NUL": (RAW, "a\0,5", "holds a NUL character"),
-    "not UTF-8": (RAW, "a\udcff,5", "is not UTF-8"),
-    "empty": (RAW, "", "is empty"),
-    "too long": (RAW, "é" * (MAX_BYTES // 2 + 1), f"takes {MAX_BYTES + 2} bytes; the limit is {MAX_BYTES}"),
-    "no JSON": (COLUMNS, "a,2013-01-01,5", r"JSON object of its columns \(shop, day, cents, ratio, open, tags, more\)"),
-    "a list": (COLUMNS, "[1]", "it is no object"),
-    "two objects": (COLUMNS, f"{PARSED}{PARSED}", "Extra data"),
-    "deep": (COLUMNS, '{"a":' * 100_000, "nested too deeply"),
-    "a column is missing": (COLUMNS, PARSED.replace('"cents":-5,', ""), "lacks column cents"),
-    "a column too many": (COLUMNS, PARSED.replace("{", '{"cent":5,', 1), "has an undeclared column cent"),
-    "a column twice": (COLUMNS, PARSED.replace('"cents":-5', '"cents":5,"cents":6'), "it has cents twice"),
-    "text for a number": (COLUMNS, PARSED.replace("-5", '"5"'), "Column cents of the mended record is a text, not a number"),
-    "a number for text": (COLUMNS, PARSED.replace('"a"', "5"), "Column shop of the mended record is a number, not a text"),
-    "a boolean for a number": (COLUMNS, PARSED.replace("-5", "true"), "Column cents of the mended record is true or false"),
-    "no number": (COLUMNS, PARSED.replace("-5", "NaN"), "NaN is not JSON"),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.promise("limit:MAX_BYTES")
-def test_a_payload_that_cannot_be_right_is_refused(waiting: Tally, settings: Settings) -> None:
-    before = contents(settings)
-    for key, payload, message in BAD_PAYLOADS.values():
-        with pytest.raises(UsageError, match=message) as refusal:
-            mend(waiting, key, payload)
-        assert len(str(refusal.value)) < 400
-    assert contents(settings) == before
 
 
 @pytest.mark.promise("limit:MAX_BYTES")
@@ -205,16 +174,6 @@ def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, set
 
 def _mend_first(store: StateStore) -> None:
     store.mend_quarantined("tally", 1, 1, Mend("a,5", "anna", "why"))
-
-
-@pytest.mark.soak
-def test_a_record_that_stays_locked_is_reported_as_a_server_that_does_not_answer(waiting: Tally) -> None:
-    with waiting.store.engine.connect() as connection, connection.begin():
-        connection.exec_driver_sql("SELECT 1 FROM tidegate.quarantine FOR UPDATE")
-        waiting.store.settings = replace(waiting.store.settings, lock_timeout_seconds=1)
-        with pytest.raises(StoreUnavailable):
-            mend(waiting, RAW, "a,5")
-    mend(waiting, RAW, "a,5")
 
 
 def test_the_original_cannot_be_changed_by_the_role_that_mends(waiting: Tally, as_role: Execute) -> None:

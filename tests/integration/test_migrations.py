@@ -1,11 +1,8 @@
 """The ledger is made as a whole; migrations lead to the declared states and back, in one line, with clear refusals."""
 
 import hashlib
-import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,8 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import in_process
-from tests.checkout import copy_to
-from tests.integration.conftest import Execute, Tally, run_verb, until
+from tests.integration.conftest import Execute, run_verb, until
 from tests.servers import Server
 from tests.store import ColumnType, KeyColumn, ValueColumn, project, schema_revision, state_tables, tables
 from tidegate import migrations
@@ -269,21 +265,6 @@ def test_a_table_in_use_delays_a_migration_by_seconds_only(
     assert revision(settings) == "0001"
 
 
-def test_a_migration_that_is_stopped_holds_commits_up_for_seconds(tally: Tally, settings: Settings) -> None:
-    """As Ctrl-Z does, or a machine that is gone: Postgres ends its transaction, and it may be tried again (I20)."""
-    tally.plan()
-    tally.process(1, [("a", 1, 1, 1, 1)])
-
-    def is_stopped() -> None:
-        with migrations.connected(replace(settings, idle_timeout_seconds=1)) as connection:
-            connection.execute(sa.select(tables.cursor).with_for_update())
-            assert tally.commit(1).already_committed is False
-            connection.execute(sa.select(tables.cursor))
-
-    with pytest.raises(StoreUnavailable, match="while migrating"):
-        is_stopped()
-
-
 # a new pipeline
 
 PAGE_VIEWS = '''"""Page views."""
@@ -419,66 +400,6 @@ def divided(by: str) -> str:
 
 
 ROWS = "SELECT * FROM state.visit ORDER BY 1, 2"
-TABLES = "SELECT tableoid::regclass::text, count(*) FROM state.visit GROUP BY 1 ORDER BY 1"
-
-
-@pytest.mark.soak
-def test_the_ranges_of_rows_are_changed_by_a_migration(empty: Settings, author: Author) -> None:
-    author.migrates(VISITS)
-    times = "(1, 0, 'a', '2026-01-31 23:59:59Z', -1), (1, 1, NULL, '2026-02-01Z', 5), (2, 0, 'a', '2026-02-02Z', NULL)"
-    author.by_hand(f"SET LOCAL tidegate.writer = 'visits'; INSERT INTO state.visit VALUES {times}")
-    author.by_hand("GRANT SELECT ON state.visit TO PUBLIC")
-    before, whole = author.by_hand(ROWS), shape(empty)
-    author.migrates(divided('"at", "month"'))
-    assert author.by_hand(TABLES) == [('state."visit$20260101"', 1), ('state."visit$20260201"', 2)]
-    author.migrates(divided('"at", "day"'))
-    assert author.by_hand(TABLES) == [(f'state."visit${day}"', 1) for day in ("20260131", "20260201", "20260202")]
-    assert author.by_hand(ROWS) == before
-    by_day = shape(empty)
-    assert [line for line in by_day["relations"] if "visit$" in line and "=r/" in line] == [], "they are read by their table"
-    assert any(line.startswith("state.visit ") and ",=r/" in line for line in by_day["relations"])
-
-    author.declare(divided('"number", 10'))
-    author.runs("migrate", "--new", "numbers")
-    assert "state visit has rows without number, by which they are to be divided" in author.tries("migrate")
-    assert shape(empty) == by_day
-    author.by_hand("SET LOCAL tidegate.writer = 'visits'; DELETE FROM state.visit WHERE number IS NULL")
-    author.runs("migrate")
-    assert author.by_hand(TABLES) == [('state."visit$-10"', 1), ('state."visit$0"', 1)]
-    author.migrates(VISITS)
-    for target in range(4, 0, -1):
-        author.walks(f"{target:04d}")
-        assert author.by_hand(ROWS) == before[:2]
-    for what, lines in shape(empty).items():
-        assert [line for line in lines if "state.visit" in line] == [line for line in whole[what] if "state.visit" in line]
-
-
-HOURS = '''"""Views per hour."""
-
-from tidegate.jobs import Count, Files, Pipeline, State, Tumbling
-
-PIPELINE = Pipeline(
-    name="hours",
-    source=Files("views", glob="*.csv", format="csv", schema={"page": "string", "at": "timestamp"}),
-    states={"hours": State(key={"page": "text"}, aggregates={"views": Count()}, window=Tumbling("at", "1 hour", @MORE@))},
-)
-'''
-
-
-def test_windows_may_be_kept_for_a_time_that_is_declared_later(empty: Settings, author: Author) -> None:
-    def of_table() -> list[str]:
-        return [line for line in shape(empty)["relations"] if "state.hours" in line or "state.ix_hours" in line]
-
-    author.migrates(HOURS.replace("@MORE@", "final_after='1 hour'"))
-    assert "tidegate=arw/" in of_table()[0]
-    kept = HOURS.replace("@MORE@", "final_after='1 hour', keep='9 days'")
-    author.declare(kept)
-    assert "the migrations make another table of its state hours" in author.tries("migrate")
-    author.migrates(kept)
-    assert any(line.startswith("state.ix_hours_window_end") for line in of_table())
-    assert "tidegate=arwd/" in of_table()[0]
-
-
 A_ROW = """
     SET tidegate.writer = 'visits';
     INSERT INTO state.visit (txid, position, page, at, number) VALUES (1, 0, 'a', '2026-01-31Z', 1);
@@ -607,35 +528,6 @@ def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: S
         author.by_hand(gone)
     author.runs("migrate")
     assert len(author.by_hand(ROWS)) == 1
-
-
-def test_code_from_before_an_update_is_refused_by_a_ledger_of_newer_code(empty: Settings, tmp_path: Path) -> None:
-    code = copy_to(tmp_path / "code")
-    program = (
-        "from tidegate.state_store import Settings, StateStore; print(flush=True); input(); StateStore.connect(Settings.load())"
-    )
-    started = subprocess.Popen(
-        **_command(tmp_path, empty, program, code=code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    started.stdout.readline()  # it has imported its code
-    with (code / "state_store/ledger/schema.sql").open("a") as schema:
-        schema.write("\nCOMMENT ON SCHEMA tidegate IS 'newer';\n")
-    migrate = (
-        "from tidegate import migrations; from tidegate.state_store import Settings as S; migrations.upgrade(S.load(), [])"
-    )
-    migrated = subprocess.run(**_command(tmp_path, empty, migrate, code=code), capture_output=True, timeout=400, check=False)
-    assert migrated.returncode == 0, migrated.stderr
-
-    _, message = started.communicate("\n", timeout=60)
-
-    assert started.returncode != 0
-    assert f"than this process was started with ({schema_revision.DIGEST})" in message
-    assert "restart the stack: tidegate down && tidegate up" in message
-
-
-def _command(folder: Path, settings: Settings, program: str, code: Path) -> dict[str, Any]:
-    environment = os.environ | in_process.environment_of(replace(settings, home=folder)) | {"PYTHONPATH": str(code)}
-    return {"args": [sys.executable, "-c", program], "cwd": folder, "env": environment, "text": True}
 
 
 def _digest(folder: Path) -> dict[str, str]:

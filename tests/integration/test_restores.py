@@ -5,10 +5,8 @@ import json
 import logging
 import os
 import shutil
-import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -175,15 +173,6 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
     with migrations.connected(machine.settings) as connection:
         actions = connection.exec_driver_sql("SELECT pipeline, txid, action, owner, reason FROM tidegate.operator_action").all()
     assert [tuple(action) for action in actions] == [("tally", 2, "accept", "an operator", story)]
-
-
-@pytest.mark.soak
-def test_a_newer_backup_is_no_hole(machine: Machine, tmp_path: Path) -> None:
-    machine.stop()
-    machine.copy(machine.postgres.data, tmp_path / "backup")
-    machine.start()
-    machine.put_back(tmp_path / "backup")
-    assert commit_next(machine.settings) == 3
 
 
 def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: Machine, tmp_path: Path) -> None:
@@ -387,74 +376,3 @@ def test_marks_only_go_forward_and_are_private(tmp_path: Path, monkeypatch: pyte
     for number in range(50):
         folder.advance(mark(1, history=f"h{number}"))
     assert len(list(folder.folder.glob("*.json"))) == 51, "fresh databases of a test push no other's mark out"
-
-
-def test_a_writer_that_is_killed_leaves_a_whole_mark(tmp_path: Path) -> None:
-    code = (
-        "import sys, itertools; from pathlib import Path\n"
-        "from tidegate.state_store.ledger.commit_witness import Mark, Witness\n"
-        "w = Witness(Path(sys.argv[1]) / 'witness', trusts_promotions=False)\n"
-        "first = int(sys.argv[2])\n"
-        "for n in itertools.count(first):\n"
-        "    w.advance(Mark('tally', 'h', 'e', n, 1, 'x'))\n"
-        "    if n == first: print('begun', flush=True)\n"
-    )
-    reached = 0
-    for round_number in range(5):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path), str(reached + 1)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"begun\n"
-        time.sleep(0.01 * round_number)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
-        found = Witness(tmp_path / "witness", trusts_promotions=False).mark_of("tally", "h")
-        assert found is not None
-        assert found.txid > reached
-        reached = found.txid
-
-
-@pytest.mark.soak
-@pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:commit")
-def test_a_database_restored_in_another_server_halts_until_a_person_accepts_it(
-    tally: Tally, settings: Settings, other_server: Machine, tmp_path: Path
-) -> None:
-    """A backup may lack commits: every commit is refused until `migrate --accept-epoch` (I9, row 30)."""
-    tally.plan(2)
-    tally.process(1, [("a", 1, 1, 1, 1)])
-    tally.commit(1)
-    tally.process(2, [("a", 1, 1, 1, 1)])
-    restored, postgres = other_server.settings, other_server.postgres
-    _postgres_tool(postgres, "pg_dump", settings, "--format=custom", f"--file={tmp_path / 'dump'}")
-    _postgres_tool(postgres, "pg_restore", restored, "--exit-on-error", str(tmp_path / "dump"))
-    before = contents(restored)
-    assert before == contents(settings)
-
-    with StateStore.connect(restored) as store:
-        copy = Tally(store)
-        with pytest.raises(HoleDetected, match=r"commits after txid 1 may be lost.*run: tidegate migrate --accept-epoch"):
-            copy.commit(2)
-        assert contents(restored) == before
-
-        migrations.upgrade(restored, [TALLY.spec])
-        with pytest.raises(HoleDetected):
-            copy.commit(2)  # an ordinary migration accepts nothing
-        assert migrations.accept_epoch(restored, "an operator") == {
-            "tally": "goes on after txid 1; given up: nothing that the witness here knows of"
-        }
-        assert migrations.accept_epoch(restored, "an operator") == {}
-
-        assert copy.commit(1).already_committed
-        assert copy.commit(2).already_committed is False
-        assert copy.state() == [("a", 2, 2, 1, 1, 2)]
-    assert tally.commit(2).already_committed is False  # the original was never halted
-
-
-def _postgres_tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
-    where = settings.conninfo(user="postgres")
-    environment = {**os.environ, "PGPASSFILE": where["passfile"]}
-    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
-    done = subprocess.run([postgres.binaries / tool, *target, *arguments], env=environment, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()

@@ -41,15 +41,12 @@ from tidegate.jobs import (
     Ranges,
     Rows,
     State,
-    StateQuery,
-    Sum,
 )
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptFenced,
     AttemptNotSealed,
     DeclarationChanged,
-    HoleDetected,
     PipelineRetired,
     RangeRefused,
     StoreUnavailable,
@@ -209,19 +206,6 @@ def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, setti
     assert statuses == {1: "committed", 2: "processed", 3: "failed"}
 
 
-def test_a_redo_at_work_is_not_cut_off(settings: Settings, store: StateStore, owner: StateStore, register: Callable) -> None:
-    """It is an attempt at a batch that has committed."""
-    opaque = replace(TALLY, states={name: replace(state, kind="opaque") for name, state in TALLY.states.items()})
-    register(opaque)
-    tally = Tally(store, opaque.spec)
-    tally.plan()
-    tally.process(1, ROW, DAY)
-    tally.commit(1)
-    tally.start(1, mode="redo")
-    with pytest.raises(AttemptNotSealed, match="attempt 2 at txid 1"):
-        retire(owner)
-
-
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:commit")
 def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, waiting: Callable[[], int]) -> None:
     busy.process(3, ROW, DAY)
@@ -338,33 +322,6 @@ def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
         return registration.register(connection, spec)
 
 
-def test_a_retired_follower_needs_nothing_any_more(shop: Tally, owner: StateStore, register: Callable) -> None:
-    """What it followed may be pruned and redone without it; reinstated, it is a follower again.
-
-    A transform that reads a state needs it, too.
-    """
-    register(Pipeline("totals", Changes("shop.sales"), states={"total": State({}, {"n": Count()})}))
-    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
-    with pytest.raises(RangeRefused, match="pipeline totals follows its state sales"):
-        shop.store.check_not_followed(shop.spec, 1)
-    retire(owner, "totals")
-    assert shop.store.followers("shop", "sales") == []
-    shop.store.check_not_followed(shop.spec, 1)
-    owner.reinstate("totals", "anna", "back")
-    assert [each.pipeline for each in shop.store.followers("shop", "sales")] == ["totals"]
-    reader = Pipeline(
-        "reader",
-        FixedBatches([], {"a": "int"}),
-        states={"seen": State({"a": "integer"}, {"n": Sum("a")}, kind="non-transactional")},
-        transform=lambda rows: rows,
-        queries=[StateQuery("shop.sums", as_of="latest")],
-        guarantee="at_least_once",
-    )
-    register(reader)
-    with pytest.raises(UsageError, match="shop cannot be retired: reader and totals follow or read its states"):
-        retire(owner, "shop")
-
-
 @pytest.mark.promise("limit:DDL_LOCK_TIMEOUT_SECONDS")
 def test_what_needs_the_tables_of_a_state_keeps_them(
     owner: StateStore, register: Callable, busy: Tally, as_role: Execute, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -465,27 +422,6 @@ def test_a_reinstated_pipeline_goes_on_where_it_stood(busy: Tally, owner: StateS
     assert [lag.pipeline for lag in busy.store.lag()] == ["tally"]
     actions = [action["action"] for action in busy.store.batch_history("tally", 3).actions]
     assert actions == ["retire", "reinstate"]
-
-
-def test_a_database_from_before_brings_the_pipeline_back(
-    busy: Tally, owner: StateStore, settings: Settings, server: Server
-) -> None:
-    owner.engine.dispose()
-    busy.store.engine.dispose()
-    before = replace(settings, pg_database=server.create_database(settings.pg_database))
-    try:
-        retire(owner)
-        with StateStore.connect(before, user=before.pg_owner) as restored:
-            assert [lag.pipeline for lag in restored.lag()] == ["tally"]
-            assert retire(restored).committed == 1
-            assert restored.lag() == []
-            assert migrations.accept_epoch(before, "anna") == {}
-            restored.reinstate("tally", "anna", "still in use")
-            with pytest.raises(HoleDetected):
-                Tally(restored).plan(run_id="next")
-            assert list(migrations.accept_epoch(before, "anna")) == ["tally"]
-    finally:
-        server.drop_database(before.pg_database)
 
 
 # dropping its states

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 
 from tests.integration.conftest import TALLY, Execute, Tally, contents
 from tests.servers import Server
-from tests.store import WINDOW, ColumnType, PipelineSpec, ValueColumn, registration, schema_revision, state_tables, tables
+from tests.store import WINDOW, ColumnType, PipelineSpec, ValueColumn, registration, schema_revision, tables
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.state_store import Settings, StateStore
@@ -214,42 +214,3 @@ def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
         old.commit(txid)
     old.process_states(txid, {"per_shop": [("a", 1, 1, 1, 1)]}, source_rows=1)
     assert old.commit(txid).key_count == 1
-
-
-def test_an_update_may_move_to_another_pipeline_until_the_first_commit(
-    store: StateStore, settings: Settings, register_spec: Register
-) -> None:
-    declared = Pipeline(
-        "one",
-        FixedBatches([], {"a": "int"}),
-        states={
-            "outbox": Update({"a": "integer"}, lambda _batch: None),
-            "archive": Update({"a": "integer"}, lambda _batch: None),
-        },
-    ).spec
-    outbox, archive = declared.states
-    register_spec(declared)
-    before = Tally(store, declared)
-    before.plan()
-    left = before.start(1)
-    for spec in (replace(declared, states=(archive,)), replace(declared, name="two", states=(outbox,))):
-        register_spec(spec)
-    new = Tally(store, spec)
-    new.plan()
-    assert new.start(1).number == left.number, "their staging has the same name"
-
-
-@pytest.mark.promise("I19")
-def test_one_pipeline_at_fault_does_not_stop_another(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """A declaration that changed without being registered halts its own pipeline only (I19)."""
-    other = replace(SPEC, name="other", states=(replace(SPEC.states[1], name="per_month"),))
-    with migrations.connected(settings) as connection:
-        state_tables.metadata_of((other,)).create_all(connection)
-    register_spec(other)
-    with pytest.raises(DeclarationChanged):
-        tally.store.start_attempt(replace(SPEC, version=9), tally.plan()[0], "new code")
-
-    healthy = Tally(tally.store, other)
-    healthy.plan()
-    healthy.process_states(1, {"per_month": [("2013-01-01", 1)]}, source_rows=1)
-    assert healthy.commit(1).key_count == 1

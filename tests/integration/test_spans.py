@@ -17,8 +17,6 @@ from tests.store import Tracked, tables
 from tidegate.jobs.engine.spans import Spans
 from tidegate.state_store import StateStore
 
-LATER = 3600
-
 
 @dataclass
 class Recorded:
@@ -120,28 +118,6 @@ def test_an_attempt_that_did_not_count_is_recorded_by_its_code(
     recorded.spans.on_commit_task(tally.store, "tally", txid)
     assert recorded.by_name()["commit:2"].attributes["tidegate.skipped"] is True
     assert "wait:2" not in recorded.by_name()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("offset", [-LATER, LATER])
-@pytest.mark.parametrize("column", ["started_at", "staged_at", "sealed_at"])
-def test_a_clock_that_was_set_makes_no_span_negative(
-    tally: Tally, recorded: Recorded, as_owner: Any, column: str, offset: int
-) -> None:
-    (txid,) = tally.plan()
-    tally.store.seal(tally.start(txid), [], Tracked(0, staged_at=datetime.now(UTC)))
-    tally.commit(txid)
-    as_owner(sa.update(tables.attempt).values({column: tables.attempt.c[column] + timedelta(seconds=offset)}))
-    recorded.spans.on_attempts(tally.store, "tally", txid, {1})
-    recorded.spans.on_commit_task(tally.store, "tally", txid)
-
-    spans = recorded.by_name()
-    for span in spans.values():
-        assert span.start_time <= span.end_time, span.name
-    process, stage, seal, wait, commit = (spans[f"{name}:1"] for name in ("process", "stage", "seal", "wait", "commit"))
-    assert process.start_time == stage.start_time <= stage.end_time == seal.start_time <= seal.end_time == process.end_time
-    assert process.end_time == wait.start_time
-    assert wait.end_time == commit.start_time
 
 
 def test_a_commit_that_began_before_the_seal_was_not_waited_for(tally: Tally, recorded: Recorded, as_owner: Any) -> None:

@@ -7,12 +7,9 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
-from tests.conftest import copied
 from tests.integration.conftest import Execute, Tally, contents
-from tests.servers import Server
 from tests.store import registration, state_tables, tables
 from tidegate import migrations
-from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import GuardMismatch, HoleDetected
 
 OWNER = "tidegate_owner"
@@ -112,13 +109,6 @@ def test_a_table_that_is_back_or_rewritten_is_the_same(counted: Tally, as_role: 
     assert counted.state() == [("a", 6, 60, 1, 3, 3)]
 
 
-def test_a_copy_of_the_database_has_the_same_tables(counted: Tally, settings: Settings, server: Server) -> None:
-    counted.store.engine.dispose()
-    with copied(server, settings) as copy, StateStore.connect(copy) as there:
-        assert Tally(there).commit(3).txid == 3
-        assert Tally(there).state() == [("a", 6, 60, 1, 3, 3)]
-
-
 def test_a_table_that_was_put_back_whole_is_accepted_by_a_person(counted: Tally, as_role: Execute) -> None:
     put_back(as_role, "true")
 
@@ -195,20 +185,6 @@ def test_before_the_first_commit_there_is_nothing_to_lose(tally: Tally, as_role:
     tally.process(2, [("a", 1, 10, 1, 1)])
 
     assert tally.commit(2).txid == 2
-
-
-@pytest.mark.soak
-def test_a_lost_column_is_not_made_again_without_its_values(counted: Tally, as_role: Execute) -> None:
-    """Least values would begin again with the next batch."""
-    as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN least TO smallest")
-
-    for name in ("migrate", "migrate --new"):
-        with pytest.raises(HoleDetected, match=r"tally: column state\.per_shop\.least is gone"):
-            WAYS[name](counted)
-
-    as_role(OWNER, "ALTER TABLE state.per_shop RENAME COLUMN smallest TO least")
-    migrations.upgrade(counted.store.settings, [counted.spec])
-    assert counted.commit(3).txid == 3
 
 
 @pytest.mark.promise("I15")

@@ -2,7 +2,6 @@
 
 import random
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -12,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import command_lines
-from tests.integration.conftest import TALLY, Tally, until
+from tests.integration.conftest import TALLY, Tally
 from tests.store import Attempt, BatchStatus, Mark, Tracked, project, tables
 from tidegate.explain import error_pages, remedies
 from tidegate.explain.batch_causes import LONGEST_QUOTE, Cause
@@ -401,30 +400,6 @@ def test_the_number_of_statements_does_not_grow(store: StateStore, register: Cal
         assert {cause.code for cause in root_causes(store, pipelines[:shown]).values()} == {"PLANNED"}
         numbers.append(len(statements))
     assert numbers[0] == numbers[1]
-
-
-@pytest.mark.soak
-def test_commits_at_the_same_moment_are_never_taken_for_a_hole(tally: Tally) -> None:
-    """The witness is written after each COMMIT, so it may be ahead of what a snapshot shows."""
-    tally.plan(25)
-    seen: set[str] = set()
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.is_set():
-            seen.update(root_causes(tally.store, [TALLY])["tally"].code for _ in range(3))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        for txid in range(1, 26):
-            tally.process(txid)
-            tally.commit(txid)
-        until(lambda: "ACK_OUTSTANDING" in seen)
-    finally:
-        ended.set()
-        thread.join()
-    assert "HOLE_DETECTED" not in seen
 
 
 # -- random ledgers ----------------------------------------------------------------------------------------------------

@@ -83,7 +83,6 @@ MUTANTS = (
     FILE("any-writer-gets-partitions-made", "I15", "CREATE FUNCTION tidegate.add_range")(
         "IF owner IS NULL OR [-owner IS DISTINCT FROM nullif(current_setting('tidegate.writer', true), '')\n        OR -]NOT",
         f"{RANGES}::test_a_partition_has_one_writer_and_no_readers_of_its_own",
-        "tests/conformance/test_recorded_changes.py::test_what_the_table_was_given_holds_for_its_partitions",
     ),
     FILE("the-owner-s-function-takes-types-of-its-caller", "security:author-of-data", "CREATE FUNCTION tidegate.add_range")(
         "SET search_path = pg_catalog[-, pg_temp-] SET timezone",
