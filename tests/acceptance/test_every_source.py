@@ -1,4 +1,4 @@
-"""For every source: after deaths, failed attempts, changed replays and racing planners, the state equals a clean run's.
+"""For every source: after deaths and with racing planners, the state equals a clean run's.
 
 The oracle is computed from the source's rows. In one history, processes die around each COMMIT of every step, in turn;
 `make soak` has a history for each statement as well.

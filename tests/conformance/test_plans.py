@@ -16,7 +16,7 @@ from tests.conformance.conftest import BOTH_POSTGRES, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, waiting
 from tests.servers import Server
-from tests.store import Lag, Request, registration, tables
+from tests.store import Lag, registration, tables
 from tidegate import migrations
 from tidegate.jobs import Pipeline
 from tidegate.jobs.sources import Coordinator
@@ -24,7 +24,6 @@ from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     DeclarationChanged,
     PipelinePaused,
-    PipelineRetired,
     RangeExpired,
     RangeRefused,
     SchemaOutOfDate,
@@ -187,21 +186,6 @@ def test_a_plan_that_is_refused_has_not_failed(settings: Settings) -> None:
     assert row(settings) == before
 
 
-def test_a_plan_that_meets_a_retirement_has_not_failed(settings: Settings) -> None:
-    """Reinstated, the pipeline is as it was: no plan of its own has failed."""
-    before = row(settings)
-    with StateStore.connect(settings, user=settings.pg_owner) as owner:
-
-        def retire(_txid: int) -> None:
-            owner.retire("asked", Request("ann", "not needed"))
-
-        fail(settings, asking(retire), error=PipelineRetired)
-        fail(settings, ASKED, "later", error=PipelineRetired)
-        assert owner.reinstate("asked", "ann", "needed after all")
-    assert row(settings) == before
-    assert steps.plan(settings, ASKED, run_id="again") == []
-
-
 def test_a_declaration_that_is_not_registered_fails_where_there_is_something_new(settings: Settings) -> None:
     """And a pipeline that is not registered at all has no row, nor any place where it would be shown."""
     changed = replace(asking(lambda txid: {"n": 1} if txid == 1 else None), version=2)
@@ -263,25 +247,6 @@ def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settin
     assert row(settings).failed == 0
     fail(settings, raising(NOT_THERE), "later")
     assert (row(settings).failed, row(settings).failed_run) == (1, "later")
-
-
-def test_a_success_ends_what_failed_while_it_was_at_work(settings: Settings, held: Held) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        older = pool.submit(fail, settings, asking(held.fail), "older")
-        assert held.asked.wait(60)
-        fail(settings, raising(NOT_THERE), "newer")
-        held.goes_on.set()
-        older.result()
-    assert (row(settings).failed, row(settings).failed_run) == (2, "older")
-
-    def fail_another(txid: int) -> dict[str, Any] | None:
-        if txid == 1:
-            fail(settings, raising(NOT_THERE), "another")
-            return {"n": 1}
-        return None
-
-    assert steps.plan(settings, asking(fail_another), run_id="succeeds") == [1]
-    assert row(settings).failed == 0
 
 
 # -- the record itself -------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from sqlalchemy.schema import DropTable
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
 from tests.integration.conftest import contents, refused
 from tests.store import Attempt, NotStarted, QuarantineSpec, Redo, Tracked, state_tables, tables
-from tidegate.jobs.engine.acks import give_overdue_acks
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
     AttemptFenced,
@@ -60,18 +59,6 @@ def test_bad_records_are_set_aside_by_the_commit_of_their_batch_and_replaced_by_
         mixed.owner.redo_batch(mixed.spec, 1, Redo("an operator", "x"))
 
 
-def test_bad_records_of_an_attempt_that_does_not_count_are_not_set_aside(mixed: Flow) -> None:
-    mixed.process(1)
-    mixed.process(1, 1, mode="restage")  # without the bad records
-    mixed.commit(1)
-    assert mixed.quarantined() == []
-    mixed.process(2, 2)
-    mixed.fail(2, 2)
-    mixed.store.skip_batch(mixed.spec, 2, "an operator", "it is poison")
-    assert mixed.quarantined() == []
-    mixed.check()
-
-
 @pytest.mark.promise("decision:0012")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss", ["a byte", "a row", "its table"])
@@ -89,24 +76,6 @@ def test_lost_staging_of_bad_records_is_noticed_and_staged_again(mixed: Flow, se
     mixed.check()
 
 
-def test_a_replay_is_a_separate_batch_and_counts_once(mixed: Flow) -> None:
-    mixed.complete(1, 2)
-    assert mixed.quarantined() == [*BAD, "c:-6"]
-    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "parser fixed", txid=1) == (4, 2)
-    assert mixed.quarantined() == ["c:-6"]
-    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "again", txid=1) is None
-    assert mixed.plan(2, run_id="next") == [5]
-    for txid in (3, 4, 5):
-        mixed.process(txid)
-        mixed.settle(txid)
-    assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
-    assert mixed.metadata(5) == {"start": 8, "end": 10}
-    assert mixed.quarantined() == ["c:-6"]
-    assert [due.txid for due in mixed.store.awaiting_acks("flow", 10)] == [1, 2, 3, 5], "nothing of a source was replayed"
-    give_overdue_acks(mixed.store, declare("opaque", "opaque"))  # whose source wants none
-    assert mixed.store.awaiting_acks("flow", 10) == []
-
-
 def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     mixed.complete(1)
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x") == (4, 2)
@@ -120,21 +89,6 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     assert mixed.store.replay_quarantined(mixed.spec, "an operator", "now") == (5, 3)
     mixed.complete(5)
     assert mixed.state() == fold((key, abs(amount)) for key, amount in MIXED)
-
-
-def test_records_that_are_bad_again_wait_again(mixed: Flow) -> None:
-    mixed.complete(1)
-    mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1)
-    mixed.complete(2, 3)
-    attempt = mixed.start(4)
-    bad = mixed.stage(attempt, QuarantineSpec("flow"), [("still negative", None, payload, True) for payload in BAD])
-    mixed.seal(attempt, bad, tracked=Tracked(2, quarantined_rows=2))
-    mixed.commit(4)
-    waiting = list(mixed.store.quarantined("flow"))
-    assert [(row["txid"], row["payload"]) for row in waiting] == [(2, "c:-6"), (4, "a:-3"), (4, "b:-2")]
-    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "y", txid=4) == (5, 2)
-    mixed.complete(5)
-    assert mixed.quarantined() == ["c:-6"]
 
 
 def test_a_replay_follows_a_batch_that_is_planned_again(mixed: Flow) -> None:
@@ -161,14 +115,6 @@ def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Fl
     strict.close()
     mixed.commit(1)
     assert mixed.quarantined() == BAD
-
-
-def test_old_staging_of_bad_records_is_dropped_under_any_later_policy(mixed: Flow, as_owner: Callable) -> None:
-    mixed.complete(1)
-    for table, column in ((tables.commit, "committed_at"), (tables.attempt, "started_at")):
-        as_owner(sa.update(table).values({column: sa.text("now() - interval '10 years'")}))
-    assert mixed.store.drop_old_staging(replace(mixed.spec, quarantines=False)) == 1
-    assert sa.inspect(mixed.store.engine).get_table_names(schema="staging") == []
 
 
 # giving up

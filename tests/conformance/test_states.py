@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 
 from tests.conformance.conftest import (
     BOTH_POSTGRES,
@@ -20,8 +19,6 @@ from tests.conformance.conftest import (
     Record,
     Stream,
     divide,
-    fold,
-    fold_all,
     partial,
 )
 from tests.crashes import Crash, FaultPlan
@@ -37,7 +34,6 @@ from tests.store import (
     executor_lookup,
     key_lookup,
     registration,
-    state_tables,
     tables,
 )
 from tidegate import migrations
@@ -89,39 +85,6 @@ def counts(settings: Settings, register: Callable[..., None]) -> Callable[..., C
         return flow
 
     return begin
-
-
-@pytest.mark.promise("I8")
-@pytest.mark.parametrize("kind", STATE_KINDS)
-def test_greater_txids_add_up_and_an_equal_one_is_done_already(counts: Callable[..., Counts], kind: StateKind) -> None:
-    flow = counts(kind)
-    late = flow.start(1)
-    flow.seal(late, flow.stage(late, "counts", [("a", 1), ("b", 10)]))
-    flow.commit(1)
-    flow.stage(late, "counts", [("a", 100)])
-    flow.seal(late)
-    assert flow.commit(1).already_committed
-    assert flow.process(1).already_committed
-    flow.merge(2, {"a": 2})
-    flow.merge(3, {"a": 3, "c": 5})
-    expected: dict[StateKind, list[tuple]] = {
-        "transactional": [(6, 3), (10, 1), (5, 3)],
-        "opaque": [(6, 3, 3), (10, None, 1), (5, None, 3)],
-        "non-transactional": [(6,), (10,), (5,)],
-    }
-    assert [flow.of(word) for word in "abcd"] == [*expected[kind], None]
-
-
-def test_the_opaque_examples_of_the_theory(counts: Callable[..., Counts]) -> None:
-    flow = counts("opaque")
-    flow.merge(1, {"word": 1})
-    flow.merge(2, {"word": 3})
-    assert flow.of("word") == (4, 1, 2)
-    flow.merge(2, {"word": 2}, redo=True)
-    assert flow.of("word") == (3, 1, 2)
-    flow.merge(2, {"word": 3}, redo=True)
-    flow.merge(3, {"word": 2})
-    assert flow.of("word") == (6, 4, 3)
 
 
 def test_a_redo_leaves_nothing_that_a_policy_hides(counts: Callable[..., Counts], as_owner: AsOwner) -> None:
@@ -241,58 +204,6 @@ def test_updates_of_one_batch_accumulate_in_every_aggregate(flow: Begin, kind: S
     assert f.state()["a"] == (6, 4, 12, 1, 5, 3, 0, 5, [1, 5], [0, 2, 2])
     assert f.state()[None] == (4, 2, 14, 7, 7, 7, 0, 7, [7], [0, 0, 2])
     assert f.state("overall") == {None: (14, 8, 30, 1, 7, Decimal("3.75"), 0, None, [1, 2, 5, 7], [0, 4, 4])}
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("kind", STATE_KINDS)
-def test_empty_batches_commit_and_a_global_state_has_one_row(flow: Begin, kind: StateKind) -> None:
-    """A batch without records advances the cursor; a grouped state stays as it is; nobody writes a second global row."""
-    f = flow("transactional", kind, [("a", 3)])
-    f.plan(0, 0, 1, 0)
-    for txid, expected in enumerate([fold_all([])] * 2 + [fold_all([("a", 3)])] * 2, start=1):
-        f.complete(txid)
-        assert (f.store.committed("flow"), f.state("overall")) == (txid, {None: expected})
-        assert len(f.rows("overall")) == 1
-        f.check()
-    names = ", ".join(name for name in f.rows("overall")[0] if name not in ("snapshot", "mean"))
-    for snapshot, constraint in (("true", "pk_overall"), ("false", "ck_overall_snapshot")):
-        second = sa.text(f"INSERT INTO state.overall (snapshot, {names}) SELECT {snapshot}, {names} FROM state.overall")
-        with f.owner.engine.connect() as connection:
-            connection.execute(sa.select(sa.func.set_config("tidegate.writer", "flow", True)))
-            with pytest.raises(IntegrityError, match=constraint):
-                connection.execute(second)
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(
-    ("kind", "txid"), [("transactional", 2**63 - 10), ("opaque", 2**31 + 7)], ids=["near the end", "above 32"]
-)
-def test_large_txids_are_compared_as_numbers(flow: Begin, txid: int, kind: StateKind) -> None:
-    records: list[Record] = [("a", number) for number in range(4)]
-    f = flow(kind, kind, records)
-    f.plan(2)
-    f.complete(1)
-    with f.owner.engine.begin() as connection:  # gives batch 1's rows to a batch far ahead
-        for name in ("batch", "attempt", "commit", "run_batch"):
-            table = getattr(tables, name)
-            for row in connection.execute(sa.select(table).where(table.c.txid == 1)).mappings().all():
-                moved = dict(row) | {"txid": txid} | ({"run_id": "moved"} if name == "run_batch" else {})
-                connection.execute(sa.insert(table).values(moved))
-        connection.execute(sa.update(tables.cursor).values(txid=txid))
-        connection.execute(sa.select(sa.func.set_config("tidegate.writer", "flow", True)))
-        for state in f.spec.states:
-            connection.execute(sa.update(state_tables.state_table_of(state)).values(txid=txid))
-    assert f.plan(1, 1, run_id="far") == [txid + 1, txid + 2]
-    for number in (1, 2):
-        f.process(txid + number)
-        with pytest.raises(CommitOutOfOrder):
-            f.commit(txid + number + 1)
-        assert [f.commit(txid + number).already_committed for _ in range(2)] == [False, True]
-        assert f.state() == fold(records[: 2 + number])
-    if kind == "opaque":
-        f.redo(txid + 2, 0)
-        assert f.state() == fold(records[:3])
-        assert {row["txid"] for row in f.rows()} == {txid + 1}
 
 
 # opaque: value, previous value, txid

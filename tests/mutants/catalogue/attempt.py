@@ -48,7 +48,6 @@ MUTANTS = (
     ),
     FILE("a-committed-batch-is-processed-again", "I8", "start_attempt")(
         "elif [-facts.batches[txid].is_committed-]{+txid < 0+}:",
-        "tests/conformance/test_states.py::test_greater_txids_add_up_and_an_equal_one_is_done_already",
         ATTEMPTS,
     ),
     FILE("a-batch-keeps-an-input-that-continues-nothing", "I12", "_keeps_input")(

@@ -56,7 +56,6 @@ MUTANTS = (
     FILE("values-are-kept-twice", "I16", "CREATE FUNCTION tidegate.union_of_two")(
         "SELECT [-DISTINCT -]value",
         f"{STATES}::test_updates_of_one_batch_accumulate_in_every_aggregate",
-        f"{STATES}::test_greater_txids_add_up_and_an_equal_one_is_done_already",
     ),
     FILE("counts-of-the-first-batch-are-lost", "I16", "CREATE FUNCTION tidegate.counts_of_two")(
         "coalesce([-a, 0) + coalesce(b, 0-]{+b, a+})",
