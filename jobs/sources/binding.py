@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.jobs.sources.delta.source import Delta
 from tidegate.jobs.sources.files.formats import Format
-from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
-from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.iceberg.source import Iceberg
 from tidegate.jobs.sources.inputs.source import Inputs
@@ -86,21 +84,13 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
         own: Emitter = source.emitter(spark, settings)
         return own
     match source:
-        case Files():
-            reader = _reader_of(source.format)
-            return reader(spark, source, settings.home, PartitionColumns(source.partitions, zone_of(source.options)))
+        case Files() | Delta() | Iceberg():
+            files = source if isinstance(source, Files) else source.files()
+            return _reader_of(files.format)(spark, files, settings.home)
         case Kafka():
             from tidegate.jobs.sources.kafka.read import KafkaReader
 
             return KafkaReader(spark, source, settings)
-        case Delta():
-            from tidegate.jobs.sources.delta.read import DeltaReader
-
-            return DeltaReader(source, spark, settings)
-        case Iceberg():
-            from tidegate.jobs.sources.iceberg.read import IcebergReader
-
-            return IcebergReader(source, spark, settings)
         case PostgresTable():
             return _reader_of_postgres(source, spark, settings)
         case Inputs():

@@ -1,12 +1,24 @@
-"""Sources that read the data files of a table in the order of its own log: Delta Lake, Iceberg."""
+"""Sources that read the data files of a table in the order of its own log: Delta Lake, Iceberg.
 
+Their batches are read as those of `Files` are, by `tidegate.jobs.sources.files.formats.parquet`: metadata list the files under
+`data_files`, each with the values of the columns that are not in it.
+"""
+
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Generic, Protocol, TypeVar
+from contextlib import suppress
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from tidegate.jobs.sources import Coordinator, Source
-from tidegate.state_store.base.errors import SourceChanged
+from tidegate.jobs.sources import Coordinator, Dataset, Source
+from tidegate.jobs.sources.files.source import Files, OnNewColumn
+from tidegate.jobs.sources.files.stores.object_identity import identity_of
+from tidegate.jobs.sources.files.stores.object_places import Place
+from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
+
+logger = logging.getLogger(__name__)
 
 
 class DataFilesSource(Source):
@@ -14,15 +26,57 @@ class DataFilesSource(Source):
 
     table: str
     schema: Mapping[str, str]
+    on_new_column: OnNewColumn
     ignored_columns: Sequence[str]
     max_files: int
     max_bytes: int | None
     generation: int  # from 1 on; raised by the author to read the table from its start again
 
     @property
+    @abstractmethod
+    def root(self) -> str:
+        """The place of the data files, if the metadata of batches do not say it."""
+
+    @property
+    def beside_files(self) -> Mapping[str, str]:
+        """The columns, with types, whose values a file's entry in the metadata has, as they may be missing in the file."""
+        return {}
+
+    def check(self) -> None:
+        """Check what all tables declare.
+
+        Raises: ValueError.
+        """
+        me = f"{type(self).__name__}({self.table!r})"
+        try:
+            self.files()  # checks place, columns and numbers
+        except ValueError as error:
+            raise ValueError(str(error).replace(f"Files({self.root!r})", me, 1)) from None
+        if self.generation < 1:
+            raise ValueError(f"{me} cannot have generation {self.generation}: the first one is 1.")
+
+    def files(self, root: str | None = None) -> Files:
+        """Return a `Files` source for data files below a place."""
+        return Files(
+            self.root if root is None else root,
+            glob="**",
+            schema=self.schema,
+            partitions=self.beside_files,
+            missing="null",
+            max_files=self.max_files,
+            max_bytes=self.max_bytes,
+            on_new_column=self.on_new_column,
+            ignored_columns=self.ignored_columns,
+        )
+
+    @property
     def known_columns(self) -> Mapping[str, Sequence[str]]:
         """The columns that are declared or ignored."""
-        return {"": (*self.schema, *getattr(self, "partitions", ()), *self.ignored_columns)}
+        return self.files().known_columns
+
+    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
+        """Return the root of the table's files, with the batch's data files as its locations."""
+        return self.files(metadata.get("root")).datasets({"files": metadata["data_files"]}, settings)
 
     def has_rows(self, metadata: SourceMetadata) -> bool:
         """Return whether the batch has data files; without any, it only moves the position."""
@@ -35,12 +89,13 @@ class DataFilesSource(Source):
 
 
 class DataFile(Protocol):
-    """A data file of a table."""
+    """A data file of a table: its name below the place of the files, and its size in bytes; None if the log does not say it."""
 
     @property
-    def size(self) -> int | None:
-        """The size in bytes; None if the log does not say it."""
-        ...
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def size(self) -> int | None: ...  # noqa: D102
 
 
 File = TypeVar("File", bound=DataFile)
@@ -52,9 +107,10 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
 
     OWN: ClassVar[str]  # a key that only the metadata of this table format has
 
-    def __init__(self, source: DataFilesSource, place: object) -> None:
+    def __init__(self, source: DataFilesSource, name: object) -> None:
         self._limits = source
-        self._place = place  # the table's name in messages
+        self._files = source.files()
+        self._name = name  # the table's, in messages
         self._new: Iterator[tuple[File | None, Position]] | None = None
         self._next: tuple[File | None, Position] | None = None
 
@@ -114,6 +170,32 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
             position = after
         return files, position
 
+    def _identity(self, file: File, place: Place, named_by: str, gone: str) -> dict[str, Any]:
+        """Return by what attempts recognize a file; `gone` goes on after "which", `named_by` says where its size stands.
+
+        Raises: RangeExpired if it is gone; SourceUnreadable.
+        """
+        with suppress(FileNotFoundError):
+            if identity := identity_of(self._files, place, file.name):
+                if file.size not in (None, identity["size"]):
+                    sizes = f"{identity['size']} bytes, and {file.size}"
+                    raise SourceUnreadable(f"{place / file.name} has {sizes} {named_by}.")
+                return identity
+        raise RangeExpired(f"{place / file.name}, which {gone}, and raise the pipeline's version.")
+
+    def _pass_change(self, what: str, effect: str, option: str, advice: str = "") -> None:
+        """Refuse to go on after a log entry that takes rows away, unless an option of the source says to leave such out.
+
+        Raises: SourceChanged.
+        """
+        what = f"{what} deletes or rewrites rows"
+        if not getattr(self._limits, option):
+            raise SourceChanged(
+                f"{what} that may have counted: {effect}. Nothing new is planned meanwhile. Declare "
+                f"{type(self._limits).__name__}(..., {option}=True) to go on without what is changed so{advice}."
+            )
+        logger.warning("%s: it is not read, as %s says.", what, option)
+
     def _begins_again(self, previous: SourceMetadata) -> bool:
         """Return whether to read from the start: the generation was raised, or another source came before.
 
@@ -122,14 +204,14 @@ class DataFilesCoordinator(Coordinator, Generic[File, Position]):
         before, now = previous["generation"] if self.OWN in previous else 0, self._limits.generation
         if before > now:
             raise SourceChanged(
-                f"Generation {before} of {self._place} was read already, so it cannot be read as generation {now} any more. "
+                f"Generation {before} of {self._name} was read already, so it cannot be read as generation {now} any more. "
                 "Declare the newer one again."
             )
         return bool(before < now)
 
     def _other_table(self, reason: str) -> SourceChanged:
         return SourceChanged(
-            f"{self._place} is another table than the one that has been read: {reason}. Nothing is planned. Put the table "
+            f"{self._name} is another table than the one that has been read: {reason}. Nothing is planned. Put the table "
             f"back, or declare generation={self._limits.generation + 1} and raise the pipeline's version, to count what it has "
             "now as well."
         )

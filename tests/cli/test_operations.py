@@ -319,7 +319,7 @@ INPUTS: list[tuple[dict, list[str]]] = [
     (
         {
             **{"table": "x", "version": 17, "snapshot": False, "after": None, "taken": 3},
-            "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "change": "insert"}],
+            "data_files": [{"name": "a.parquet", "size": 7, "sha256": "ab", "partition": {"_change_type": "insert"}}],
         },
         ["Data files, up to a part of version 17", "name bytes sha256 change", "a.parquet 7 ab insert"],
     ),

@@ -25,7 +25,6 @@ from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.data_files import DataFilesSource
-from tidegate.jobs.sources.data_files_read import DataFilesReader
 from tidegate.jobs.sources.files.formats.parquet import ParquetReader
 from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import RowsReader
 from tidegate.jobs.spark.task_errors import reported_in
@@ -150,15 +149,14 @@ def by_own_tasks(
     reader: ParquetReader, attempt: Attempt, metadata: Mapping[str, Any], *, flagged: bool = False
 ) -> list[dict[str, Any]]:
     """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
-    types = {name: parse_type(kind).arrow for name, kind in reader._schema.items()}
+    types = {name: parse_type(kind).arrow for name, kind in {**reader._schema, **reader._partitions.schema}.items()}
     reader._checked_paths(attempt, metadata)
     found: list[dict[str, Any]] = []
-    for file, footer in zip(reader._files, reader._read_footers(types), strict=True):
-        tasks = reader._tasks([(file, footer)])
-        rows = (
-            ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(RowsReader(tasks, types, dict(reader._schema), flagged), None)
-        )
-        values = {name: value[0].as_py() for name, value in reader._values[file[1]].items()}
+    for (file, path), footer in zip(reader._files, reader._read_footers(types), strict=True):
+        tasks, columns = reader._tasks([((file, path), footer)]), reader.columns_in(path)
+        task = RowsReader(tasks, {name: types[name] for name in columns}, columns, flagged)
+        rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(task, None)
+        values = {name: value[0].as_py() for name, value in reader._values[path].items()}
         found += [{**row, **values} for row in rows.table.to_pylist()]
     return found
 
@@ -187,8 +185,8 @@ class Follower:
 
     def read(self, metadata: Any) -> list[dict[str, Any]]:
         attempt, emitter = Attempt("table", 1, 1, metadata), emitter_of(self.source, None, self.settings)  # type: ignore[arg-type]
-        assert isinstance(emitter, DataFilesReader)
-        rows = [row for reader, share in emitter._shares(metadata) for row in by_own_tasks(reader, attempt, share)]
+        assert isinstance(emitter, ParquetReader)
+        rows = by_own_tasks(emitter, attempt, metadata)
         emitter.verify_batch(attempt, metadata)
         assert emitter.expected_rows(metadata) == len(rows)
         names = re.findall(r"`((?:[^`]|``)+)` ", emitter.row_schema())

@@ -178,7 +178,10 @@ def _show_data_files(metadata: "SourceMetadata", of: str) -> None:
     is_partly_read = metadata.get("taken") is not None or metadata.get("after") is not None
     title = f"Data files{of}, up to {'a part of ' if is_partly_read else ''}{place}"
     columns = ["name", "bytes", "sha256", "change"]
-    rows = [[file["name"], file["size"], file["sha256"], file.get("change")] for file in metadata["data_files"]]
+    rows = [
+        [file["name"], file["size"], file["sha256"], file.get("partition", {}).get("_change_type")]
+        for file in metadata["data_files"]
+    ]
     if rows:
         _print(title, columns, rows)
     else:

@@ -1,1 +1,1 @@
-"""Tables of Delta Lake as a source: `log` reads what a version has, `plan` makes batches of it, `read` reads their files."""
+"""Tables of Delta Lake as a source: `log` reads what a version has, `plan` makes batches of it."""

@@ -24,6 +24,8 @@ FOLDER = "_delta_log"
 READ_FEATURES = frozenset({"deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
 LAST_READER_VERSION = 3
 ROWS_AT_ONCE = 10_000
+# Actions on files, and what happened to all rows of one; None if the file says it row by row.
+CHANGES = {"add": "insert", "remove": "delete", "cdc": None}
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _SECOND_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
@@ -35,15 +37,16 @@ _TABLE_COLUMNS, _FILE_COLUMNS = ("protocol", "metaData"), ("add.path", "add.part
 class DataFile:
     """A data file in the log: its name below the table's folder, size in bytes, and partition values as text.
 
-    `change` is what happened to all of its rows; None if the file's own column `_change_type` says it row by row.
-    `deletions` identifies its deletion vector; None if it has none.
+    `change` is what happened to all of its rows; None if the file's own column `_change_type` says it row by row. The rows of
+    one that `is_rewrite` were only written again. `deletions` identifies its deletion vector; None if it has none.
     """
 
     name: str
     size: int | None
     partition: Mapping[str, str | None]
     version: int
-    change: str | None = "insert"
+    change: str | None
+    is_rewrite: bool = False
     deletions: str | None = None
 
     @property
@@ -64,16 +67,17 @@ class Table:
 
 @dataclass
 class Commit:
-    """What a version does; `digest` is its JSON file's, `table` is None if unchanged."""
+    """What a version does; `digest` is its JSON file's, `table` is None if unchanged, `files` are in the order of that file."""
 
     version: int
-    digest: str
+    digest: str = ""
     operation: str = "an unknown operation"
-    adds: int = 0
-    removes: int = 0
-    change_files: int = 0
-    partial: DataFile | None = None  # a file with deleted rows, if there is one
     table: Table | None = None
+    files: list[DataFile] = field(default_factory=list)
+
+    def changed(self, *changes: str | None) -> list[DataFile]:
+        """Return the files with changed rows, by what happened to these."""
+        return [file for file in self.files if file.change in changes and not file.is_rewrite]
 
 
 @dataclass
@@ -125,56 +129,31 @@ class Log:
 
         Raises: FileNotFoundError if there is no such version; SourceUnreadable.
         """
-        digest = sha256()
-        commit = Commit(version, "")
-        actions: dict[str, Any] = {}
+        digest, commit = sha256(), Commit(version)
         for line in self._lines(version):
             digest.update(line)
-            action = self._parse(version, line)
-            for name, details in action.items():
-                if name in ("add", "remove"):
-                    self._count_file(commit, name, details)
-                elif name == "cdc":
-                    commit.change_files += 1
+            for name, details in self._parse(version, line).items():
+                if name in CHANGES:
+                    commit.files.append(self._data_file(details, version, CHANGES[name]))
                 elif name == "commitInfo":
                     commit.operation = str(details.get("operation") or commit.operation)
-                else:
-                    actions[name] = details
+                elif name == "protocol":
+                    self._check_protocol(details)
+                elif name == "metaData":
+                    commit.table = self._table_of(details)
         commit.digest = digest.hexdigest()
-        if "protocol" in actions:
-            self._check_protocol(actions["protocol"])
-        if "metaData" in actions:
-            commit.table = self._table_of(actions["metaData"])
         return commit
 
-    def _count_file(self, commit: Commit, name: str, action: Mapping[str, Any]) -> None:
-        """Count a file that a version adds or removes, unless its rows were only rewritten."""
-        if not _changes_rows(action):
-            return
-        if name == "add":
-            commit.adds += 1
-        else:
-            commit.removes += 1
-        if action.get("deletionVector"):
-            commit.partial = self._data_file(action, commit.version)
+    def files(self, commit: Commit, *, changes: bool) -> list[DataFile]:
+        """Return the files that a version adds, in the order of its JSON file; with `changes`, all with changed rows.
 
-    def files(self, commit: Commit, *, changes: bool = False) -> Iterator[DataFile]:
-        """Yield the files that a version adds, in the order of its JSON file; with `changes`, all with changed rows.
-
-        Raises: FileNotFoundError; SourceUnreadable, before the first file if one of them has deleted rows.
+        Raises: SourceUnreadable if one that the version adds or removes has deleted rows, unless other files say what changed.
         """
-        by_row = changes and commit.change_files > 0
-        if commit.partial is not None and not by_row:
-            self._check_whole(commit.partial)
-        for line in self._lines(commit.version):
-            action = self._parse(commit.version, line)
-            if by_row:
-                if details := action.get("cdc"):
-                    yield self._data_file(details, commit.version, None)
-            elif (details := action.get("add")) and _changes_rows(details):
-                yield self._data_file(details, commit.version)
-            elif changes and (details := action.get("remove")) and _changes_rows(details):
-                yield self._data_file(details, commit.version, "delete")
+        if changes and (by_row := commit.changed(None)):
+            return by_row
+        for file in commit.changed(*CHANGES.values()):
+            self._check_whole(file)
+        return commit.changed("insert", "delete") if changes else commit.changed("insert")
 
     def snapshot(self, version: int | None = None) -> Snapshot:
         """Return the table as of a version, by default the newest.
@@ -195,8 +174,9 @@ class Log:
         table = None if base is None else self._table_in(checkpoints[base])
         since: dict[tuple[str, str | None], DataFile | None] = {}
         for each in range(0 if base is None else base + 1, version + 1):
-            table = self._known_commit(each, newest).table or table
-            self._apply(each, since)
+            commit = self._known_commit(each, newest)
+            table = commit.table or table
+            since |= {file.key: file if file.change == "insert" else None for file in commit.files if file.change}
         if table is None:
             raise SourceUnreadable(f"{self._folder} does not say what the table is up to version {version}.")
         return Snapshot(version, table, () if base is None else checkpoints[base], since)
@@ -209,20 +189,12 @@ class Log:
         for name in snapshot.checkpoint:
             for row in self._rows(name, _FILE_COLUMNS):
                 if row["add"] is not None:
-                    file = self._data_file(row["add"], snapshot.version)
+                    file = self._data_file(row["add"], snapshot.version, "insert")
                     if file.key not in snapshot.since:
                         yield self._check_whole(file)
         for each in snapshot.since.values():
             if each is not None:
                 yield self._check_whole(replace(each, version=snapshot.version))
-
-    def _apply(self, version: int, since: dict[tuple[str, str | None], DataFile | None]) -> None:
-        for line in self._lines(version):
-            action = self._parse(version, line)
-            for name in ("remove", "add"):
-                if details := action.get(name):
-                    file = self._data_file(details, version)
-                    since[file.key] = file if name == "add" else None
 
     def _names(self) -> Iterator[str]:
         """Yield the names in the log's folder."""
@@ -285,12 +257,13 @@ class Log:
                     table = self._table_of(row["metaData"])
         return table
 
-    def _data_file(self, action: Mapping[str, Any], version: int, change: str | None = "insert") -> DataFile:
+    def _data_file(self, action: Mapping[str, Any], version: int, change: str | None) -> DataFile:
         vector = action.get("deletionVector")
         deletions = vector and f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
         values = dict(action.get("partitionValues") or {})
         partition = {key: text or None for key, text in values.items()}  # Delta writes NULL as null or as an empty text
-        return DataFile(self._name_of(action["path"]), action.get("size"), partition, version, change, deletions)
+        is_rewrite = change is not None and not action.get("dataChange", True)
+        return DataFile(self._name_of(action["path"]), action.get("size"), partition, version, change, is_rewrite, deletions)
 
     def _check_whole(self, file: DataFile) -> DataFile:
         """Refuse a file that has deleted rows."""
@@ -331,11 +304,6 @@ class Log:
         columns = [field["name"] for field in json.loads(metadata["schemaString"])["fields"]]
         records_changes = configuration.get("delta.enableChangeDataFeed", "false").lower() == "true"
         return Table(metadata["id"], tuple(columns), tuple(metadata["partitionColumns"] or ()), records_changes)
-
-
-def _changes_rows(action: Mapping[str, Any]) -> bool:
-    """Return whether an added or removed file changes the table's rows, rather than only rewriting them."""
-    return bool(action.get("dataChange", True))
 
 
 def _newest_version(names: Iterable[str]) -> int:

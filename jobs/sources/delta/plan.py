@@ -16,7 +16,6 @@ which was made again in its place, or of a copy that was restored.
 """
 
 import heapq
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -25,14 +24,11 @@ from typing import Any
 from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
 from tidegate.jobs.sources.delta.log import Commit, DataFile, Log, Snapshot, Table
-from tidegate.jobs.sources.delta.source import Delta
-from tidegate.jobs.sources.files.stores.object_identity import identity_of
+from tidegate.jobs.sources.delta.source import CHANGE_TYPE, COMMIT_VERSION, Delta
 from tidegate.jobs.sources.files.stores.object_places import place_of
-from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
+from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
-
-logger = logging.getLogger(__name__)
 
 NAMES_AT_ONCE = 10_000  # of a snapshot, that a plan has in memory
 RESTORE = "RESTORE"
@@ -65,11 +61,7 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
     def _metadata(self, files: list[DataFile], position: Position) -> SourceMetadata:
         """Return the metadata of a batch of these files."""
-        declared = {
-            "generation": self._source.generation,
-            "changes": self._source.changes,
-            "declared": self._declared,
-        }
+        declared = {"generation": self._source.generation, "changes": self._source.changes, "declared": self._declared}
         return {**vars(position), **declared, "data_files": list(map(self._entry, files))}
 
     def version(self, most_files: int) -> SourceMetadata:
@@ -182,26 +174,23 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
                 raise self._other_table(f"from version {commit.version} on it has the id {commit.table.id}, and was {table}")
             if self._newest is None or self._newest.version < commit.version:
                 self._check_newest()  # and not this version, whose files may lack a column that was added later
-        if self._source.changes or not (commit.removes or (commit.adds and commit.operation == RESTORE)):
-            return bool(commit.adds or commit.removes or commit.change_files)
-        what = f"Version {commit.version} of {self._folder} ({commit.operation}) deletes or rewrites rows"
-        if self._source.skip_change_commits:
-            logger.warning("%s: it is not read, as skip_change_commits says.", what)
-            return False
-        raise SourceChanged(
-            f"{what} that may have counted: {commit.removes} file(s) are removed and {commit.adds} added. Nothing new is "
-            "planned meanwhile. Declare Delta(..., skip_change_commits=True) to go on without what such versions change; or, "
-            "in a new version of the pipeline, changes=True to read the changes themselves."
+        adds, removes = commit.changed("insert"), commit.changed("delete")
+        if self._source.changes or not (removes or (adds and commit.operation == RESTORE)):
+            return bool(adds or removes or commit.changed(None))
+        self._pass_change(
+            f"Version {commit.version} of {self._folder} ({commit.operation})",
+            f"{len(removes)} file(s) are removed and {len(adds)} added",
+            "skip_change_commits",
+            "; or, in a new version of the pipeline, changes=True to read the changes themselves",
         )
+        return False
 
     def _files_of(self, commit: Commit, table: str, taken: int) -> Iterator[tuple[DataFile, Position]]:
         """Yield the files of a version, except for the first ones."""
-        total = commit.adds + commit.removes if self._source.changes else commit.adds
-        if self._source.changes and commit.change_files:
-            total = commit.change_files
-        for number, file in enumerate(self._log.files(commit, changes=self._source.changes), start=1):
+        files = self._log.files(commit, changes=self._source.changes)
+        for number, file in enumerate(files, start=1):
             if number > taken:
-                yield file, Position(table, commit.version, commit.digest, taken=None if number == total else number)
+                yield file, Position(table, commit.version, commit.digest, taken=None if number == len(files) else number)
 
     def _check(self, table: Table, version: int) -> None:
         """Check that the declaration fits the table as of a version.
@@ -229,21 +218,11 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
 
         Raises: RangeExpired if it is gone; SourceUnreadable.
         """
-        try:
-            identity = identity_of(self._source.files, self._folder, file.name)
-        except FileNotFoundError:
-            identity = None
-        if identity is None:
-            raise RangeExpired(
-                f"{self._folder / file.name}, which version {file.version} has, is gone: the table no longer needs it, and "
-                "VACUUM removed it (delta.deletedFileRetentionDuration). Put it back, or declare the next generation with a "
-                "later starting_version, and raise the pipeline's version."
-            )
-        if file.size not in (None, identity["size"]):
-            raise SourceUnreadable(
-                f"{self._folder / file.name} has {identity['size']} bytes, and {file.size} in the log of version "
-                f"{file.version}."
-            )
+        identity = self._identity(
+            *(file, self._folder, f"in the log of version {file.version}"),
+            f"version {file.version} has, is gone: the table no longer needs it, and VACUUM removed it "
+            "(delta.deletedFileRetentionDuration). Put it back, or declare the next generation with a later starting_version",
+        )
         if lacking := [name for name in self._source.partitions if name not in file.partition]:
             raise SourceUnreadable(
                 f"The log of version {file.version} does not say of which partition {self._folder / file.name} is: it has no "
@@ -256,5 +235,6 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
                     f"{self._folder / file.name} is of the partition {name}={text}, which has no time zone: it depends on who "
                     f"wrote it. Declare {name} as timestamp_ntz, or as string."
                 )
-        change = {} if file.change is None else {"change": file.change}
-        return {**identity, "partition": partition, "commit_version": file.version, **change}
+        of_change = {CHANGE_TYPE: file.change} if file.change else {}
+        beside = {**partition, **({**of_change, COMMIT_VERSION: str(file.version)} if self._source.changes else {})}
+        return {**identity, "partition": beside}

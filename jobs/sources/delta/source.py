@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
-from tidegate.jobs.sources.files.source import Files, OnNewColumn
-from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
+from tidegate.jobs.sources.files.source import OnNewColumn
+from tidegate.state_store.declarations.pipeline_spec import SourceKind
 
 # Delta's names and types for the columns of its change data feed.
 CHANGE_TYPE, COMMIT_VERSION = "_change_type", "_commit_version"
@@ -59,33 +57,23 @@ class Delta(DataFilesSource):
 
         Raises: ValueError.
         """
-        try:
-            self.files  # noqa: B018 - Files checks place, columns and numbers
-        except ValueError as error:
-            raise ValueError(str(error).replace("Files(", "Delta(", 1)) from None
         if reserved := [name for name in (*self.schema, *self.partitions) if name.lower() in CHANGE_COLUMNS]:
             raise ValueError(f"Delta({self.table!r}) cannot declare {reserved[0]}: with changes=True it is there.")
+        self.check()
         if self.starting_version is not None and self.starting_version < 0:
             raise ValueError(f"Delta({self.table!r}) cannot start with version {self.starting_version}: the first one is 0.")
-        if self.generation < 1:
-            raise ValueError(f"Delta({self.table!r}) cannot have generation {self.generation}: the first one is 1.")
         if self.skip_change_commits and self.changes:
             raise ValueError(f"Delta({self.table!r}) reads changes, and so leaves none out: skip_change_commits is not for it.")
 
-    @cached_property
-    def files(self) -> Files:
-        """A `Files` source for the table's data files."""
-        return Files(
-            self.table,
-            glob="**/*.parquet",
-            schema=self.schema,
-            partitions=self.partitions,
-            missing="null",
-            max_files=self.max_files,
-            max_bytes=self.max_bytes,
-            on_new_column=self.on_new_column,
-            ignored_columns=self.ignored_columns,
-        )
+    @property
+    def root(self) -> str:
+        """The table's folder."""
+        return self.table
+
+    @property
+    def beside_files(self) -> Mapping[str, str]:
+        """The columns of partitions and, with `changes`, of the change."""
+        return {**self.partitions, **(CHANGE_COLUMNS if self.changes else {})}
 
     @cached_property
     def instants(self) -> list[str]:
@@ -98,7 +86,3 @@ class Delta(DataFilesSource):
         generation = [self.generation] if self.generation > 1 else []
         parts = [self.table, list(self.schema.items()), list(self.partitions.items()), self.changes, *generation]
         return f"delta {json.dumps(parts)}"
-
-    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the table, with the batch's data files as its locations."""
-        return self.files.datasets({"files": metadata["data_files"]}, settings)

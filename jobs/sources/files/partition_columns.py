@@ -61,7 +61,7 @@ class PartitionColumns:
         return self.parsed(texts_of)
 
     def parsed(self, texts: Mapping[str, str | None]) -> "dict[str, pa.Array]":
-        """Return each column's value, given as text or None, as an array of length 1.
+        """Return the value of each column whose text is given, or None, as an array of length 1.
 
         Raises: ValueError for a text that is no value of its column's type.
         """
@@ -70,10 +70,10 @@ class PartitionColumns:
         from tidegate.jobs.sources.files.formats.records import typed_values  # noqa: PLC0415
 
         values: dict[str, pa.Array] = {}
-        for column, kind in self.kinds.items():
-            values[column], bad = typed_values.from_texts(kind, pa.array([texts[column]], pa.string()), self.zone)
+        for column, text in texts.items():
+            values[column], bad = typed_values.from_texts(self.kinds[column], pa.array([text], pa.string()), self.zone)
             if bad:
-                raise ValueError(f"partition {column}={texts[column]}: {bad[0]}")
+                raise ValueError(f"partition {column}={text}: {bad[0]}")
         return values
 
 

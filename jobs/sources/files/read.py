@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import COMPRESSED, digest_of, grown_from, open_file
+from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of, undeclared
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
@@ -62,15 +63,16 @@ Inode = tuple[int, int, int] | ObjectInfo
 class FileReader(Emitter):
     """Reads the named files of a folder; base class of all formats."""
 
-    def __init__(self, spark: SparkSession, source: Files, home: Path, partitions: PartitionColumns) -> None:
+    def __init__(self, spark: SparkSession, source: Files, home: Path) -> None:
         self._spark = spark
         self._source = source
+        self._home = home
         self._folder = place_of(home, source.folder)
         self._done = source.done(home)
         self._schema = source.schema
         self._options = source.options
         self._header = source.header
-        self._partitions = partitions
+        self._partitions = PartitionColumns(source.partitions, zone_of(source.options))
         # The batch's files and their paths; filled by the first read.
         self._files: list[tuple[dict[str, Any], Place]] = []
         self._inodes: dict[Place, Inode] = {}
@@ -96,14 +98,14 @@ class FileReader(Emitter):
 
         An error of a whole file, such as in its header or encoding, still fails the batch.
         """
-        if not metadata["files"]:
+        if not files_of(metadata):
             return super().emit_records(attempt, metadata)
         with self._changes_checked():
             return self._read(self._checked_paths(attempt, metadata), flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
-        files = metadata["files"]
+        files = files_of(metadata)
         if len(self._files) != len(files):
             self._checked_paths(attempt, metadata)
         return InputFacts(len(files), sum(file["size"] for file in files), self.expected_rows(metadata), is_verified=True)
@@ -150,7 +152,7 @@ class FileReader(Emitter):
     def explain(self, error: Exception) -> TidegateError | None:
         """Return the error for a changed object, a store that Spark or its executors cannot read, or an unreadable file."""
         text = str(error)
-        if problem := self._changed_object() or unsupported_store(text, self._source.folder):
+        if problem := self._changed_object() or unsupported_store(text, str(self._folder)):
             return problem
         if "FAILED_READ_FILE" in text or "CANNOT_READ_FILE_FOOTER" in text:
             return SourceUnreadable(text.strip().splitlines()[0])
@@ -178,7 +180,8 @@ class FileReader(Emitter):
     def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:
         """Return the paths of the planned files, after checking their content; committed files are in the done folder."""
         self._files = []
-        for file in metadata["files"]:
+        self._folder = place_of(self._home, metadata.get("root", self._source.folder))
+        for file in files_of(metadata):
             path: Place = self._folder / file["name"]
             if isinstance(path, ObjectPath):
                 path = pinned(path, file)
@@ -293,6 +296,12 @@ class FileReader(Emitter):
         if self._source.kind == "opaque":
             return SourceUnavailable(f"{what} The batch is planned again, unless a rebuild does it: then put the file back.")
         return SourceChanged(f"{what} {self.advice or advice}")
+
+
+def files_of(metadata: SourceMetadata) -> list[dict[str, Any]]:
+    """Return the files of a batch; those of a table, which may lie below another `root`, are not kept by the ledger."""
+    files: list[dict[str, Any]] = metadata["data_files"] if "data_files" in metadata else metadata["files"]
+    return files
 
 
 def unsupported_store(text: str, folder: str) -> TidegateError | None:

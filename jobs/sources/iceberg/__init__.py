@@ -1,1 +1,1 @@
-"""Tables of Apache Iceberg as a source: `table` finds what one has, `plan` makes batches of it, `read` reads their files."""
+"""Tables of Apache Iceberg as a source: `table` finds what one has, `plan` makes batches of it."""

@@ -9,7 +9,6 @@ without files only moves the position past snapshots that add no rows, so that t
 Snapshots name their parents. So each plan sees whether the branch still leads through the snapshot that was read last.
 """
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidegate.jobs.sources.data_files import DataFilesCoordinator
-from tidegate.jobs.sources.files.stores.object_identity import identity_of
 from tidegate.jobs.sources.files.stores.object_places import place_of
 from tidegate.jobs.sources.iceberg.source import Iceberg
 from tidegate.jobs.sources.iceberg.table import DataFile, IcebergTable
@@ -27,8 +25,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -195,33 +191,21 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
             return False
         if not effect.removes and effect.operation != "delete":
             return effect.adds > 0
-        what = f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({effect.operation}) deletes or rewrites rows"
-        if self._source.skip_overwrites:
-            logger.warning("%s: it is not read, as skip_overwrites says.", what)
-            return False
-        raise SourceChanged(
-            f"{what} that may have counted: it removes, or deletes rows of, {effect.removes} file(s) and adds {effect.adds}. "
-            "Nothing new is planned meanwhile. Declare Iceberg(..., skip_overwrites=True) to go on without what such snapshots "
-            "change."
+        self._pass_change(
+            f"Snapshot {snapshot.snapshot_id} of {self._source.table} ({effect.operation})",
+            f"it removes, or deletes rows of, {effect.removes} file(s) and adds {effect.adds}",
+            "skip_overwrites",
         )
+        return False
 
     def _entry(self, file: DataFile, snapshot: str | None) -> dict[str, Any]:
         """Return a data file's entry in the metadata of a batch, by which attempts recognize it.
 
         Raises: RangeExpired if it is gone; SourceUnreadable.
         """
-        place = place_of(self._home, file.root)
-        try:
-            identity = identity_of(self._source.files(file.root), place, file.name)
-        except FileNotFoundError:
-            identity = None
-        if identity is None:
-            raise RangeExpired(
-                f"{place / file.name}, which snapshot {snapshot} or one before it has, is gone: it was removed after "
-                "its snapshot expired. Put it back, or declare the next generation, and raise the pipeline's version."
-            )
-        if file.size != identity["size"]:
-            raise SourceUnreadable(
-                f"{place / file.name} has {identity['size']} bytes, and {file.size} by the table's manifest."
-            )
+        identity = self._identity(
+            *(file, place_of(self._home, file.root), "by the table's manifest"),
+            f"snapshot {snapshot} or one before it has, is gone: it was removed after its snapshot expired. Put it back, or "
+            "declare the next generation",
+        )
         return {**identity, "partition": {}, "may_lack": [name for name in self._source.schema if name not in file.columns]}

@@ -4,11 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate.jobs.sources import Dataset
 from tidegate.jobs.sources.data_files import DataFilesSource
-from tidegate.jobs.sources.files.source import Files, OnNewColumn
-from tidegate.state_store.base.settings import Settings
-from tidegate.state_store.declarations.pipeline_spec import SourceKind, SourceMetadata
+from tidegate.jobs.sources.files.source import OnNewColumn
+from tidegate.state_store.declarations.pipeline_spec import SourceKind
 
 
 @dataclass(frozen=True)
@@ -53,32 +51,15 @@ class Iceberg(DataFilesSource):
         """
         if len(parts := self.table.split(".")) < 3 or not all(parts):
             raise ValueError(f"Iceberg({self.table!r}) needs a catalog, a namespace and a table, such as 'lake.sales.orders'.")
-        try:
-            self.files(".")  # Files checks columns and numbers
-        except ValueError as error:
-            raise ValueError(str(error).replace("Files('.')", f"Iceberg({self.table!r})", 1)) from None
-        if self.generation < 1:
-            raise ValueError(f"Iceberg({self.table!r}) cannot have generation {self.generation}: the first one is 1.")
+        self.check()
 
-    def files(self, root: str) -> Files:
-        """Return a `Files` source for data files below `root`."""
-        return Files(
-            root,
-            glob="**",
-            schema=self.schema,
-            missing="null",
-            max_files=self.max_files,
-            max_bytes=self.max_bytes,
-            on_new_column=self.on_new_column,
-            ignored_columns=self.ignored_columns,
-        )
+    @property
+    def root(self) -> str:
+        """No place: metadata say it."""
+        return "."
 
     @property
     def identity(self) -> str:
         """Return what identifies the rows: table, columns and generation."""
         generation = [self.generation] if self.generation > 1 else []
         return f"iceberg {json.dumps([self.table, list(self.schema.items()), *generation])}"
-
-    def datasets(self, metadata: SourceMetadata, settings: Settings) -> Sequence[Dataset]:
-        """Return the root of the table's files, with the batch's data files as its locations."""
-        return self.files(metadata["root"]).datasets({"files": metadata["data_files"]}, settings)

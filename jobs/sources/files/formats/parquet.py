@@ -30,8 +30,9 @@ RAW_FILES = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file
 
 @dataclass(frozen=True)
 class _Group:
-    """Files with the same values in their folders' names: these values, the files' places in the batch, and Spark's rows."""
+    """Files with the same columns, and the same values beside them: these, the files' places in the batch, Spark's rows."""
 
+    columns: dict[str, str]
     values: dict[str, Any]
     numbers: list[int]
     native: DataFrame
@@ -52,9 +53,11 @@ class ParquetReader(FileReader):
     def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
         """Return the rows of some files, by our own tasks if one of them needs these."""
         groups = self._groups(paths)
+        columns = {name: kind for group in groups for name, kind in group.columns.items()}
         # Spark looks at the present objects only, and one may be gone.
         is_replaced = any(isinstance(path, ObjectPath) and path.version for _, path in self._files)
-        rows = self._spark.createDataFrame([], columns_of(self._schema)) if is_replaced else groups[0].native
+        is_told = not is_replaced and groups[0].columns == columns
+        rows = groups[0].native if is_told else self._spark.createDataFrame([], columns_of(columns))
         declared = rows.schema
         footers = self._read_footers(arrow_types(declared))
         if is_replaced or any(footer.needs_care for footer in footers):
@@ -64,37 +67,38 @@ class ParquetReader(FileReader):
         return reduce(lambda left, right: left.unionAll(right), parts)
 
     def _groups(self, paths: list[str]) -> list[_Group]:
-        """Return the files by the values of their folders' names; a group's files are read together."""
+        """Return the files by the columns that they have, and the values of others; a group's files are read together."""
         alike: dict[tuple[Any, ...], list[int]] = {}
         for number, (_, path) in enumerate(self._files):
-            alike.setdefault(tuple(value[0].as_py() for value in self._values[path].values()), []).append(number)
+            alike.setdefault(tuple((n, value[0].as_py()) for n, value in self._values[path].items()), []).append(number)
         if isinstance(self._folder, ObjectPath):
             filesystem = hadoop_options(self._folder)
         else:
             filesystem = RAW_FILES if any(":" in str(path) for _, path in self._files) else {}
-        options = {**self._options, **filesystem}
-        reader = self._spark.read.options(**options).schema(columns_of(self._schema))
-        return [
-            _Group(
-                dict(zip(self._partitions.schema, values, strict=True)),
-                numbers,
-                reader.parquet(*(paths[number] for number in numbers)),
-            )
-            for values, numbers in alike.items()
-        ]
+        reader, groups = self._spark.read.options(**{**self._options, **filesystem}), []
+        for values, numbers in alike.items():
+            columns = self.columns_in(self._files[numbers[0]][1])
+            native = reader.schema(columns_of(columns)).parquet(*(paths[number] for number in numbers))
+            groups.append(_Group(columns, dict(values), numbers, native))
+        return groups
+
+    def columns_in(self, path: Place) -> dict[str, str]:
+        """Return the declared columns, with types, that a file itself should have: the schema's, and those without a value."""
+        beside = {name: kind for name, kind in self._partitions.schema.items() if name not in self._values[path]}
+        return {**self._schema, **beside}
 
     def _read_footers(self, types: dict[str, pa.DataType]) -> list[Footer]:
-        footers = [
-            read_footer(
-                *(path, types, self._schema, () if "partition" in file else self._partitions.schema),
-                "" if "partition" in file else self._partition_advice(self._names[path]),
+        footers = []
+        for file, path in self._files:
+            declared, is_told = self.columns_in(path), "partition" in file
+            footer = read_footer(
+                *(path, {name: types[name] for name in declared}, declared, () if is_told else self._partitions.schema),
+                "" if is_told else self._partition_advice(self._names[path]),
                 may_lack=self._may_lack(file),
             )
-            for file, path in self._files
-        ]
-        for (_, path), footer in zip(self._files, footers, strict=True):
-            self._note_columns(path, footer.names)
-        self._rows = {path: sum(footer.rows) for (_, path), footer in zip(self._files, footers, strict=True)}
+            self._note_columns(path, set(footer.names) - declared.keys())
+            self._rows[path] = sum(footer.rows)
+            footers.append(footer)
         return footers
 
     def _may_lack(self, file: dict[str, Any]) -> set[str]:
@@ -117,9 +121,11 @@ class ParquetReader(FileReader):
         """Return the rows as our own tasks read them."""
         tasks = self._tasks([(self._files[number], footers[number]) for number in group.numbers])
         beside = {name: _as_json(value) for name, value in group.values.items()}
-        reader = RowsReader(tasks, arrow_types(declared), dict(self._schema), flagged, beside)
+        fields = [field for field in declared.fields if field.name in group.columns]
+        types = arrow_types(T.StructType(fields))
+        reader = RowsReader(tasks, types, group.columns, flagged, beside)
         hidden = HIDDEN if flagged else ()
-        schema = T.StructType([*declared.fields, *(T.StructField(name, T.StringType()) for name in hidden)])
+        schema = T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in hidden)])
         has_rows = any(part.rows for parts in tasks for part in parts)
         is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file["size"] for file, _ in self._files) <= HERE_BYTES
         rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
@@ -127,11 +133,13 @@ class ParquetReader(FileReader):
 
     def _with_values(self, rows: DataFrame, group: _Group, *hidden: Column) -> DataFrame:
         """Return the declared columns, those of the folders' names, and the hidden ones."""
-        values = [
-            F.lit(None if value is None else str(value)).cast(kind).alias(name)
-            for (name, kind), value in zip(self._partitions.schema.items(), group.values.values(), strict=True)
+        columns = [
+            F.lit(None if (value := group.values[name]) is None else str(value)).cast(kind).alias(name)
+            if name in group.values
+            else F.col(quoted(name))
+            for name, kind in {**self._schema, **self._partitions.schema}.items()
         ]
-        return rows.select(*(F.col(quoted(name)) for name in self._schema), *values, *hidden) if values or hidden else rows
+        return rows.select(*columns, *hidden) if group.values or hidden else rows
 
     def _tasks(self, files: list[tuple[tuple[dict[str, Any], Place], Footer]]) -> list[list[RowGroups]]:
         """Divide row groups among tasks, in the files' order; tasks never share a row group."""
