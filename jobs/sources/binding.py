@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.jobs.sources.delta.source import Delta
-from tidegate.jobs.sources.files.formats import Format
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.iceberg.source import Iceberg
 from tidegate.jobs.sources.inputs.source import Inputs
@@ -22,8 +21,6 @@ from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidegate.jobs.sources.files.read import FileReader
 
 
 def coordinator_of(source: Source, settings: Settings) -> Coordinator:
@@ -84,9 +81,10 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
         own: Emitter = source.emitter(spark, settings)
         return own
     match source:
-        case Files() | Delta() | Iceberg():
-            files = source if isinstance(source, Files) else source.files()
-            return _reader_of(files.format)(spark, files, settings.home)
+        case Files():
+            return _reader_of_files(source, spark, settings)
+        case Delta() | Iceberg():
+            return _reader_of_files(source.files(), spark, settings)
         case Kafka():
             from tidegate.jobs.sources.kafka.read import KafkaReader
 
@@ -100,19 +98,11 @@ def emitter_of(source: Source, spark: "SparkSession", settings: Settings) -> Emi
     raise DeclarationInvalid(f"{type(source).__name__} has no emitter: define emitter(spark, settings).")
 
 
-def _reader_of(format: Format) -> "type[FileReader]":
+def _reader_of_files(files: Files, spark: "SparkSession", settings: Settings) -> Emitter:
     from tidegate.jobs.sources.files.formats.parquet import ParquetReader
-    from tidegate.jobs.sources.files.formats.text_formats import CsvReader, JsonReader, TextReader
+    from tidegate.jobs.sources.files.formats.text_files.text_reader import TextFileReader
 
-    match format:
-        case "parquet":
-            return ParquetReader
-        case "csv":
-            return CsvReader
-        case "json":
-            return JsonReader
-        case "text":
-            return TextReader
+    return (ParquetReader if files.format == "parquet" else TextFileReader)(spark, files, settings.home)
 
 
 def _reader_of_postgres(source: PostgresTable, spark: "SparkSession", settings: Settings) -> Emitter:

@@ -150,13 +150,13 @@ def by_own_tasks(
 ) -> list[dict[str, Any]]:
     """Return the rows of Parquet files by the tasks that read what Spark's own reader would misread."""
     types = {name: parse_type(kind).arrow for name, kind in {**reader._schema, **reader._partitions.schema}.items()}
-    reader._checked_paths(attempt, metadata)
+    reader._check_files(attempt, metadata)
     found: list[dict[str, Any]] = []
-    for (file, path), footer in zip(reader._files, reader._read_footers(types), strict=True):
-        tasks, columns = reader._tasks([((file, path), footer)]), reader.columns_in(path)
+    for file, footer in zip(reader._files, reader._read_footers(types), strict=True):
+        tasks, columns = reader._tasks([(file, footer)]), reader.columns_in(file)
         task = RowsReader(tasks, {name: types[name] for name in columns}, columns, flagged)
         rows = ThisProcess().range(0, len(tasks), 1, 1).mapInArrow(task, None)
-        values = {name: value[0].as_py() for name, value in reader._values[path].items()}
+        values = {name: value[0].as_py() for name, value in file.values.items()}
         found += [{**row, **values} for row in rows.table.to_pylist()]
     return found
 

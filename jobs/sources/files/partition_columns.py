@@ -89,6 +89,16 @@ def undeclared(name: str, schema: Mapping[str, str]) -> dict[str, str]:
     return {column: kind for column, kind in schema.items() if column in columns}
 
 
+def advice_on(in_folders: Mapping[str, str]) -> str:
+    """Return advice on a missing column, if these columns of the schema, with types, are named by folders; else nothing."""
+    declaration = ", ".join(f"{column!r}: {kind!r}" for column, kind in in_folders.items())
+    return (
+        f" The names of its folders have it: declare partitions={{{declaration}}} instead of it in the schema."
+        if in_folders
+        else ""
+    )
+
+
 def _decoded(column: str, text: str) -> str:
     try:
         return unquote(text, errors="strict")

@@ -9,6 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
@@ -22,7 +23,7 @@ from tidegate.jobs.sources import Emitter, InputFacts
 from tidegate.jobs.sources.column_types import columns_of
 from tidegate.jobs.sources.files.content import COMPRESSED, digest_of, grown_from, open_file
 from tidegate.jobs.sources.files.formats.text_files.text_options import zone_of
-from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of, undeclared
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns, folders_of
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import ObjectInfo
 from tidegate.jobs.sources.files.stores.object_places import (
@@ -60,6 +61,26 @@ SHOWN_COLUMNS = 5
 Inode = tuple[int, int, int] | ObjectInfo
 
 
+@dataclass
+class BatchFile:
+    """A file of a batch: its entry in the metadata, where it is, and the values of the columns that are not in it.
+
+    `within` is the folder that it must lie in; None if it may be a link to any place, or is an object. `inode` is what was
+    found when it was checked.
+    """
+
+    entry: dict[str, Any]
+    path: Place
+    within: Path | None = None
+    values: dict[str, pa.Array] = field(default_factory=dict)
+    inode: Inode | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name in the source, even if it is in the done folder."""
+        return str(self.entry["name"])
+
+
 class FileReader(Emitter):
     """Reads the named files of a folder; base class of all formats."""
 
@@ -71,14 +92,8 @@ class FileReader(Emitter):
         self._done = source.done(home)
         self._schema = source.schema
         self._options = source.options
-        self._header = source.header
         self._partitions = PartitionColumns(source.partitions, zone_of(source.options))
-        # The batch's files and their paths; filled by the first read.
-        self._files: list[tuple[dict[str, Any], Place]] = []
-        self._inodes: dict[Place, Inode] = {}
-        # By path: the file's name in the source, even if it is in the done folder, and the values in its folders' names.
-        self._names: dict[Place, str] = {}
-        self._values: dict[Place, dict[str, pa.Array]] = {}
+        self._files: list[BatchFile] = []  # those of the batch; filled by the first read
         self._undeclared: set[str] = set()
 
     def row_schema(self) -> str:
@@ -88,10 +103,10 @@ class FileReader(Emitter):
     def emit_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows of the files, after checking the files' digests and, for text formats, their encoding."""
         with self._changes_checked():
-            paths = self._checked_paths(attempt, metadata)
-            if not paths:
+            self._check_files(attempt, metadata)
+            if not self._files:
                 return self._spark.createDataFrame([], self.row_schema())
-            return self._read(paths, flagged=False)
+            return self._read(flagged=False)
 
     def emit_records(self, attempt: "Attempt", metadata: SourceMetadata) -> DataFrame:
         """Return the rows with their file as ORIGIN; records that do not fit the schema are flagged by a REFUSAL.
@@ -101,20 +116,21 @@ class FileReader(Emitter):
         if not files_of(metadata):
             return super().emit_records(attempt, metadata)
         with self._changes_checked():
-            return self._read(self._checked_paths(attempt, metadata), flagged=True)
+            self._check_files(attempt, metadata)
+            return self._read(flagged=True)
 
     def facts(self, attempt: "Attempt", metadata: SourceMetadata) -> InputFacts:
         """Return the number of files, their size on disk, and their number of rows."""
         files = files_of(metadata)
         if len(self._files) != len(files):
-            self._checked_paths(attempt, metadata)
+            self._check_files(attempt, metadata)
         return InputFacts(len(files), sum(file["size"] for file in files), self.expected_rows(metadata), is_verified=True)
 
     def expected_rows(self, metadata: SourceMetadata) -> int | None:
         """Return the number of rows in the checked files, counted without Spark."""
         del metadata
         with self._changes_checked():
-            return sum(self._count_rows(path) for _, path in self._files)
+            return sum(map(self._count_rows, self._files))
 
     def undeclared(self) -> Mapping[str, Sequence[str]]:
         """Return the columns of the files, and of their folders' names, that are neither declared nor ignored."""
@@ -142,11 +158,11 @@ class FileReader(Emitter):
 
         Raises: RowsLost, SourceChanged, SourceUnavailable, SourceUnreadable.
         """
-        for file, path in self._files:
-            if self._check_planned(file, path) != self._inodes[path]:
+        for file in self._files:
+            if self._check_planned(file) != file.inode:
                 raise RowsLost(
-                    f"{path} was touched, or replaced and put back, while it was read: what was read may not be what is there. "
-                    "The batch is read again."
+                    f"{file.path} was touched, or replaced and put back, while it was read: what was read may not be what is "
+                    "there. The batch is read again."
                 )
 
     def explain(self, error: Exception) -> TidegateError | None:
@@ -159,8 +175,8 @@ class FileReader(Emitter):
         return None
 
     @abstractmethod
-    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
-        """Return the rows of one or more files; unless they are flagged, the first record that does not fit ends the query."""
+    def _read(self, *, flagged: bool) -> DataFrame:
+        """Return the rows of the batch's files; unless they are flagged, the first record that does not fit ends the query."""
 
     def _rows_of(self, reader: "TaskReader", schema: T.StructType, *, read_here: bool) -> DataFrame:
         """Return what a reader reads: in tasks or, faster for a few short rows than starting a worker, in this process."""
@@ -177,75 +193,75 @@ class FileReader(Emitter):
             raise reported_in(error) or self.explain(error) or error from None
         return self._spark.createDataFrame(pa.Table.from_batches(batches), schema)
 
-    def _checked_paths(self, attempt: "Attempt", metadata: SourceMetadata) -> list[str]:
-        """Return the paths of the planned files, after checking their content; committed files are in the done folder."""
+    def _check_files(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
+        """Find the planned files and check their content; those of a committed batch are in the done folder."""
         self._files = []
         self._folder = place_of(self._home, metadata.get("root", self._source.folder))
-        for file in files_of(metadata):
-            path: Place = self._folder / file["name"]
+        for entry in files_of(metadata):
+            path: Place = self._folder / entry["name"]
             if isinstance(path, ObjectPath):
-                path = pinned(path, file)
-            if self._done and self._done.has(attempt.txid, file["name"]):  # a file of this name in the folder is then a new one
-                path = self._done.path(attempt.txid, file["name"])
-            self._inodes[path] = self._check_planned(file, path)
-            self._values[path] = self._partition_values(file, path)
-            self._files.append((file, path))
-            self._names[path] = file["name"]
-            if "partition" not in file:
-                self._note_columns(path, (column for column, _ in folders_of(file["name"])))
-            self._check_content(path)
-        return [_literal_path(path) for _, path in self._files]
+                path = pinned(path, entry)
+            if self._done and self._done.has(attempt.txid, entry["name"]):  # one of this name in the folder is then a new one
+                path = self._done.path(attempt.txid, entry["name"])
+            file = BatchFile(entry, path, self._folder_of(path))
+            file.inode = self._check_planned(file)
+            file.values = self._partition_values(file)
+            self._files.append(file)
+            if "partition" not in entry:
+                self._note_columns(path, (column for column, _ in folders_of(file.name)))
+            self._check_content(file)
 
     @abstractmethod
-    def _count_rows(self, path: Place) -> int:
+    def _count_rows(self, file: BatchFile) -> int:
         """Return the number of rows in a checked file."""
 
-    def _check_content(self, path: Place) -> None:
+    def _check_content(self, file: BatchFile) -> None:
         """Refuse a file whose content does not have the declared format."""
 
-    def _check_planned(self, file: dict[str, Any], path: Place) -> Inode:
+    def _check_planned(self, file: BatchFile) -> Inode:
+        path, entry = file.path, file.entry
         if isinstance(path, ObjectPath):
-            return self._check_object(file, path)
+            return self._check_object(entry, path)
         try:
-            with open_file(path, self._folder_of(path)) as content:
+            with open_file(path, file.within) as content:
                 status = os.fstat(content.fileno())
                 size = status.st_size
-                digest = digest_of(content) if size == file["size"] else None
+                digest = digest_of(content) if size == entry["size"] else None
         except FileNotFoundError:
             raise self._changed(f"{path} is gone since its batch was planned.", "Put it back, unchanged.") from None
         except OSError as error:
             raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
-        if digest != file["sha256"]:
-            what = f"{path} changed since its batch was planned ({file['size']} bytes then, {size} now)."
-            if grown_from(path, file["size"], file["sha256"], within=self._folder_of(path)):
-                what += f" Its first {file['size']} bytes are what was planned."
+        if digest != entry["sha256"]:
+            what = f"{path} changed since its batch was planned ({entry['size']} bytes then, {size} now)."
+            if grown_from(path, entry["size"], entry["sha256"], within=file.within):
+                what += f" Its first {entry['size']} bytes are what was planned."
             advice = "Put the planned content back, and what was added, as whole records, into a file of another name."
             if path.suffix in COMPRESSED:  # nothing can be divided there, and a broken one had to be repaired
                 advice = f"Put the planned content back; or, to read it as it is now, give the batch up: {skip_command()}"
             raise self._changed(what, advice)
         return status.st_dev, status.st_ino, status.st_ctime_ns
 
-    def _check_object(self, file: dict[str, Any], path: ObjectPath) -> ObjectInfo:
+    def _check_object(self, entry: dict[str, Any], path: ObjectPath) -> ObjectInfo:
         """Compare an object with the plan by its ETag or, if the store has none, by its content."""
         try:
             info = describe(path)
         except FileNotFoundError:
-            raise self._replaced(file, path, "is gone", "Put it back, unchanged.") from None
+            raise self._replaced(entry, path, "is gone", "Put it back, unchanged.") from None
         identity = info.identity
-        if "etag" not in file and info.size == file["size"]:
+        if "etag" not in entry and info.size == entry["size"]:
             with path.open() as content:
                 identity = digest_of(content)
-        if (info.size, identity) != (file["size"], file["sha256"]):
-            sizes = f" ({file['size']} bytes then, {info.size} now)"
+        if (info.size, identity) != (entry["size"], entry["sha256"]):
+            sizes = f" ({entry['size']} bytes then, {info.size} now)"
             advice = "Put the planned content back, and what is new into an object of another name."
-            raise self._replaced(file, path, "was overwritten", advice, sizes)
+            raise self._replaced(entry, path, "was overwritten", advice, sizes)
         return info
 
-    def _replaced(self, file: dict[str, Any], path: ObjectPath, what: str, advice: str, sizes: str = "") -> TidegateError:
+    def _replaced(self, entry: dict[str, Any], path: ObjectPath, what: str, advice: str, sizes: str = "") -> TidegateError:
         """Return the error for an object that is not as planned; one with a version that was planned is read again by that."""
-        if "version" in file and path.version is None:
+        if "version" in entry and path.version is None:
             return RowsLost(f"{path} {what} while it was read. The batch is read again, by the version that was planned.")
-        missing = " and does not have the version that was planned" if "version" in file else ""
+        missing = " and does not have the version that was planned" if "version" in entry else ""
         return self._changed(f"{path} {what} since its batch was planned{sizes}{missing}.", advice)
 
     @contextmanager
@@ -259,31 +275,21 @@ class FileReader(Emitter):
     def _changed_object(self) -> TidegateError | None:
         """Return the error for an object that is not as planned any more, a likely cause of Spark's error."""
         try:
-            for file, path in self._files:
-                if isinstance(path, ObjectPath):
-                    self._check_object(file, path)
+            for file in self._files:
+                if isinstance(file.path, ObjectPath):
+                    self._check_object(file.entry, file.path)
         except TidegateError as error:
             return error
         return None
 
-    def _partition_values(self, file: dict[str, Any], path: Place) -> dict[str, pa.Array]:
+    def _partition_values(self, file: BatchFile) -> dict[str, pa.Array]:
         """Return the values that the file's metadata has or, without them, those in the names of its folders."""
         try:
-            if "partition" in file:
-                return self._partitions.parsed(file["partition"])
-            return self._partitions.values_of(file["name"])
+            if "partition" in file.entry:
+                return self._partitions.parsed(file.entry["partition"])
+            return self._partitions.values_of(file.name)
         except ValueError as error:
-            raise MalformedRecord(f"{path}: {error}.") from None
-
-    def _partition_advice(self, name: str) -> str:
-        """Return advice on a missing column that a file's folders name; empty if they name none."""
-        columns = undeclared(name, self._schema)
-        declaration = ", ".join(f"{column!r}: {kind!r}" for column, kind in columns.items())
-        return (
-            f" The names of its folders have it: declare partitions={{{declaration}}} instead of it in the schema."
-            if columns
-            else ""
-        )
+            raise MalformedRecord(f"{file.path}: {error}.") from None
 
     def _folder_of(self, path: Place) -> Path | None:
         """Return the folder that a file must lie in; None if it may be a link to any place, or is an object."""
@@ -325,6 +331,6 @@ def unsupported_store(text: str, folder: str) -> TidegateError | None:
     return None
 
 
-def _literal_path(path: Place) -> str:
+def literal_path(path: Place) -> str:
     """Return a path that Spark takes literally; otherwise it would expand *, ?, [] and {} in names."""
     return re.sub(r"([\[\]{}*?\\])", r"\\\1", for_spark(path))

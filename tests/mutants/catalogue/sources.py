@@ -106,7 +106,7 @@ MUTANTS = (
         f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",
     ),
     READ("a-file-that-changed-while-it-was-read-is-sealed", "I11", "FileReader.verify_batch")(
-        "if [-self._check_planned(file, path) != self._inodes[path]-]{+path not in self._inodes+}:",
+        "if [-self._check_planned(file) != file.inode-]{+file.inode is None+}:",
         f"{OF_FILES}::test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_seal",
     ),
     READ("a-file-that-was-another-one-for-a-moment-is-sealed", "I11", "FileReader._check_planned")(
@@ -133,7 +133,7 @@ MUTANTS = (
         "tests/unit/test_file_listing.py::test_a_link_that_leads_out_of_the_folder_is_refused",
     ),
     READ("an-object-of-the-same-size-is-read", "I11", "FileReader._check_object")(
-        'if [-(info.size, identity) != (file["size"], file["sha256"])-]{+info.size != file["size"]+}:',
+        'if [-(info.size, identity) != (entry["size"], entry["sha256"])-]{+info.size != entry["size"]+}:',
         f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
     ),
     OBJECTS("a-later-name-is-taken-before-one-that-is-held-back", "I12", "ObjectsCoordinator._find_new")(

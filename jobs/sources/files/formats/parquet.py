@@ -15,8 +15,8 @@ from tidegate.jobs.sources.files.formats.parquet_files.parquet_columns import Fo
 from tidegate.jobs.sources.files.formats.parquet_files.parquet_tasks import RowGroups, RowsReader
 from tidegate.jobs.sources.files.formats.records.json_records import JsonParser
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, schema_of
-from tidegate.jobs.sources.files.partition_columns import PartitionColumns, undeclared
-from tidegate.jobs.sources.files.read import FileReader
+from tidegate.jobs.sources.files.partition_columns import PartitionColumns, advice_on, undeclared
+from tidegate.jobs.sources.files.read import BatchFile, FileReader, literal_path
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, hadoop_options
 from tidegate.state_store.base.errors import SourceUnreadable, TidegateError
 
@@ -45,17 +45,17 @@ class ParquetReader(FileReader):
         super().__init__(*arguments)
         self._rows: dict[Place, int] = {}  # by the files' footers
 
-    def _count_rows(self, path: Place) -> int:
-        if path not in self._rows:
-            self._rows[path] = count_rows(path)
-        return self._rows[path]
+    def _count_rows(self, file: BatchFile) -> int:
+        if file.path not in self._rows:
+            self._rows[file.path] = count_rows(file.path)
+        return self._rows[file.path]
 
-    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
+    def _read(self, *, flagged: bool) -> DataFrame:
         """Return the rows of some files, by our own tasks if one of them needs these."""
-        groups = self._groups(paths)
+        groups = self._groups()
         columns = {name: kind for group in groups for name, kind in group.columns.items()}
         # Spark looks at the present objects only, and one may be gone.
-        is_replaced = any(isinstance(path, ObjectPath) and path.version for _, path in self._files)
+        is_replaced = any(isinstance(file.path, ObjectPath) and file.path.version for file in self._files)
         is_told = not is_replaced and groups[0].columns == columns
         rows = groups[0].native if is_told else self._spark.createDataFrame([], columns_of(columns))
         declared = rows.schema
@@ -66,48 +66,44 @@ class ParquetReader(FileReader):
             parts = [self._read_natively(group, flagged=flagged) for group in groups]
         return reduce(lambda left, right: left.unionAll(right), parts)
 
-    def _groups(self, paths: list[str]) -> list[_Group]:
+    def _groups(self) -> list[_Group]:
         """Return the files by the columns that they have, and the values of others; a group's files are read together."""
         alike: dict[tuple[Any, ...], list[int]] = {}
-        for number, (_, path) in enumerate(self._files):
-            alike.setdefault(tuple((n, value[0].as_py()) for n, value in self._values[path].items()), []).append(number)
+        for number, file in enumerate(self._files):
+            alike.setdefault(tuple((n, value[0].as_py()) for n, value in file.values.items()), []).append(number)
         if isinstance(self._folder, ObjectPath):
             filesystem = hadoop_options(self._folder)
         else:
-            filesystem = RAW_FILES if any(":" in str(path) for _, path in self._files) else {}
+            filesystem = RAW_FILES if any(":" in str(file.path) for file in self._files) else {}
         reader, groups = self._spark.read.options(**{**self._options, **filesystem}), []
         for values, numbers in alike.items():
-            columns = self.columns_in(self._files[numbers[0]][1])
-            native = reader.schema(columns_of(columns)).parquet(*(paths[number] for number in numbers))
+            columns = self.columns_in(self._files[numbers[0]])
+            native = reader.schema(columns_of(columns)).parquet(*(literal_path(self._files[n].path) for n in numbers))
             groups.append(_Group(columns, dict(values), numbers, native))
         return groups
 
-    def columns_in(self, path: Place) -> dict[str, str]:
+    def columns_in(self, file: BatchFile) -> dict[str, str]:
         """Return the declared columns, with types, that a file itself should have: the schema's, and those without a value."""
-        beside = {name: kind for name, kind in self._partitions.schema.items() if name not in self._values[path]}
+        beside = {name: kind for name, kind in self._partitions.schema.items() if name not in file.values}
         return {**self._schema, **beside}
 
     def _read_footers(self, types: dict[str, pa.DataType]) -> list[Footer]:
         footers = []
-        for file, path in self._files:
-            declared, is_told = self.columns_in(path), "partition" in file
+        for file in self._files:
+            declared, is_told = self.columns_in(file), "partition" in file.entry
+            in_folders = {} if is_told else undeclared(file.name, self._schema)
             footer = read_footer(
-                *(path, {name: types[name] for name in declared}, declared, () if is_told else self._partitions.schema),
-                "" if is_told else self._partition_advice(self._names[path]),
-                may_lack=self._may_lack(file),
+                *(file.path, {name: types[name] for name in declared}, declared, () if is_told else self._partitions.schema),
+                advice_on(in_folders),
+                # A column that is misplaced in the names of folders is not NULL.
+                may_lack=()
+                if self._source.missing == "refuse"
+                else set(file.entry.get("may_lack", declared)) - in_folders.keys(),
             )
-            self._note_columns(path, set(footer.names) - declared.keys())
-            self._rows[path] = sum(footer.rows)
+            self._note_columns(file.path, set(footer.names) - declared.keys())
+            self._rows[file.path] = sum(footer.rows)
             footers.append(footer)
         return footers
-
-    def _may_lack(self, file: dict[str, Any]) -> set[str]:
-        """Return the columns that are NULL if a file lacks them: not those in its folders' names, which are misplaced."""
-        if self._source.missing == "refuse":
-            return set()
-        if "partition" in file:
-            return set(file.get("may_lack", self._schema))
-        return set(self._schema) - set(undeclared(file["name"], self._schema))
 
     def _read_natively(self, group: _Group, *, flagged: bool) -> DataFrame:
         """Return the rows as Spark's reader returns them, all of them good."""
@@ -127,7 +123,7 @@ class ParquetReader(FileReader):
         hidden = HIDDEN if flagged else ()
         schema = T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in hidden)])
         has_rows = any(part.rows for parts in tasks for part in parts)
-        is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file["size"] for file, _ in self._files) <= HERE_BYTES
+        is_small = sum(self._rows.values()) <= HERE_ROWS and sum(file.entry["size"] for file in self._files) <= HERE_BYTES
         rows = self._rows_of(reader, schema, read_here=has_rows and is_small)
         return self._with_values(rows, group, *(F.col(name) for name in hidden))
 
@@ -141,18 +137,18 @@ class ParquetReader(FileReader):
         ]
         return rows.select(*columns, *hidden) if group.values or hidden else rows
 
-    def _tasks(self, files: list[tuple[tuple[dict[str, Any], Place], Footer]]) -> list[list[RowGroups]]:
+    def _tasks(self, files: list[tuple[BatchFile, Footer]]) -> list[list[RowGroups]]:
         """Divide row groups among tasks, in the files' order; tasks never share a row group."""
         tasks: list[list[RowGroups]] = [[]]
         room = float(TASK_BYTES)
-        for (file, path), footer in files:
-            row, cost = 1, file["size"] / max(1, len(footer.rows))
+        for file, footer in files:
+            row, cost = 1, file.entry["size"] / max(1, len(footer.rows))
             for group, count in enumerate(footer.rows):
                 if room < cost and tasks[-1]:
                     tasks.append([])
                     room = TASK_BYTES
                 tasks[-1].append(
-                    RowGroups(path, file["name"], (group,), row, count, footer.bytes[group], footer.int96, footer.is_legacy)
+                    RowGroups(file.path, file.name, (group,), row, count, footer.bytes[group], footer.int96, footer.is_legacy)
                 )
                 room -= cost
                 row += count

@@ -3,57 +3,57 @@
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from tidegate.jobs.sources.column_types import SparkType
+from tidegate.jobs.sources.column_types import in_another_case
 from tidegate.jobs.sources.files.formats.records import typed_values
-from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar
+from tidegate.jobs.sources.files.formats.records.record_parser import RecordParser
+from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar, chunk_of, chunks
 
 EMPTY_LINE = 'an empty line may be an empty value or none at all: write "" for an empty text, or remove the line'
 
 
 @dataclass(frozen=True)
-class CsvParser:
+class CsvParser(RecordParser):
     """Turns the records of a CSV file into columns.
 
-    `kinds` are the types of the declared columns by name. `null` is the text that means NULL, `empty` the meaning of a quoted
-    empty value. `formatted` are columns whose texts Spark converts, by the author's pattern. A file's header assigns values to
-    columns; without a header their order does. Columns that its header `may_lack` are NULL.
+    `null` is the text that means NULL, `empty` the meaning of a quoted empty value. A file's header assigns values to columns;
+    without a header their order does.
     """
 
-    kinds: dict[str, SparkType]
-    grammar: Grammar
     null: str = ""
     empty: str = ""
-    zone: str = "UTC"
-    formatted: frozenset[str] = frozenset()
     strip_left: bool = False
     strip_right: bool = False
-    may_lack: bool = False
-
-    @cached_property
-    def types(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the columns that `parse` returns."""
-        return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
+    has_header: bool = True
 
     def header(self, record: bytes) -> list[str] | None:
         """Return the column names in a file's first record, None if it is no record."""
         values = self._values(record)
         return None if values is None else [value or "" for value in values]
 
-    def grammar_of(self, names: Sequence[str]) -> Grammar:
-        """Return the grammar of a file with these columns: if there is just one, an empty line may be a value."""
-        return replace(self.grammar, blank_lines=True) if len(names) == 1 else self.grammar
+    def grammar_of(self, names: Sequence[str] | None) -> Grammar:
+        """Return the grammar of a file with these columns: if there is at most one, an empty line may be a value."""
+        return replace(self.grammar, blank_lines=True) if len(self.kinds if names is None else names) < 2 else self.grammar
+
+    def again(self, record: bytes, names: Sequence[str] | None) -> Chunk:
+        """Return a record that was split off before; refuse one that is none, or several, in a file with these columns."""
+        if names is not None and not self.may_lack and (missing := [name for name in self.kinds if name not in names]):
+            raise ValueError(f"its file has no column {missing[0]}{in_another_case(missing, names)}")
+        if not record:
+            raise ValueError(EMPTY_LINE)  # splitting would return no record
+        split = list(chunks([record], self.grammar_of(names)))
+        if [len(chunk) for chunk in split] != [1]:
+            raise ValueError("its quotes do not make one record")
+        if split[0].bad:
+            raise ValueError(split[0].bad[0])
+        return chunk_of([record])
 
     def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """Return the columns of some records, and the errors by record index; a value with an error is NULL.
-
-        `names` are the file's columns, if they differ from the declared ones.
-        """
+        """Return the columns of some records, and the errors by record index; a value with an error is NULL."""
         names = list(self.kinds) if names is None else names
         texts, bad = self._texts(chunk, names)
         columns = {}

@@ -2,14 +2,15 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.column_types import SparkType, in_another_case, parse_type
+from tidegate.jobs.sources.column_types import in_another_case, parse_type
 from tidegate.jobs.sources.files.formats.records import typed_values
+from tidegate.jobs.sources.files.formats.records.record_parser import RecordParser
 from tidegate.jobs.sources.files.formats.records.text_records import Chunk, Grammar
 from tidegate.jobs.sources.files.formats.records.typed_values import Constant, Number
 
@@ -27,28 +28,20 @@ _scan_exact = json.JSONDecoder(**_NUMBERS, parse_int=Number).scan_once  # type: 
 
 
 @dataclass(frozen=True)
-class JsonParser:
+class JsonParser(RecordParser):
     """Turns lines of JSON into columns, one object a line. A missing key is NULL, an undeclared key is ignored.
 
     A record is refused that has a key in another case instead, unless it is `ignored`, as a column that the author names.
-    `formatted` are columns whose texts Spark converts, by the author's pattern. `elsewhere` are columns in the names of
-    folders, which no record may have. Records that are `by_spark`, which wrote a row, have texts for NaN and the infinities.
+    `elsewhere` are columns in the names of folders, which no record may have. Records that are `by_spark`, which wrote a row,
+    have texts for NaN and the infinities.
     """
 
-    kinds: dict[str, SparkType]
     grammar: Grammar = GRAMMAR
-    zone: str = "UTC"
-    formatted: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
     by_spark: bool = False
     ignored: frozenset[str] = frozenset()
 
-    @cached_property
-    def types(self) -> dict[str, pa.DataType]:
-        """The Arrow types of the columns that `parse` returns."""
-        return {name: pa.string() if name in self.formatted else kind.arrow for name, kind in self.kinds.items()}
-
-    def parse(self, chunk: Chunk, names: object = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    def parse(self, chunk: Chunk, names: Sequence[str] | None = None) -> tuple[dict[str, pa.Array], dict[int, str]]:
         """Return the columns of some records, and the errors by record index; a value with an error is NULL."""
         del names
         bad = dict(chunk.bad)

@@ -1,20 +1,32 @@
 """Reads the CSV, JSON or plain text files of one batch; `text_tasks` has the part that runs in Spark's tasks."""
 
-from abc import abstractmethod
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.jobs.sources import HIDDEN, ORIGIN, PAYLOAD, REFUSAL
-from tidegate.jobs.sources.column_types import quoted
+from tidegate.jobs.sources.column_types import columns_of, parse_type, quoted
 from tidegate.jobs.sources.files.formats.file_part_tasks import MISFIT, SHOWN_RECORD_CHARACTERS
-from tidegate.jobs.sources.files.formats.text_files.text_options import encoding_of, named, zone_of
-from tidegate.jobs.sources.files.formats.text_files.text_scan import Parser, Scan, TextFile, in_tasks, scan
+from tidegate.jobs.sources.files.formats.records.csv_records import CsvParser
+from tidegate.jobs.sources.files.formats.records.json_records import GRAMMAR, JsonParser
+from tidegate.jobs.sources.files.formats.records.record_parser import RecordParser, TextParser
+from tidegate.jobs.sources.files.formats.records.text_records import Grammar
+from tidegate.jobs.sources.files.formats.text_files.text_options import (
+    PATTERNS,
+    encoding_of,
+    is_true,
+    line_end_of,
+    named,
+    zone_of,
+)
+from tidegate.jobs.sources.files.formats.text_files.text_scan import Scan, in_tasks, scan
 from tidegate.jobs.sources.files.formats.text_files.text_tasks import PayloadsReader, RecordsReader, schema_of
 from tidegate.jobs.sources.files.formats.text_files.time_patterns import TimePattern
 from tidegate.jobs.sources.files.partition_columns import undeclared
-from tidegate.jobs.sources.files.read import FileReader
+from tidegate.jobs.sources.files.read import BatchFile, FileReader
+from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores.object_places import Place
 from tidegate.jobs.spark.task_errors import refusal
 from tidegate.state_store.base.errors import MalformedRecord
@@ -28,16 +40,15 @@ READ, MOMENT = "_tidegate_read ", "_tidegate_moment "
 class TextFileReader(FileReader):
     """Reads text files. An error names a record's file and line; all records are counted before Spark reads any."""
 
-    may_lack = False
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, spark: SparkSession, source: Files, home: Path) -> None:
+        super().__init__(spark, source, home)
         self._scans: dict[Place, Scan] = {}
-        self._parser = self._make_parser()
+        self._encoding = encoding_of(source.options)
+        self._parser = parser_of(source)
 
-    @abstractmethod
-    def _make_parser(self) -> Parser:
-        """Return the parser that turns records into columns."""
+    def row_schema(self) -> str:
+        """Return the declared columns, or the one of text, with partition columns last."""
+        return columns_of({**(self._schema or {"value": "string"}), **self._partitions.schema})
 
     def parse_payloads(self, payloads: DataFrame) -> DataFrame:
         """Parse quarantined records by today's schema."""
@@ -45,36 +56,22 @@ class TextFileReader(FileReader):
         rows = payloads.select(ORIGIN, PAYLOAD).mapInArrow(PayloadsReader(self._parser, self._partitions), schema)
         return self._formatted(rows)
 
-    @property
-    def _encoding(self) -> str:
-        return encoding_of(self._options)
+    def _count_rows(self, file: BatchFile) -> int:
+        return self._scans[file.path].rows
 
-    def _count_rows(self, path: Place) -> int:
-        return self._scans[path].rows
+    def _check_content(self, file: BatchFile) -> None:
+        found = scan(file, self._parser, self._encoding, undeclared(file.name, self._schema))
+        self._scans[file.path] = found
+        self._note_columns(file.path, found.columns)
 
-    def _check_content(self, path: Place) -> None:
-        name = self._names[path]
-        file = TextFile(
-            path,
-            name,
-            self._encoding,
-            within=self._folder_of(path),
-            values=self._values[path],
-            in_folders=undeclared(name, self._schema),
-            advice=self._partition_advice(name),
-        )
-        self._scans[path] = scan(file, self._parser, has_header=self._header, may_lack=self.may_lack)
-        self._note_columns(path, self._scans[path].columns)
-
-    def _read(self, paths: list[str], *, flagged: bool) -> DataFrame:
-        del paths
+    def _read(self, *, flagged: bool) -> DataFrame:
         if not flagged and not self._parser.formatted:
             return self._rows(flagged=False)
         rows = self._formatted(self._rows(flagged=True))
         return rows if flagged else self._refusing(rows)
 
     def _rows(self, *, flagged: bool) -> DataFrame:
-        scans = [self._scans[path] for _, path in self._files]
+        scans = [self._scans[file.path] for file in self._files]
         tasks = in_tasks([part for each in scans for part in each.ranges])
         reader = RecordsReader(tasks, self._parser, self._encoding, flagged)
         schema = schema_of({**self._parser.types, **self._partitions.types}, flagged=flagged)
@@ -110,7 +107,7 @@ class TextFileReader(FileReader):
         )
 
     def _pattern(self, name: str) -> TimePattern:
-        kind = self._parser.kinds[name]  # type: ignore[union-attr]
+        kind = self._parser.kinds[name]
         return TimePattern(kind.name, kind.family, named(self._options), zone_of(self._options))
 
     def _refusing(self, rows: DataFrame) -> DataFrame:
@@ -122,3 +119,38 @@ class TextFileReader(FileReader):
             record=F.substring(F.col(PAYLOAD), 1, SHOWN_RECORD_CHARACTERS),
         )
         return rows.where(F.when(F.col(REFUSAL).isNull(), F.lit(True)).otherwise(refused.cast("boolean"))).drop(*HIDDEN)
+
+
+def parser_of(source: Files) -> RecordParser:
+    """Return the parser of a source's records, by its format and options."""
+    options = named(source.options)
+    kinds = {name: parse_type(text) for name, text in source.schema.items()}
+    formatted = frozenset(name for name, kind in kinds.items() if PATTERNS.get(kind.family) in options)
+    zone, line_end, may_lack = zone_of(source.options), line_end_of(source.options), source.missing == "null"
+    match source.format:
+        case "text":
+            whole = is_true(source.options, "wholetext")
+            return TextParser({"value": parse_type("string")}, Grammar(blank_lines=True, line_end=line_end, whole=whole))
+        case "json":
+            elsewhere, ignored = frozenset(source.partitions), frozenset(source.ignored_columns)
+            grammar = replace(GRAMMAR, line_end=line_end)
+            return JsonParser(kinds, grammar, zone, formatted, may_lack, elsewhere=elsewhere, ignored=ignored)
+    quote, escape = options.get("quote", '"'), options.get("escape", '"')
+    strip_left, strip_right = (is_true(source.options, f"ignore{side}whitespace") for side in ("leading", "trailing"))
+    grammar = Grammar(
+        separator=source.separator.encode(),
+        quote=quote.encode(),
+        # Spark's default escape is a backslash; other writers double the quote.
+        escape=(escape if escape != '"' else quote).encode() if quote else b"",
+        comment=options.get("comment", "").encode(),
+        line_end=line_end,
+        blanks_around_quotes=strip_left or strip_right,
+    )
+    return CsvParser(
+        *(kinds, grammar, zone, formatted, may_lack),
+        null=options.get("nullvalue", ""),
+        empty=options.get("emptyvalue", ""),
+        strip_left=strip_left,
+        strip_right=strip_right,
+        has_header=source.header,
+    )

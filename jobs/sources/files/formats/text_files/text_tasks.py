@@ -14,13 +14,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from tidegate.jobs.sources import HIDDEN
-from tidegate.jobs.sources.column_types import in_another_case, parse_type
+from tidegate.jobs.sources.column_types import parse_type
 from tidegate.jobs.sources.files.content import text_of
 from tidegate.jobs.sources.files.formats.file_part_tasks import SHOWN_RECORD_CHARACTERS, TaskReader, flagged_batch, malformed
-from tidegate.jobs.sources.files.formats.records.csv_records import EMPTY_LINE, CsvParser
-from tidegate.jobs.sources.files.formats.records.text_records import Chunk, chunk_of, chunks
+from tidegate.jobs.sources.files.formats.records.record_parser import RecordParser
+from tidegate.jobs.sources.files.formats.records.text_records import Chunk, chunks
 from tidegate.jobs.sources.files.formats.records.typed_values import from_texts
-from tidegate.jobs.sources.files.formats.text_files.text_scan import FileRange, Parser
+from tidegate.jobs.sources.files.formats.text_files.text_scan import FileRange
 from tidegate.jobs.sources.files.partition_columns import PartitionColumns
 from tidegate.state_store.base.errors import MalformedRecord
 
@@ -41,29 +41,27 @@ def schema_of(types: dict[str, pa.DataType], *, flagged: bool) -> T.StructType:
 class RecordsReader(TaskReader):
     """Reads records: refuses the first bad one, or flags all bad ones with the reason as REFUSAL."""
 
-    parser: Parser
+    parser: RecordParser
     encoding: str
     flagged: bool
 
     def read(self, part: FileRange) -> Iterator[pa.RecordBatch]:
         """Read one part."""
-        grammar = self.parser.grammar
-        if isinstance(self.parser, CsvParser):
-            grammar = self.parser.grammar_of(part.names or ["one"])  # a record has one value, even if no column is declared
-        for chunk in chunks(text_of(part.path, self.encoding, part.start, part.end, within=part.within), grammar, part.line):
+        grammar, file = self.parser.grammar_of(part.names), part.file
+        for chunk in chunks(text_of(file.path, self.encoding, part.start, part.end, within=file.within), grammar, part.line):
             if len(records := chunk.only(chunk.lines > part.header_line)):
                 yield self._batch(part, records)
 
     def _batch(self, part: FileRange, chunk: Chunk) -> pa.RecordBatch:
         columns, bad = self.parser.parse(chunk, part.names)
-        columns |= {name: pa.repeat(value[0], len(chunk)) for name, value in part.values.items()}
+        columns |= {name: pa.repeat(value[0], len(chunk)) for name, value in part.file.values.items()}
         if not self.flagged:
             if bad:
                 first = min(bad)
                 line, shown = int(chunk.lines[first]), chunk.record(first)[: 4 * SHOWN_RECORD_CHARACTERS]
-                raise malformed(f"{part.path}, line {line}", bad[first], shown.decode(errors="ignore"))
+                raise malformed(f"{part.file.path}, line {line}", bad[first], shown.decode(errors="ignore"))
             return pa.RecordBatch.from_pydict(columns)
-        origins = [f"{part.name}, line {line}" for line in chunk.lines.tolist()]
+        origins = [f"{part.file.name}, line {line}" for line in chunk.lines.tolist()]
         names = part.names if part.names and list(part.names) != list(self.parser.types) else None
 
         def payload(number: int) -> str:
@@ -87,43 +85,21 @@ class LocalTimes:
 class PayloadsReader:
     """Parses raw records from quarantine (columns ORIGIN and PAYLOAD) as `RecordsReader` does."""
 
-    parser: Parser
+    parser: RecordParser
     partitions: PartitionColumns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Parse records one at a time, because their files' columns may differ."""
+        types = {**self.parser.types, **self.partitions.types}
         for batch in batches:
             for origin, payload in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 try:
-                    columns, bad = self._parse(*record_of(payload))
-                    columns |= self.partitions.values_of(_file_of(origin))
-                except ValueError as error:
-                    bad = {0: str(error)}
-                    columns = self._nulls | {name: pa.nulls(1, kind) for name, kind in self.partitions.types.items()}
-                except MalformedRecord as too_long:
-                    bad = {0: str(too_long)}
-                    columns = self._nulls | self.partitions.values_of(_file_of(origin))
-                keeps_all = bool(self.parser.formatted)
-                yield flagged_batch(columns, bad, [origin], [payload].__getitem__, keeps_all=keeps_all)
-
-    @property
-    def _nulls(self) -> dict[str, pa.Array]:
-        return {name: pa.nulls(1, kind) for name, kind in self.parser.types.items()}
-
-    def _parse(self, record: bytes, names: list[str] | None) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        parser = self.parser
-        may_lack = isinstance(parser, CsvParser) and parser.may_lack
-        if names is not None and not may_lack and (missing := [name for name in parser.types if name not in names]):
-            return self._nulls, {0: f"its file has no column {missing[0]}{in_another_case(missing, names)}"}
-        if isinstance(parser, CsvParser) and not record:
-            return self._nulls, {0: EMPTY_LINE}  # splitting would return no record
-        if isinstance(parser, CsvParser):
-            split = list(chunks([record], parser.grammar_of(names or list(parser.kinds))))
-            if [len(chunk) for chunk in split] != [1]:
-                return self._nulls, {0: "its quotes do not make one record"}
-            if split[0].bad:
-                return self._nulls, {0: split[0].bad[0]}
-        return parser.parse(chunk_of([record]), names)
+                    record, names = record_of(payload)
+                    columns, bad = self.parser.parse(self.parser.again(record, names), names)
+                    columns |= self.partitions.values_of((origin or "").rpartition(", line ")[0])
+                except (ValueError, MalformedRecord) as error:
+                    columns, bad = {name: pa.nulls(1, kind) for name, kind in types.items()}, {0: str(error)}
+                yield flagged_batch(columns, bad, [origin], [payload].__getitem__, keeps_all=bool(self.parser.formatted))
 
 
 def payload_of(record: bytes, names: Iterable[str] | None) -> str:
@@ -156,7 +132,3 @@ def record_of(payload: str) -> tuple[bytes, list[str] | None]:
     if wrapped[WRAPPED] is None:
         raise MalformedRecord(f"it was too long to be kept: only the beginning of its {wrapped['bytes']} bytes is here")
     return wrapped[WRAPPED].encode(), wrapped["columns"]
-
-
-def _file_of(origin: str | None) -> str:
-    return (origin or "").rpartition(", line ")[0]
