@@ -64,10 +64,10 @@ def _coordinator_of_files(source: Files, settings: Settings) -> Coordinator:
 
         return ManifestsCoordinator(source, place, manifests, min_age_seconds=source.min_age(settings))
     if place:
-        from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator
+        from tidegate.jobs.sources.files.plan import ObjectsCoordinator
 
         return ObjectsCoordinator(source, place, min_age_seconds=source.min_age(settings))
-    from tidegate.jobs.sources.files.folder_plan import FolderCoordinator
+    from tidegate.jobs.sources.files.plan import FolderCoordinator
 
     return FolderCoordinator(source, settings)
 

@@ -114,7 +114,7 @@ def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.Mon
     inbox.run(pipeline, "first")
     touch(inbox)
     assert inbox.run(pipeline, "second") == []
-    monkeypatch.setattr("tidegate.jobs.sources.files.folder_plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("tidegate.jobs.sources.files.plan.digest_of", lambda path: pytest.fail(f"{path} was read"))
     assert inbox.run(pipeline, "third") == []
 
 

@@ -5,37 +5,49 @@ changed so recently that it may still be written.
 
 A file is its name and its content. If it was touched, moved away and back, or restored, it is the same file; the ledger
 knows all files that ever counted. A file whose content changed after it counted stops planning until an operator has looked
-at it: its new content would never be read, or its old content would be read twice. An object's content is known by its ETag.
+at it: its new content would never be read, or its old content would be read twice. An object's content is known by its ETag;
+one that was overwritten after it counted stops planning when the listing comes to it.
+
+A folder is listed whole, and a file is read for its digest when a batch takes it. The listing of a store is read page by page,
+no further than batches need.
 """
 
 import logging
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from tidegate.jobs.sources import Coordinator, History
 from tidegate.jobs.sources.files.completeness_markers import Markers
+from tidegate.jobs.sources.files.content import digest_of, grown_from, open_file, stamp_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
+from tidegate.jobs.sources.files.folder_listing import NOT_UTF8, is_young
 from tidegate.jobs.sources.files.source import Files
-from tidegate.jobs.sources.files.stores.object_identity import identity_of
-from tidegate.jobs.sources.files.stores.object_listing import names_not_matching
-from tidegate.jobs.sources.files.stores.object_places import Place, exists
-from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, skip_command
+from tidegate.jobs.sources.files.stores import ObjectInfo
+from tidegate.jobs.sources.files.stores.object_identity import entry_of, file_identity, identity_of, is_too_young, with_identity
+from tidegate.jobs.sources.files.stores.object_listing import matching_objects, names_not_matching
+from tidegate.jobs.sources.files.stores.object_places import ObjectPath, Place, describe, exists
+from tidegate.state_store.base.errors import HoleDetected, SourceChanged, SourceUnreadable, skip_command
+from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 from tidegate.state_store.ledger.batches import encode_metadata
-from tidegate.state_store.ledger.counted_files import TakenFile, last_counted
+from tidegate.state_store.ledger.counted_files import AFTER, TakenFile, last_counted
 
 logger = logging.getLogger(__name__)
 
 NAMED = 3  # how many files a message names
+# A plan that finds only young files waits until they are old enough, if that takes no longer than this.
+LONGEST_WAIT_SECONDS = 10
 PLACE = "place"  # where metadata has the place of its names, if these grow or the source is opaque
 
 
 class FilesCoordinator(Coordinator):
-    """Plans batches from one listing, which goes on from batch to batch; a subclass lists a folder, or a store."""
+    """Plans batches from one listing, which goes on from batch to batch; a subclass lists a folder, a store, or manifests."""
 
     def __init__(self, source: Files, place: Place, name: str, min_age_seconds: int) -> None:
         """Take the place, and its name in the metadata of batches."""
@@ -45,6 +57,7 @@ class FilesCoordinator(Coordinator):
         self._min_age_seconds = min_age_seconds
         self._done: DoneFolder | None = None
         self._history: History | None = None
+        self._page: Mapping[str, Any] = {}  # the part of the listing that is compared: what is listed, by name
         # Files that no batch has taken yet, in order; None until the first request.
         self._new: Iterator[dict[str, Any]] | None = None
         self._next: dict[str, Any] | None = None  # one of these that was too large for the batch before
@@ -85,12 +98,32 @@ class FilesCoordinator(Coordinator):
         digest = None if previous_metadata is None else sha256(encode_metadata(previous_metadata)).hexdigest()
         return {"files": files, "behind": digest, **self._position(files, previous_metadata)}
 
-    @abstractmethod
     def _find_new(self, txid: int, previous: SourceMetadata | None) -> Iterator[dict[str, Any]]:
         """Yield the identity of each file that no batch before the txid has taken, in order.
 
         Raises: SourceChanged, SourceUnreadable, SourceUnavailable, HoleDetected.
         """
+        for page in self._pages(previous):
+            self._page = page
+            for name in self._untaken(list(page), txid, previous):
+                identity = self._identify(name) if self._is_marked(name) else None
+                if identity is not None:
+                    yield identity
+                elif self._source.names_grow and self._may_come(name):
+                    return  # a later name would pass it
+
+    @abstractmethod
+    def _pages(self, previous: SourceMetadata | None) -> Iterator[Mapping[str, Any]]:
+        """Yield the names that are there, with what a listing says of each, in parts and in order."""
+
+    @abstractmethod
+    def _identify(self, name: str) -> dict[str, Any] | None:
+        """Return a new file's identity; None if it is left to a later plan, or is gone."""
+
+    def _may_come(self, name: str) -> bool:
+        """Return whether a name that was listed and is not taken may have to be read later."""
+        del name
+        return True
 
     @abstractmethod
     def _find_same(self, name: str, earlier: Sequence[TakenFile]) -> tuple[TakenFile | None, Mapping[str, Any]]:
@@ -136,6 +169,8 @@ class FilesCoordinator(Coordinator):
         if self._history is None:
             taken = {file["name"] for file in previous["files"]} if previous else set()
             return [name for name in names if name not in taken]
+        unstorable = [name for name in names if NOT_UTF8.search(name)]  # refused when a batch would take them
+        names = [name for name in names if not NOT_UTF8.search(name)] if unstorable else names
         new = [name for name, earlier in self._history.taken_files(names, txid) if self._is_new(name, earlier)]
         self._history.note_times(self._touched)
         self._touched.clear()
@@ -147,7 +182,7 @@ class FilesCoordinator(Coordinator):
                 self._place,
                 first_names([f"{file.name} in txid {file.txid}" for file in self._back]),
             )
-        return new
+        return [*unstorable, *new]
 
     def _is_new(self, name: str, earlier: Sequence[TakenFile]) -> bool:
         """Return whether no batch has taken a file, given those of its name that batches have taken."""
@@ -238,6 +273,149 @@ class FilesCoordinator(Coordinator):
                 self._min_age_seconds,
                 first_names(self._young),
             )
+
+
+class FolderCoordinator(FilesCoordinator):
+    """Plans batches from one listing of the folder."""
+
+    _place: Path
+
+    def __init__(self, source: Files, settings: Settings) -> None:
+        """List the folder.
+
+        Raises: SourceUnreadable if it does not exist or cannot be listed.
+        """
+        listing = source.listing(settings)
+        if message := listing.report().sentence():
+            logger.info("%s", message)
+        super().__init__(source, listing.folder, source.folder, source.min_age(settings))
+        self._names = listing.names
+        self._within = None if source.follow_links else listing.folder
+        self._done = source.done(settings.home)
+        if self._done:
+            self._done.check_writable()
+
+    def _pages(self, previous: SourceMetadata | None) -> Iterator[Mapping[str, Any]]:
+        del previous
+        self._check_done_folder()
+        yield dict.fromkeys(self._names)
+
+    def _identify(self, name: str) -> dict[str, Any] | None:
+        identity = file_identity(self._source, self._place, name, self._min_age_seconds)
+        self._young += [] if identity else [name]
+        return identity
+
+    def _find_same(self, name: str, earlier: Sequence[TakenFile]) -> tuple[TakenFile | None, Mapping[str, Any]]:
+        """Find it by its stamp; read the present file only if that does not decide.
+
+        It does not if the taken file was moved away: the present file was put there later.
+        """
+        path = self._place / name
+        try:
+            stamp = stamp_of(path.stat())
+            for file in earlier:
+                if file.stamp == stamp and not file.is_done:
+                    return file, {}
+            candidates = [file for file in earlier if file.size == stamp.size]
+            if not candidates:
+                return None, {}
+            with open_file(path, self._within) as content:
+                digest = digest_of(content)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SourceUnreadable(f"{path} cannot be read: {error.strerror}.") from error
+        return next((file for file in candidates if file.sha256 == digest), None), stamp._asdict()
+
+    def _has_grown(self, file: TakenFile) -> bool:
+        return grown_from(self._place / file.name, file.size, file.sha256, within=self._within)
+
+    def _check_done_folder(self) -> None:
+        """Refuse to plan if files of uncommitted batches were moved away: the ledger has then lost their commits.
+
+        Raises: HoleDetected.
+        """
+        if self._done is None or self._history is None:
+            return
+        txids = self._done.txids()
+        committed = self._history.committed()  # read after the txids, because files are moved after their commit
+        ahead = [str(txid) for txid in sorted(txids) if txid > committed and self._done.has_files(txid)]
+        if ahead:
+            raise HoleDetected(
+                f"{self._done.done} has files of txid {first_names(ahead)}, but this ledger has committed no more than "
+                f"{committed}: it was restored from an older backup, or is not the one that moved them. Nothing is planned, "
+                f"because what they held is not in the state. Move them back to {self._place}, and run again; or declare a "
+                "done folder of its own, if they belong to another pipeline or database."
+            )
+
+    def _wait_for_young(self) -> bool:
+        if not self._young or not 0 < self._min_age_seconds <= LONGEST_WAIT_SECONDS:
+            return False
+        ends_at = time.monotonic() + self._min_age_seconds
+        logger.info("%s: waiting for %s to be %d s old", self._place, first_names(self._young), self._min_age_seconds)
+        while time.monotonic() < ends_at and all(self._is_young(name) for name in self._young):
+            time.sleep(0.1)
+        young, self._young = self._young, []  # no other new name is left, as the batch is empty
+        self._new = (identity for name in young if (identity := self._identify(name)))
+        return True
+
+    def _is_young(self, name: str) -> bool:
+        try:
+            return is_young((self._place / name).stat(), self._min_age_seconds)
+        except OSError:
+            return False  # the error comes again, and is reported, when the file is to be taken
+
+
+class ObjectsCoordinator(FilesCoordinator):
+    """Plans batches of the objects that a glob takes."""
+
+    _place: ObjectPath
+    _page: Mapping[str, ObjectInfo]
+
+    def __init__(self, source: Files, place: ObjectPath, *, min_age_seconds: int) -> None:
+        super().__init__(source, place, str(place), min_age_seconds)
+
+    def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
+        if not self._source.names_grow:
+            return super()._position(files, previous)
+        return {AFTER: files[-1]["name"] if files else self._last_name(previous), PLACE: self._place_name}
+
+    def _pages(self, previous: SourceMetadata | None) -> Iterator[Mapping[str, ObjectInfo]]:
+        after = self._last_name(previous) if self._source.names_grow else None
+        return matching_objects(self._place, self._source.glob, after)
+
+    def _identify(self, name: str) -> dict[str, Any] | None:
+        info = with_identity(self._source, self._place / name, self._page[name])
+        if info is not None and is_too_young(info, self._min_age_seconds):
+            self._young.append(name)
+            return None
+        return None if info is None else entry_of(self._source, self._place, name, info)
+
+    def _may_come(self, name: str) -> bool:
+        # If it is gone, it may be replaced just now; an empty one stands for a folder.
+        return bool(self._page[name].size) or name in self._young or self._markers.unmarked_folder(name) is not None
+
+    def _find_same(self, name: str, earlier: Sequence[TakenFile]) -> tuple[TakenFile | None, Mapping[str, Any]]:
+        """Find it by its ETag; if the listing tells none, an object of the same time is the same, and another one is read."""
+        listed = self._page.get(name) or describe(self._place / name)
+        candidates = [file for file in earlier if file.size == listed.size]
+        if not candidates:
+            return None, {}
+        if listed.identity is not None:
+            return next((file for file in candidates if file.sha256 == listed.identity), None), {}
+        if same := next((file for file in candidates if file.mtime_ns == listed.mtime_ns), None):
+            return same, {}
+        if (entry := identity_of(self._source, self._place, name)) is None:
+            raise FileNotFoundError(name)
+        return next((file for file in candidates if file.sha256 == entry["sha256"]), None), {"mtime_ns": listed.mtime_ns}
+
+    def _last_name(self, previous: SourceMetadata | None) -> str | None:
+        """Return the last name that batches have taken from this place, in the order of names."""
+        if previous is None or previous.get(PLACE, self._place_name) != self._place_name:
+            return None
+        if AFTER in previous:
+            return previous[AFTER]  # type: ignore[no-any-return]
+        return previous["files"][-1]["name"] if previous["files"] else None
 
 
 def first_names(names: Sequence[str]) -> str:

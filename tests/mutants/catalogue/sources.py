@@ -3,10 +3,8 @@
 from tests.mutants.planted_fault import MODULE, in_file
 
 FILES = in_file("jobs/sources/files/plan.py")
-FOLDER = in_file("jobs/sources/files/folder_plan.py")
 READ = in_file("jobs/sources/files/read.py")
 LISTING = in_file("jobs/sources/files/folder_listing.py")
-OBJECTS = in_file("jobs/sources/files/stores/object_plan.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
 KAFKA_READ = in_file("jobs/sources/kafka/read.py")
 POSTGRES = in_file("jobs/sources/postgres/plan.py")
@@ -116,11 +114,11 @@ MUTANTS = (
     FILES("a-batch-has-one-file-too-many", "name:Files", "FilesCoordinator._filled")(
         "len(batch) <{+=+} source.max_files", f"{OF_FILES}::test_batches_are_cut_by_files_and_bytes"
     ),
-    FOLDER("a-file-that-changed-after-it-counted-is-passed-over", "I12", "FolderCoordinator._find_same")(
+    FILES("a-file-that-changed-after-it-counted-is-passed-over", "I12", "FolderCoordinator._find_same")(
         "[-next((file for file in candidates if file.sha256 == digest), None)-]{+candidates[0]+}",
         f"{IDENTITY}::test_a_file_that_changed_after_it_counted_is_named",
     ),
-    FOLDER("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
+    FILES("a-done-folder-ahead-of-the-ledger-is-not-noticed", "I9", "FolderCoordinator._check_done_folder")(
         "if txid > committed {++ 1000 +}and self._done.has_files(txid)]",
         f"{IDENTITY}::test_a_done_folder_ahead_of_the_ledger_is_refused",
     ),
@@ -136,8 +134,8 @@ MUTANTS = (
         'if [-(info.size, identity) != (entry["size"], entry["sha256"])-]{+info.size != entry["size"]+}:',
         f"{OF_OBJECTS}::test_an_object_that_is_not_as_planned_is_never_read",
     ),
-    OBJECTS("a-later-name-is-taken-before-one-that-is-held-back", "I12", "ObjectsCoordinator._find_new")(
-        "elif self._source.names_grow and [-(is_held_back or page[name].size)-]{+is_held_back+}:",
+    FILES("a-later-name-is-taken-before-one-that-is-held-back", "I12", "ObjectsCoordinator._may_come")(
+        "return [-bool(self._page[name].size) or -]name in self._young",
         f"{OF_OBJECTS}::test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow",
     ),
     FILES("an-object-that-was-overwritten-is-passed-over", "I12", "FilesCoordinator._is_new")(

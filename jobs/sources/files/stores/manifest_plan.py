@@ -8,18 +8,17 @@ names have been taken or were known, so a plan begins there: neither the objects
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tidegate.jobs.sources.files.plan import PLACE
+from tidegate.jobs.sources.files.plan import PLACE, ObjectsCoordinator
 from tidegate.jobs.sources.files.source import Files
 from tidegate.jobs.sources.files.stores import PAGE
 from tidegate.jobs.sources.files.stores.object_identity import entry_of, is_too_young, with_identity
 from tidegate.jobs.sources.files.stores.object_listing import EVERYTHING, matching_objects
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath, describe, for_spark, url_for_spark
-from tidegate.jobs.sources.files.stores.object_plan import ObjectsCoordinator
 from tidegate.state_store.base.errors import SourceChanged, SourceUnavailable, SourceUnreadable
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -46,29 +45,30 @@ class ManifestsCoordinator(ObjectsCoordinator):
         super().__init__(source, place, min_age_seconds=0)
         self._manifests = manifests
         self._manifest_age_seconds = min_age_seconds
-        self._read_at: dict[str, _Progress] = {}  # how far manifests are read with an object, by its name
+        # How far manifests are read with an object, by its name: of the objects of this page, and of those that were taken.
+        self._reading: dict[str, _Progress] = {}
+        self._read_at: dict[str, _Progress] = {}
 
     def _position(self, files: Sequence[dict[str, Any]], previous: SourceMetadata | None) -> dict[str, Any]:
         del previous
         return {MANIFEST: self._read_at[files[-1]["name"]]._asdict(), PLACE: str(self._manifests)}
 
-    def _find_new(self, txid: int, previous: SourceMetadata | None) -> Iterator[dict[str, Any]]:
-        """Yield the identity of each object that manifests name and no batch before the txid has taken.
-
-        Raises: SourceChanged, SourceUnreadable, SourceUnavailable.
-        """
+    def _pages(self, previous: SourceMetadata | None) -> Iterator[Mapping[str, Any]]:
         for progress, names in self._unread(previous):
             for start in range(progress.read, len(names), PAGE):
-                numbers = {name: number for number, name in enumerate(names[start : start + PAGE], start + 1)}
-                self._page = {name: self._describe_named(name, progress) for name in numbers}
-                for name in self._untaken(list(self._page), txid, previous):
-                    if name in self._read_at:  # taken by this plan, which the history does not know yet
-                        continue
-                    entry = entry_of(self._source, self._place, name, self._page[name])
-                    if entry is None:
-                        raise self._missing(name, progress)
-                    self._read_at[name] = progress._replace(read=numbers[name])
-                    yield entry
+                self._reading = {
+                    name: progress._replace(read=number) for number, name in enumerate(names[start : start + PAGE], start + 1)
+                }
+                yield {name: self._describe_named(name, progress) for name in self._reading}
+
+    def _identify(self, name: str) -> dict[str, Any] | None:
+        if name in self._read_at:  # taken by this plan, which the history does not know yet
+            return None
+        entry = entry_of(self._source, self._place, name, self._page[name])
+        if entry is None:
+            raise self._missing(name, self._reading[name])
+        self._read_at[name] = self._reading[name]
+        return entry
 
     def _unread(self, previous: SourceMetadata | None) -> Iterator[tuple[_Progress, list[str]]]:
         """Yield each manifest that is not known to be read whole, with its names."""
