@@ -100,7 +100,7 @@ MUTANTS = (
         "tests/sources/test_postgres_positions.py::test_a_rounded_time_before_its_transactions_start_is_read",
     ),
     READ("a-changed-file-of-the-same-size-is-read", "I11", "FileReader._check_planned")(
-        'if [-digest != file["sha256-]{+size != file["size+}"]:',
+        'if [-digest != entry["sha256-]{+size != entry["size+}"]:',
         f"{OF_FILES}::test_a_planned_file_that_changed_is_refused_until_it_is_back",
     ),
     READ("a-file-that-changed-while-it-was-read-is-sealed", "I11", "FileReader.verify_batch")(
