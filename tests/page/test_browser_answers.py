@@ -96,6 +96,40 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
 
 
 @pytest.mark.soak
+def test_a_view_that_could_not_be_drawn_is_drawn_again_after_a_while(page: Page) -> None:
+    """Nothing asks for its answer meanwhile, so a better one would never come."""
+    page.clock.install()
+    page.route("**/api/pipelines/clicks", lambda route: route.fulfill(json={}))
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_role("alert")).to_contain_text("This view cannot be drawn: ")
+    page.unroute("**/api/pipelines/clicks")
+    page.clock.fast_forward(31_000)
+    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.soak
+def test_a_dialog_at_work_stays_until_its_outcome_is_shown(page: Page) -> None:
+    """A browser closes a dialog when Escape is pressed again and again; the outcome would be lost, and the button dead."""
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
+    held: list[Route] = []
+    page.route("**/actions/pause", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
+    dialog = dialog_of(page, "Pause")
+    dialog.get_by_role("textbox").fill("a test")
+    dialog.get_by_role("button", name="Pause", exact=True).click()
+    expect(dialog.get_by_role("button", name="Working")).to_be_visible()
+    for _ in range(4):
+        page.keyboard.press("Escape")
+    expect(dialog).to_be_visible()
+    held[0].fulfill(status=409, json=AWAY)
+    expect(dialog.get_by_role("alert")).to_contain_text("The ledger is away.")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
+
+
+@pytest.mark.soak
 def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
     page.goto(CLICKS_VIEW)
     expect(page.get_by_text("cursor is at txid 0")).to_be_visible()

@@ -36,7 +36,9 @@ export async function get<T>(where: string, etag: string | null, signal?: AbortS
   if (etag) headers["If-None-Match"] = etag;
   const { answer, said } = await request(where, { headers, cache: "no-store", signal: signal ?? null });
   if (answer.status === 304) return null;
-  return { data: parsed(answer, said) as T, etag: answer.headers.get("ETag") };
+  const data = parsed(answer, said);
+  if (data === null) throw notJson(answer); // an empty answer is no news that all is gone
+  return { data: data as T, etag: answer.headers.get("ETag") };
 }
 
 /** Do something on the server. Raises: Refused. */
@@ -94,10 +96,13 @@ function refusal(answer: Response, said: string): Refused {
   }
 }
 
+const notJson = (answer: Response): Refused =>
+  new Refused(answer.status, "NOT_JSON", "The server's answer is not JSON. Is something between it and you?");
+
 function parsed(answer: Response, said: string): unknown {
   try {
     return said ? JSON.parse(said) : null;
   } catch {
-    throw new Refused(answer.status, "NOT_JSON", "The server's answer is not JSON. Is something between it and you?");
+    throw notJson(answer);
   }
 }

@@ -32,8 +32,8 @@ export function pause(wanted: boolean): void {
 /** Ask for everything that is shown again, now: an answer that is on its way may be older than what has just been done. */
 export const refreshAll = (): void => resources.forEach((resource) => void resource.ask());
 
-/** Go on where the time of an answer passed unseen. */
-export const resume = (): void => resources.forEach((resource) => Date.now() >= resource.due && resource.follow());
+/** Go on where the time of an answer passed unseen; what is asked for once, such as the user, may be another one meanwhile. */
+export const resume = (): void => resources.forEach((one) => (Date.now() >= one.due || !one.isFollowed()) && one.follow());
 
 export class Resource<T> {
   current: Heard<T>;

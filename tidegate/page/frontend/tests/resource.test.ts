@@ -102,6 +102,10 @@ test("an answer that is asked for once is not old, and hides no failure of all",
   await last().answer({ status: 200, body: { user: "viewer" } });
   mock.timers.tick(3_600_000);
   assert.equal(me.resource.isStale(), false);
+  const before = asked.length;
+  resume();
+  const names = asked.slice(before).map((one) => one.where);
+  assert.equal(names.includes("api/me"), true, "another user may have logged in meanwhile");
   me.resource.end();
   other.resource.end();
 });
@@ -120,14 +124,20 @@ test("a refresh after an action is not lost to a poll that began before it", asy
   resource.end();
 });
 
-test("an answer that is cut off, or is no JSON, is told, and asked for again", async ({ mock }) => {
+test("an answer that is cut off, empty, or no JSON, is told, and asked for again", async ({ mock }) => {
   network();
   mock.timers.enable({ apis: ["setTimeout", "Date"], now: NOW });
   const { heard, resource } = follow("api/a");
   await last().answer({ status: 200, cut: true });
   assert.equal(heard().error?.code, "NO_ANSWER");
   mock.timers.tick(4000);
-  assert.equal(asked.length, 2);
+  await last().answer({ status: 200, body: { rows: 7 } });
+  for (const body of [undefined, null]) {
+    mock.timers.tick(8000);
+    await last().answer({ status: 200, body });
+    assert.deepEqual([heard().error?.code, heard().data], ["NOT_JSON", { rows: 7 }]);
+  }
+  assert.equal(asked.length, 4);
   resource.end();
 });
 

@@ -38,16 +38,22 @@ export function Answer<T>({ live: { data, error, heard, isOther }, what, childre
 
 const Drawn = ({ draw }: { draw: () => ComponentChildren }): JSX.Element => <>{draw()}</>;
 
-/** Says so if a part of the page cannot be drawn, until its subject is another one; the other parts stay. */
+const AGAIN_MS = 30_000;
+
+/** Says so if a part of the page cannot be drawn, until its subject is another one, or for a while; the other parts stay. */
 export function Guarded({ what, subject, children }: { what: string; subject?: unknown; children: ComponentChildren }) {
   const [fault, again] = useErrorBoundary();
   useEffect(() => fault && again(), [subject]);
+  useEffect(() => {
+    const timer = fault ? setTimeout(again, AGAIN_MS) : undefined; // what it follows is no longer asked for
+    return () => clearTimeout(timer);
+  }, [fault]);
   if (!fault) return <>{children}</>;
   return (
     <div class="notice severity-error" role="alert">
       <p>
-        {capitalized(what)} cannot be drawn: <bdi>{String((fault as Error).message ?? fault)}</bdi>. This is a fault of the
-        page; the command line shows the same facts.
+        {capitalized(what)} cannot be drawn: <bdi>{String((fault as Error).message ?? fault)}</bdi>. Reload the page: it may be
+        older than its server. The command line shows the same facts.
       </p>
       <button type="button" onClick={again}>
         Draw it again

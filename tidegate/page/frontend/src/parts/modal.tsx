@@ -25,6 +25,7 @@ export function Modal({ title, close, isBusy = false, isDone = false, children }
         event.preventDefault();
         if (!isBusy) close();
       }}
+      onClose={() => (isBusy ? dialog.current?.showModal() : close())} // a browser obeys Escape pressed again, whatever is said
     >
       <h2 id="dialog-title" tabIndex={-1} autofocus>
         {title}
