@@ -175,7 +175,7 @@ def test_replay_of_an_opaque_batch_begins_where_it_began(topic: OrdersTopic) -> 
     assert ranges(topic.plan(source, first, second, txid=2)) == {"0": (3, 7)}
     third = topic.plan(source, topic.plan(source, first, second), {"topic_id": second["topic_id"]}, txid=3)
     assert third["partitions"] == {}, "a batch that was planned keeps its place though nothing is left for it"
-    assert third["idle"]["0"] == {"start": 3, "end": 7, "leader_epoch": 0}
+    assert {"start": 3, "end": 7, "leader_epoch": 0}.items() <= third["idle"]["0"].items()
 
 
 # -------------------------------------------------------------------------------------------------------- expired
@@ -211,17 +211,19 @@ def test_an_opaque_source_may_go_on_without_expired_records_and_says_so(topic: O
     topic.produce(5)
     topic.expire(2)
     again = topic.plan(source, None, first)
-    assert again["partitions"] == {"0": {"start": 2, "end": 8, "lost": [0, 2], "leader_epoch": 0}}
+    assert {"start": 2, "end": 8, "lost": [0, 2], "leader_epoch": 0}.items() <= again["partitions"]["0"].items()
     topic.expire(6)
     second = topic.plan(source, first, txid=2)
 
-    assert topic.plan(source, None, again)["partitions"] == {"0": {"start": 6, "end": 8, "lost": [0, 6], "leader_epoch": 0}}
-    assert second["partitions"] == {"0": {"start": 6, "end": 8, "lost": [3, 6], "leader_epoch": 0}}
+    assert {"start": 6, "end": 8, "lost": [0, 6], "leader_epoch": 0}.items() <= topic.plan(source, None, again)["partitions"][
+        "0"
+    ].items()
+    assert {"start": 6, "end": 8, "lost": [3, 6], "leader_epoch": 0}.items() <= second["partitions"]["0"].items()
     assert topic.read(source, second) == topic.produced[6:]
     topic.expire(8)
     topic.refused(source, second, SourceUnavailable, "The next attempt goes without them")
     again = topic.plan(source, first, second, txid=2)
-    assert again["partitions"] == {"0": {"start": 8, "end": 8, "lost": [3, 8], "leader_epoch": 0}}
+    assert {"start": 8, "end": 8, "lost": [3, 8], "leader_epoch": 0}.items() <= again["partitions"]["0"].items()
     assert topic.read(source, again) == []
 
 
@@ -338,11 +340,8 @@ def test_a_planned_batch_of_a_topic_that_is_gone_says_what_it_gives_up(topic: Or
     again = topic.plan(source, first, second, txid=2)
 
     assert ranges(again) == {"0": (0, 4)}
-    assert again["given_up"] == {
-        "topic": topic.name,
-        "topic_id": old,
-        "partitions": {"0": {"start": 2, "end": 5, "leader_epoch": 0}},
-    }
+    assert again["given_up"] == {"topic": topic.name, "topic_id": old, "partitions": second["partitions"]}
+    assert ranges(second) == {"0": (2, 5)}
     fresh = topic.plan(source, first, txid=2)
     topic.delete()
     topic.create(2)
@@ -401,6 +400,8 @@ def test_a_compacted_topic_is_an_opaque_source_only(place: Settings) -> None:
     assert ranges(topic.plan(topic.source(kind="opaque", gaps=True))) == {"0": (0, 4)}
     with pytest.raises(SourceUnreadable, match="is compacted"):
         topic.plan(topic.source(gaps=True))
+    planned = topic.plan(topic.source(kind="opaque"))
+    topic.refused(topic.source(gaps=True), planned, SourceUnreadable, "is compacted")
 
 
 def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic) -> None:

@@ -117,7 +117,7 @@ def test_a_partition_without_a_leader_stops_a_transactional_source_only(
         topic.plan(opaque)
     second = topic.plan(opaque, first, txid=2)
     assert ranges(second) == {"0": (2, 3)}
-    assert second["idle"] == {"1": {"start": 0, "end": 2, "leader_epoch": 0}}
+    assert {"start": 0, "end": 2, "leader_epoch": 0}.items() <= second["idle"]["1"].items()
     assert topic.read(opaque, second) == [row for row in topic.produced if row[:2] == (0, 2)]
     assert ranges(topic.plan(opaque, None, first)) == {"0": (0, 3)}
 

@@ -83,13 +83,23 @@ def test_records_in_the_place_of_lost_ones_are_not_passed_over(tmp_path: Path, f
         for count in (2, 3):
             topic.produce(count)
             late.produce(count)
-        with pytest.raises(SourceChanged, match=r"planned up to offset 13.*broker end offset is 10"):
-            late.plan(late.source(start="latest"), begun, txid=2)
+        for kind, plans in (("transactional", (begun, None)), ("opaque", (begun, None)), ("opaque", (None, begun))):
+            with pytest.raises(SourceChanged, match=r"planned up to offset 13.*broker end offset is 10"):
+                late.plan(late.source(start="latest", kind=kind), *plans)
+        now = topic.plan(topic.source())["partitions"]["0"]["leader_epoch"]
         for kind in ("transactional", "opaque"):
             with pytest.raises(
                 SourceChanged, match=r"Partition 0 of topic .* planned up to offset 13.*broker end offset is 10.*generation=2"
             ):
                 topic.plan(topic.source(kind=kind), planned, txid=2)
+            # Services without leader epochs; brokers whose disks were put back, and whose epochs have come to the same number.
+            for epoch in ({}, {"leader_epoch": now}):
+                known = {at: value for at, value in planned["partitions"]["0"].items() if at != "leader_epoch"} | epoch
+                restored = planned | {"partitions": planned["partitions"] | {"0": known}}
+                with pytest.raises(SourceChanged, match=r"planned up to offset 13.*the record at offset 12 is another one now"):
+                    topic.plan(topic.source(kind=kind), restored, txid=2)
+            advice = "this batch was planned up to offset 13.*generation=2.*tidegate skip orders 1 "
+            topic.refused(topic.source(kind=kind), planned, SourceChanged, advice)
         assert ranges(topic.plan(topic.source(generation=2), planned, txid=2))["0"][1] == 15
         older = read | {"partitions": {"0": read["partitions"]["0"] | {"leader_epoch": 1000}}}
         with pytest.raises(SourceChanged, match=r"they are an older copy \(leader epoch 1000, now \d+\)"):

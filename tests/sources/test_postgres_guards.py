@@ -241,6 +241,32 @@ def test_functions_whose_tables_are_seen_or_that_read_none_may_be_called(shop: S
     assert [shop.plan(source) for source in sources] == [None] * len(sources)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM orders LIMIT 3",
+        "SELECT * FROM (SELECT DISTINCT id, name, amount FROM orders OFFSET 1) AS few WHERE id > 0",
+        "WITH r AS MATERIALIZED (SELECT * FROM orders FETCH FIRST 3 ROWS ONLY) SELECT * FROM r UNION ALL SELECT * FROM r",
+        "SELECT id / 10 AS id, 'ten' AS name, count(*)::int AS amount FROM orders GROUP BY 1",
+        "SELECT max(id) AS id, name, 1 AS amount FROM orders GROUP BY name",
+        "SELECT row_number() OVER (ORDER BY id) AS id, name, amount FROM orders",
+    ],
+)
+def test_a_query_whose_rows_depend_on_others_is_refused(shop: Shop, query: str) -> None:
+    """What comes later would change what was read, or would never be read."""
+    shop.sell(5)
+    refused(
+        shop, replace(DRAWN, table=None, query=query), SourceUnreadable, message="changes as rows come, and is not read again"
+    )
+
+
+def test_a_query_that_looks_up_one_row_for_each_is_read(shop: Shop) -> None:
+    shop.sell(5)
+    one = "SELECT n.name FROM orders AS n WHERE n.id >= o.id ORDER BY n.id LIMIT 1"
+    query = f"SELECT DISTINCT id, ({one}) AS name, amount FROM orders AS o CROSS JOIN LATERAL ({one}) AS looked_up"
+    assert shop.planned(replace(DRAWN, table=None, query=query))["rows"] == 5
+
+
 def test_a_query_that_writes_is_refused(shop: Shop) -> None:
     """By its own transaction, which only reads."""
     shop.sell()

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tidegate.jobs.sources import History
+from tidegate.jobs.sources.kafka.last_records import LAST_RECORD, LEADER_EPOCH, losses, with_last_records
 from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka, last_slices
 from tidegate.jobs.sources.partitioned import PartitionedCoordinator, Partitions
 from tidegate.state_store.base.errors import (
@@ -14,7 +15,6 @@ from tidegate.state_store.base.errors import (
     RangeExpired,
     SourceChanged,
     SourceUnavailable,
-    SourceUnreadable,
 )
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The position of a partition that has appeared since the last batch: none of it was read.
 UNREAD = {"start": 0, "end": 0}
-LEADER_EPOCH = "leader_epoch"  # in a slice: that of the partition's end when it was planned
 
 
 class KafkaCoordinator(PartitionedCoordinator):
@@ -41,12 +40,7 @@ class KafkaCoordinator(PartitionedCoordinator):
         """
         self._source = source
         self._topic = topic = source.topic_at(settings)
-        if source.kind == "transactional" and topic.is_compacted():
-            raise SourceUnreadable(
-                f"Topic {source.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a "
-                'transactional source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic '
-                "another cleanup.policy."
-            )
+        source.check_not_compacted(topic)
         self._offsets = TopicOffsets(source, topic)
         self._history: History | None = None
         super().__init__(source.kind, self._offsets)
@@ -75,7 +69,7 @@ class KafkaCoordinator(PartitionedCoordinator):
             return None
         planned = planned or before
         place = {"topic": self._topic.name, "topic_id": self._topic.id, "generation": self._source.generation}
-        planned = {**planned, **self._note_of_loss(txid, current_metadata), **place}
+        planned = {**self._offsets.identified(planned), **self._note_of_loss(txid, current_metadata), **place}
         self._check_redo(txid, current_metadata, planned)
         return planned
 
@@ -172,10 +166,14 @@ class KafkaCoordinator(PartitionedCoordinator):
         Every partition has to answer, for either kind: one left out would later be taken for a new one.
         """
         if first_metadata is None:
-            starts = self._offsets.starts()
-            return {name: {"start": start, "end": start, **self._offsets.epoch_of(name)} for name, start in starts.items()}
-        planned = {name: _first_offset(last) for name, last in last_slices(first_metadata).items()}
-        return {name: {"start": start, "end": start} for name, start in planned.items()}
+            offsets = self._offsets.starts()
+            return {name: {"start": start, "end": start, **self._offsets.epoch_of(name)} for name, start in offsets.items()}
+        starts = {}
+        for name, last in last_slices(first_metadata).items():
+            starts[name] = {"start": (first := _first_offset(last)), "end": first}
+            if LEADER_EPOCH in last:
+                starts[name][LEADER_EPOCH] = last[LEADER_EPOCH]  # of the plan that found the start, and the end
+        return starts
 
     def _check_same_topic(self, saved: SourceMetadata | None) -> None:
         """Refuse ranges of this generation that are another topic's."""
@@ -203,8 +201,8 @@ class TopicOffsets(Partitions):
         self._first = topic.offsets("earliest")
         self._ends = topic.offsets("latest")
         self._shares: dict[str, int] = {}
-        # By partition, offset and leader epoch, as far as this plan has asked: how the log was cut before; None: it was not.
-        self._cuts: dict[tuple[str, int, int], str | PartitionUnavailable | None] = {}
+        # By partition and what its slice says of its end, as far as is known: how the log was cut before it; None: it was not.
+        self._cuts: dict[tuple[object, ...], str | PartitionUnavailable | None] = {}
 
     def names(self) -> list[str]:
         """Return the partitions' numbers, as texts."""
@@ -284,24 +282,34 @@ class TopicOffsets(Partitions):
         epoch = self._topic.leader_epochs.get(int(partition))
         return {} if epoch is None else {LEADER_EPOCH: epoch}
 
+    def identified(self, planned: SourceMetadata) -> SourceMetadata:
+        """Return metadata whose slices name the record before their ends, unless it has expired.
+
+        Raises: SourceChanged, PartitionUnavailable.
+        """
+        new = {n: s for n, s in last_slices(planned).items() if LAST_RECORD not in s and self._is_left(n, s["end"])}
+        found = with_last_records(self._topic, new) if new else {}
+        self._cuts |= {_end_of(name, each): None for name, each in found.items()}
+        return {**planned, **{part: {n: found.get(n, s) for n, s in planned[part].items()} for part in ("partitions", "idle")}}
+
     def _find_cuts(self, before: Mapping[str, SourceMetadata]) -> None:
         """Ask which partitions were cut before the ends of their last slices.
 
-        Nothing can have been cut while the leader epoch is the same, and nothing is left to compare once all has expired.
+        Nothing is left to compare once all has expired, and nothing is passed over while nothing new has come.
         """
         asked = {}
         for name, last in before.items():
-            epoch, first = last.get(LEADER_EPOCH), self._first.get(int(name))
-            now = self._topic.leader_epochs.get(int(name))
-            if epoch is None or now in (None, epoch) or not isinstance(first, int) or last["end"] <= first:
-                continue
-            if now is not None and now < epoch:  # its leader would not know the epoch, and not answer
-                self._cuts[name, last["end"], epoch] = f"they are an older copy (leader epoch {epoch}, now {now})"
-            elif (name, last["end"], epoch) not in self._cuts:
-                asked[int(name)] = (last["end"], epoch)
-        if asked:
-            found = self._topic.truncations(asked)
-            self._cuts |= {(str(number), *position): found[number] for number, position in asked.items()}
+            grown, epoch = self._ends.get(int(name)) != last["end"], self._topic.leader_epochs.get(int(name))
+            is_same = not grown and epoch == last.get(LEADER_EPOCH)
+            if not is_same and self._is_left(name, last["end"]) and _end_of(name, last) not in self._cuts:
+                asked[name] = last
+        found = losses(self._topic, asked) if asked else {}
+        self._cuts |= {_end_of(name, last): found[name] for name, last in asked.items()}
+
+    def _is_left(self, name: str, end: int) -> bool:
+        """Return whether records before an offset, which the partition has reached, have not expired."""
+        first, last = self._first.get(int(name)), self._ends.get(int(name))
+        return isinstance(first, int) and isinstance(last, int) and first < end <= last
 
     def _check_not_cut(self, partition: str, previous: SourceMetadata) -> None:
         """Refuse a partition whose records before the position are others than those that were planned.
@@ -309,14 +317,14 @@ class TopicOffsets(Partitions):
         Raises: SourceChanged; PartitionUnavailable.
         """
         position = previous["end"]
-        cut = self._cuts.get((partition, position, previous.get(LEADER_EPOCH, -1)))
+        cut = self._cuts.get(_end_of(partition, previous))
         if cut is None:
             return
         if isinstance(cut, PartitionUnavailable):
             raise cut
         raise SourceChanged(
             f"Partition {partition} of topic {self._topic.name} was planned up to offset {position}, and its brokers have lost "
-            f"records before that since: {cut.rstrip('.')}. Other records have those offsets now, and would never be read. "
+            f"records before that since: {cut}. Other records have those offsets now, and would never be read. "
             "Copy all that was produced after the loss into a new topic, let producers go on there, and declare it here, "
             f"with generation={self._source.generation + 1}; raise the pipeline's version."
         )
@@ -346,6 +354,11 @@ def fair_shares(lags: Mapping[str, int], most: int) -> dict[str, int]:
         shares[name] = lags[name] if total <= room else max(1, lags[name] * room // total)
         room, total = room - shares[name], total - lags[name]
     return shares
+
+
+def _end_of(name: str, last: SourceMetadata) -> tuple[object, ...]:
+    """Return what a slice says of the end of its partition's log before it."""
+    return (name, last["end"], last.get(LEADER_EPOCH), last.get(LAST_RECORD, ""))
 
 
 def _first_offset(planned: SourceMetadata) -> int:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Emitter
 from tidegate.jobs.sources.column_types import columns_of
+from tidegate.jobs.sources.kafka.last_records import losses
 from tidegate.jobs.sources.kafka.login import kafka_client, kafka_java_client
 from tidegate.jobs.sources.kafka.source import OF_ANOTHER_SOURCE, Kafka
 from tidegate.jobs.sources.kafka.topic import Topic
@@ -222,6 +223,7 @@ class KafkaReader(Emitter):
                 f"{metadata['topic_id']}, now it is {topic.id}. The planned records are gone; give the batch up: "
                 f"{skip_command(attempt.pipeline, attempt.txid)}"
             )
+        self._source.check_not_compacted(topic)
         first_left, ranges = topic.offsets("earliest"), _ranges(metadata)
         left: dict[int, tuple[int, int]] = {}
         expired: list[str] = []
@@ -241,6 +243,29 @@ class KafkaReader(Emitter):
             where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
             loss = f" The batch has {planned} offsets, and {readable} of them can still be read: {where}." if left else ""
             raise self._expired(" ".join(expired) + loss, is_partial=bool(left))
+        self._check_not_cut(attempt, topic, metadata)
+
+    def _check_not_cut(self, attempt: "Attempt", topic: Topic, metadata: SourceMetadata) -> None:
+        """Refuse records that have taken the offsets of planned ones.
+
+        Raises: SourceChanged, PartitionUnavailable.
+        """
+        planned = {str(partition): metadata["partitions"][str(partition)] for partition in _ranges(metadata)}
+        shorter: dict[str, str | PartitionUnavailable | None] = {}
+        for partition, end in topic.offsets("latest").items():
+            if (last := planned.get(str(partition))) and not (isinstance(end, int) and end >= last["end"]):
+                shorter[str(partition)] = f"it ends at offset {end}" if isinstance(end, int) else end
+        for name, cut in (shorter or losses(topic, planned)).items():
+            if isinstance(cut, PartitionUnavailable):
+                raise cut
+            if cut is not None:
+                raise SourceChanged(
+                    f"Partition {name} of topic {topic.name}: this batch was planned up to offset {planned[name]['end']}, "
+                    f"and its brokers have lost records before that since: {cut}. Copy what each partition has from the "
+                    "batch's first offsets on into a new topic, let producers go on there, and declare it here, with "
+                    f"generation={self._source.generation + 1}; raise the pipeline's version, and give this batch up: "
+                    f"{skip_command(attempt.pipeline, attempt.txid)}"
+                )
 
     def _expired(self, message: str, *, is_partial: bool = False) -> TidegateError:
         """Return the error for expired records; it is retryable only if an attempt may leave them out."""

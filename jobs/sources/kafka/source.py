@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tidegate.jobs.sources import Dataset, Source
-from tidegate.state_store.base.errors import skip_command
+from tidegate.state_store.base.errors import SourceUnreadable, skip_command
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.declarations.pipeline_spec import SourceMetadata
 
@@ -144,6 +144,18 @@ class Kafka(Source):
         del metadata
         first = (self.settings_at(settings).kafka_bootstrap or "").split(",")[0].strip()
         return [Dataset(f"kafka://{first}", self.topic)] if first else []
+
+    def check_not_compacted(self, topic: "Topic") -> None:
+        """Refuse a topic that keeps fewer records than were planned, if each attempt has to read the same.
+
+        Raises: SourceUnreadable.
+        """
+        if self.kind == "transactional" and topic.is_compacted():
+            raise SourceUnreadable(
+                f"Topic {self.topic} is compacted: a replay of a batch may find fewer records, so it cannot be a "
+                'transactional source. Declare kind="opaque" and gaps=True; or, as a commit fixes the kind, give the topic '
+                "another cleanup.policy."
+            )
 
     def ack(self, attempt: "Attempt", settings: Settings) -> None:
         """Commit the batch's end offsets for the consumer group, for lag tools; later offsets stay.

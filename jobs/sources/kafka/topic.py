@@ -1,4 +1,4 @@
-"""Asks the brokers about one topic: partitions, offsets, a group's commits, whether it was made again or its log was cut.
+"""Asks the brokers about one topic: partitions, offsets, a group's commits, its id, and what is right before a position.
 
 It needs librdkafka's client, so code that plans, reads or acknowledges imports it, and declarations never do.
 """
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from functools import cached_property
+from hashlib import sha256
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -25,6 +27,7 @@ from tidegate.jobs.spark.library_internals import refusals_of_kafka_client
 from tidegate.state_store.base.errors import (
     PartitionUnavailable,
     SettingsInvalid,
+    SourceChanged,
     SourceUnavailable,
     SourceUnreadable,
     TidegateError,
@@ -133,40 +136,57 @@ class Topic:
             self.leader_epochs = {partition: getattr(answer, "leader_epoch", None) for partition, answer in answered}
         return {partition: self._offset(partition, by_partition.get(partition)) for partition in self.partitions}
 
-    def truncations(self, positions: Mapping[int, tuple[int, int]]) -> dict[int, str | PartitionUnavailable | None]:
-        """Return Kafka's words for each partition whose log was cut before its position; None for the others.
+    def last_records(
+        self, positions: Mapping[int, tuple[int, int | None]]
+    ) -> dict[int, str | SourceChanged | PartitionUnavailable | None]:
+        """Return the digest of the record right before each position; None where that offset has no record.
 
-        A position is an offset and the leader epoch in which the log had it. What was written since the cut has taken the
-        offsets of what was lost, so that the end of the log alone does not show the loss. A partition that does not answer has
-        an error.
+        A position is an offset and the leader epoch in which the log had it, if that is known. What was written after a log was
+        cut has taken the offsets of what was lost, so that the end of the log alone does not show the loss: the record is
+        another one, or the partition has SourceChanged, with Kafka's words for the cut. One that does not answer has an error.
 
         Raises: SourceUnreadable.
         """
-        # The client asks the leader where the epoch ends now (KIP-320), before it reads from the position. It commits nothing.
-        checks = {"auto.offset.reset": "error", "enable.partition.eof": True, "enable.auto.commit": False}
-        consumer = Consumer({**self._configuration, **checks, "group.id": "tidegate-position"})
+        asked = [
+            TopicPartition(self.name, each, at - 1, leader_epoch=-1 if epoch is None else epoch)
+            for each, (at, epoch) in positions.items()
+        ]
+        # The client asks the leader where the epoch ends now (KIP-320), before it reads from the position.
+        self._reader.assign(asked)
+        self._reader.resume(asked)
         deadline = monotonic() + ANSWER_SECONDS
-        try:
-            consumer.assign(
-                [TopicPartition(self.name, each, at, leader_epoch=epoch) for each, (at, epoch) in positions.items()]
-            )
-            answers: dict[int, str | PartitionUnavailable | None] = {}
-            while len(answers) < len(positions) and monotonic() < deadline:
-                answer = consumer.poll(POLL_SECONDS)
-                if answer is None or (partition := answer.partition()) in answers:
-                    continue
-                error = answer.error()
-                if error is not None and error.code() in REFUSALS:
-                    raise self._meaning(error)
-                if partition is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
-                    answers[partition] = None
-                    consumer.pause([TopicPartition(self.name, partition)])  # no more of its records are wanted
-                elif partition is not None and error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    answers[partition] = str(error.str())
-        finally:
-            consumer.close()
-        silent = "Partition {} of topic {} does not say where its leaders' terms end."
+        answers: dict[int, str | SourceChanged | PartitionUnavailable | None] = {}
+        while len(answers) < len(positions) and monotonic() < deadline:
+            answer = self._reader.poll(POLL_SECONDS)
+            if answer is not None and answer.partition() not in answers:
+                answers |= self._answered(answer, positions)
+        self._reader.unassign()
+        silent = "Partition {} of topic {} does not show what is right before its position."
         return {each: answers.get(each, PartitionUnavailable(silent.format(each, self.name))) for each in positions}
+
+    def _answered(
+        self, answer: Message, positions: Mapping[int, tuple[int, int | None]]
+    ) -> dict[int, str | SourceChanged | PartitionUnavailable | None]:
+        """Return what an answer says of its partition, if it says something of one."""
+        error, partition = answer.error(), answer.partition()
+        if error is not None and error.code() in REFUSALS and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise self._meaning(error)
+        if partition is None or partition not in positions:
+            return {}
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+            return {partition: SourceChanged(str(error.str()))}
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            return {}
+        self._reader.pause([TopicPartition(self.name, partition)])  # no more of its records are wanted
+        is_there = error is None and answer.offset() == positions[partition][0] - 1
+        return {partition: _digest(answer) if is_there else None}
+
+    @cached_property
+    def _reader(self) -> Consumer:
+        """A consumer that commits nothing, and belongs to no group but by name."""
+        checks: dict[str, Any] = {"auto.offset.reset": "error", "enable.partition.eof": True, "enable.auto.commit": False}
+        quick = {"group.id": "tidegate-position", "isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}
+        return Consumer({**self._configuration, **checks, **quick})
 
     def commit_ahead(self, group: str, ends: Mapping[int, int]) -> None:
         """Commit offsets for a consumer group, except for partitions where it has committed later ones."""
@@ -247,6 +267,12 @@ class Topic:
             return SourceUnreadable(f"Kafka at {self._brokers} refuses us: {error.str()}. See: tidegate settings")
         because = f" ({self._errors[-1].str()})" if self._errors else ""
         return SourceUnavailable(f"Kafka at {self._brokers} does not answer for topic {self.name}: {error.str()}{because}.")
+
+
+def _digest(record: Message) -> str:
+    """Return what identifies a record among all that may ever have its offset: content and time."""
+    key, value = record.key(), record.value()
+    return sha256(repr((record.timestamp(), key, value)).encode()).hexdigest()
 
 
 def _text(error: Exception) -> str:

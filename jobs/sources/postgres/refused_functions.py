@@ -1,4 +1,4 @@
-"""Refuses queries whose rows come from tables within functions, where Tidegate does not see them.
+"""Refuses queries that aggregate or limit rows, and those whose rows come from functions whose tables Tidegate does not see.
 
 A plan waits for transactions that write to the tables read, and finds these by the locks of its own transaction. Postgres
 locks the tables within a function only when it runs, unless it can write the function's query into that of the caller. So the
@@ -34,7 +34,7 @@ _ADVICE = "Write the function's query into that of the PostgresTable"
 
 
 def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
-    """Refuse a query or view that reads no table, or calls functions that return rows and may read them from tables.
+    """Refuse a query or view that reads no table, whose rows depend on others, or come from functions that may read tables.
 
     Raises: SourceUnreadable.
     """
@@ -49,6 +49,11 @@ def check_functions(cursor: Any, query: TableQuery, origin: Origin) -> None:
     requested = sql.SQL(", ").join(map(sql.Identifier, query.columns))
     cursor.execute(sql.SQL("EXPLAIN (VERBOSE, FORMAT JSON) SELECT {} FROM {}").format(requested, query.relation))
     [plan] = cursor.fetchone()[0]
+    if across := _across_rows(plan["Plan"]):
+        raise SourceUnreadable(
+            f"{query.name} has {across}: what it returns below a position changes as rows come, and is not read again. Read "
+            "the rows themselves; the pipeline's states aggregate them, and max_rows bounds a batch."
+        )
     calls = {call for expression in _row_expressions(plan["Plan"]) for call in _CALL.findall(_TEXT.sub("''", expression))}
     if not calls:
         return
@@ -69,6 +74,20 @@ def _row_expressions(node: dict[str, Any]) -> Iterator[str]:
         yield from node["Output"]
     for child in node.get("Plans", []):
         yield from _row_expressions(child)
+
+
+def _across_rows(node: dict[str, Any]) -> str | None:
+    """Return what makes a plan's rows depend on other rows. Beyond a join, or in a subquery after SELECT, it is a look-up."""
+    if node["Node Type"] == "Limit":
+        return "a LIMIT, OFFSET or FETCH"
+    if node["Node Type"] == "WindowAgg" or (
+        node["Node Type"] == "Aggregate" and set(node["Output"]) - set(node.get("Group Key", []))
+    ):
+        return "aggregates or window functions"
+    is_join = "Join" in node["Node Type"] or node["Node Type"] == "Nested Loop"
+    below = [] if is_join else node.get("Plans", [])
+    rows = [child for child in below if "Plan" not in child["Parent Relationship"] or "CTE" in child["Subplan Name"]]
+    return next(filter(None, map(_across_rows, rows)), None)
 
 
 def _unquoted(name: str) -> str:

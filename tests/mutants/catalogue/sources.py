@@ -6,6 +6,8 @@ FILES = in_file("jobs/sources/files/plan.py")
 READ = in_file("jobs/sources/files/read.py")
 LISTING = in_file("jobs/sources/files/folder_listing.py")
 KAFKA = in_file("jobs/sources/kafka/plan.py")
+KAFKA_LAST = in_file("jobs/sources/kafka/last_records.py")
+REFUSED_QUERIES = in_file("jobs/sources/postgres/refused_functions.py")
 KAFKA_READ = in_file("jobs/sources/kafka/read.py")
 POSTGRES = in_file("jobs/sources/postgres/plan.py")
 QUERY = in_file("jobs/sources/postgres/table_query.py")
@@ -23,6 +25,7 @@ TEXT_SCAN = in_file("jobs/sources/files/formats/text_files/text_scan.py")
 COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
+IN_PLACE_OF_LOST = "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over"
 OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
@@ -45,16 +48,33 @@ MUTANTS = (
         "if [-not file.is_skipped-]{+file+}", f"{REPLACED}::test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
     KAFKA("records-in-the-place-of-lost-ones-are-passed-over", "I11", "TopicOffsets._find_cuts")(
-        "[-in (None, epoch)-]{+is not epoch+}",
-        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
+        "if [-not -]is_same and self._is_left", IN_PLACE_OF_LOST
+    ),
+    KAFKA_LAST("a-record-in-the-place-of-another-is-taken", "I11", "losses")(
+        "[-answer != last.get(LAST_RECORD, answer)-]{+last.get(LAST_RECORD) is None+}", IN_PLACE_OF_LOST
+    ),
+    KAFKA_LAST("a-log-that-was-cut-is-taken-for-whole", "I11", "losses")(
+        'cuts[str(number)] = [-str(answer).rstrip(".")-]{+None+}', IN_PLACE_OF_LOST
+    ),
+    KAFKA_READ("a-planned-batch-reads-what-took-its-offsets", "I11", "KafkaReader._check_not_cut")(
+        "(shorter[- or losses(topic, planned)-])", IN_PLACE_OF_LOST
+    ),
+    KAFKA("a-batch-that-is-chosen-again-keeps-no-leader-epoch", "I11", "KafkaCoordinator._starts")(
+        "if LEADER_EPOCH {+not +}in last:", IN_PLACE_OF_LOST
     ),
     KAFKA("a-start-at-the-end-keeps-no-leader-epoch", "I11", "KafkaCoordinator._starts")(
-        "[-**self._offsets.epoch_of(name)-]",
-        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
+        "[-**self._offsets.epoch_of(name)-]", IN_PLACE_OF_LOST
     ),
-    KAFKA("an-older-copy-of-a-broker-is-waited-for", "I11", "TopicOffsets._find_cuts")(
-        "if now is not None and now < [-epoch-]{+0+}:",
-        "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over",
+    KAFKA_LAST("an-older-copy-of-a-broker-is-waited-for", "I11", "losses")(
+        "now is not None and now < [-epoch-]{+0+}", IN_PLACE_OF_LOST
+    ),
+    REFUSED_QUERIES("a-query-that-cuts-off-its-rows-is-read", "I11", "_across_rows")(
+        '== "[-Limit-]{+Unlimited+}"',
+        "tests/sources/test_postgres_guards.py::test_a_query_whose_rows_depend_on_others_is_refused",
+    ),
+    REFUSED_QUERIES("a-group-is-read-before-it-is-whole", "I11", "_across_rows")(
+        'node["Node Type"] == "[-Aggregate-]{+Group+}" and',
+        "tests/sources/test_postgres_guards.py::test_a_query_whose_rows_depend_on_others_is_refused",
     ),
     TABLE_ORIGIN("texts-in-another-order-are-passed-over", "I11", "_check_same_order")(
         "if [-was_ordered != is_ordered-]{+is_ordered is None+}:",
