@@ -274,6 +274,13 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -
     follower.source = replace(table.source, generation=2)
     assert len(follower.run()) == 3 + 5
 
+    for number in range(3):
+        table.append(("e", number))
+    between = table.snapshots[-2]
+    table.expire(between)
+    with pytest.raises(RangeExpired, match=rf"has no snapshot {between} any more, which came after snapshot {current}"):
+        follower.run()
+
 
 def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
     table.append(("a", 1))

@@ -131,6 +131,8 @@ class DeltaCoordinator(DataFilesCoordinator[DataFile, Position]):
         commit = self._commit(position.version)
         if commit is None and position.commit is not None and next(self._log.following(position.version), None) is None:
             raise self._other_table(f"its log ends before version {position.version}, which has been read")
+        if commit is None and (now := self._log.snapshot().table.id) != position.table:
+            raise self._other_table(f"it has the id {now}, and was {position.table}")
         if commit is not None and position.commit not in (None, commit.digest):
             raise self._other_table(f"version {position.version} of its log is not the one that has been read")
         return commit

@@ -133,7 +133,9 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
         oldest = history[0].parent_snapshot_id if history else None
         if oldest == last:
             return history
-        if table.snapshot(last) is not None:
+        read = table.snapshot(last)
+        is_cut_after = read is not None and oldest is not None and history[0].timestamp_ms > read.timestamp_ms
+        if read is not None and not is_cut_after:
             raise SourceChanged(
                 f"{self._source.table} is another table than the one that has been read: its branch main does not come from "
                 f"snapshot {last} any more, as after a rollback. Nothing is planned. Put the branch back. Or go on with what "
@@ -142,8 +144,9 @@ class IcebergCoordinator(DataFilesCoordinator[DataFile, Position]):
                 "are read, and those that have counted and are still there count twice."
             )
         oldest_left = numbers[0] if numbers else "none"
+        missing = f"{oldest} any more, which came after snapshot {last}" if is_cut_after else f"{last} any more"
         raise RangeExpired(
-            f"{self._source.table} has no snapshot {last} any more, which was read last, and what followed may be gone, too: "
+            f"{self._source.table} has no snapshot {missing}, which was read last, and what followed may be gone, too: "
             f"snapshots expire (history.expire.max-snapshot-age-ms). The oldest that is left is {oldest_left}. "
             "Declare the next generation, with a starting_snapshot or to read again all that the table has, and raise the "
             "pipeline's version."

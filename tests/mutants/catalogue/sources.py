@@ -225,6 +225,15 @@ MUTANTS = (
         'position.commit [-not in (None, commit.digest)-]{+== ""+}',
         f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read",
     ),
+    DELTA("a-delta-table-whose-old-log-is-gone-is-any-table", "I11", "DeltaCoordinator._version_of")(
+        "if commit is {+not +}None and (now", f"{OF_DELTA}::test_a_table_in_the_place_of_another_is_not_read"
+    ),
+    ICEBERG(
+        "a-snapshot-that-expired-between-others-is-taken-for-a-rollback", "error:RANGE_EXPIRED", "IcebergCoordinator._after"
+    )(
+        "read is not None and[- not is_cut_after-]{+ read+}",
+        f"{OF_ICEBERG}::test_a_position_whose_snapshot_expired_is_known_by_its_child",
+    ),
     ICEBERG("a-snapshot-of-iceberg-is-read-twice", "I11", "IcebergCoordinator._after")(
         "return history[numbers.index(last) [-+ 1 -]:]",
         f"{OF_ICEBERG}::test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table",
