@@ -1,18 +1,18 @@
-"""Runs random inputs through the whole path, or through parsers in this process, and compares with an oracle of its own.
+"""Reads random inputs by the parsers, in this process, and compares with an oracle of its own.
 
 An input is read in one of two ways, and has only these outcomes:
 
-    together   Many inputs make a batch, on_poison="quarantine". Their state must be the rows that the oracle read; records that
-               the oracle calls bad must be in quarantine, with file, line, reason and raw text.
-    alone      One input makes a batch, on_poison="skip". Its rows count as the oracle read them, or it is refused as a whole
-               with a reason that names it. Inputs that the oracle does not accept as a file of the format are read like this,
-               and so are those of a batch with a wrong result, to find the wrong one.
+    together   Many inputs make a batch whose bad records are set aside. The rows must be those that the oracle read; records
+               that the oracle calls bad must be set aside, with file, line, reason and raw text, and again when replayed.
+    alone      One input makes a batch. Its rows are those that the oracle read, or it is refused as a whole with a reason that
+               names it. Inputs that the oracle does not accept as a file of the format are read like this, and so are those of
+               a batch with a wrong result, to find the wrong one.
 
-Any other outcome, such as an exception of Python's or Spark's, is a failure. It shows the input, and how to reproduce it.
+Any other outcome, such as an exception of Python's, is a failure. It shows the input, and how to reproduce it.
 
 To add a format, write a class with the three methods of `Format`, and put it into `FORMATS` of ``test_fuzz``:
 
-    declare  draw a declaration: the source, the columns and how their types are kept in a state, and how the reader is tuned
+    declare  draw a declaration: the source, the columns, and how the reader is tuned
     make     draw one input for it, and let the oracle read it: `Input` with a `Record` per record of the input
     put      write inputs to where the source reads them; the default writes files into the folder ``inbox``
 
@@ -23,10 +23,10 @@ accepts it must read the same values. Everything is drawn from one `random.Rando
 
 import json
 import random
-import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from pathlib import Path
@@ -35,21 +35,16 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from tests.conftest import register_pipelines
-from tests.servers import Server
 from tests.sources.in_process import ThisProcess
 from tests.store import Attempt
-from tidegate.jobs import Count, Pipeline, State
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files import content
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import TidegateError
 
 KEPT = {ORIGIN: "origin", PAYLOAD: "payload"}
-PIPELINE = "fuzz"  # one name, so that all rounds share one Spark session
 SHOWN = 2000
 
 
@@ -61,17 +56,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the source: its type, how the state's key keeps it, and how the key is read back."""
+    """A column of the source, and its type."""
 
     name: str
     type: str
-    kept_as: str
-    expression: str | None = None
-    read_back: Callable[[Any], Any] = field(default=lambda value: value)
 
-    def here(self, value: Any) -> Any:
-        """Return a value that was read in this process as the oracle writes it."""
-        return self.read_back(str(value)) if value is not None and self.type in ("double", "float") else value
+    def comparable(self, value: Any) -> Any:
+        """Return a value that was read as the oracle writes it."""
+        return number_key(value, self.type) if value is not None and self.type in ("double", "float") else value
+
+
+def number_key(number: float, kind: str) -> str:
+    """Return a text that is unique to a number, NaN included; both zeros are one, as in Spark's groups."""
+    number = number + 0.0 if number else 0.0
+    return repr(struct.unpack("f", struct.pack("f", number))[0] if kind == "float" else number)
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ class Input:
 
     @property
     def has_nul(self) -> bool:
-        """Whether a text has a NUL character: no key may, and after a transform the whole batch is refused for it."""
-        return any(isinstance(value, str) and "\0" in value for record in self.records for value in record.row)
+        """Whether a text has a NUL character: no state may, so the whole batch would be refused for it."""
+        return any(map(_has_nul, (record.row for record in self.records)))
 
 
 @dataclass(frozen=True)
@@ -121,19 +119,6 @@ class Declared:
     block_bytes: int = content.READ_BLOCK_BYTES
     piece_bytes: int = text_scan.RANGE_BYTES
     here_bytes: int = text_reader.HERE_BYTES
-
-    def pipeline(self, inputs_per_batch: int, on_poison: str) -> Pipeline:
-        key = {f"k{number}": column.kept_as for number, column in enumerate(self.columns)}
-        named = [f"{column.expression or _quoted(column.name)} AS k{n}" for n, column in enumerate(self.columns)]
-        return Pipeline(
-            name=PIPELINE,
-            source=self.source(inputs_per_batch),
-            transform=lambda rows: rows.selectExpr(*named),
-            states={"per_row": State(key=key, aggregates={"times": Count()}, null_keys=True)},
-            on_poison=on_poison,  # type: ignore[arg-type]
-            tries=1,
-            retry_delay_seconds=0,
-        )
 
 
 class Format(Protocol):
@@ -157,10 +142,8 @@ class Format(Protocol):
 
 @dataclass
 class Fuzz:
-    """Runs rounds of inputs of one format, each in a place of its own, and collects failures; without a server here."""
+    """Runs rounds of inputs of one format, each in a folder of its own, and collects failures."""
 
-    server: Server | None
-    template: str
     folder: Path
     format: Format
     seed: int
@@ -196,59 +179,55 @@ class Fuzz:
         """Read inputs in batches; return the difference from the oracle, None if there is none."""
         if not inputs:
             return None
-        pipeline = declared.pipeline(per_batch, "quarantine")
-        with self._place(pipeline) as place:
-            self.format.put(place.settings, inputs)
-            try:
-                place.run("together")
-            except TidegateError as error:
-                if any(each.may_refuse for each in inputs):
-                    self._read_alone(declared, inputs)
-                    return None
-                return f"the batch was refused: {error}"
+        place = self._place(declared.source(per_batch), inputs)
+        try:
+            place.read_records()
+        except TidegateError as error:
+            if any(each.may_refuse for each in inputs):
+                self._read_alone(declared, inputs)
+                return None
+            return f"the batch was refused: {error}"
+        wrong = _difference(declared, inputs, place)
+        if not wrong and place.waiting:
+            before = place.waiting
+            place.replay()
+            self.quarantined += len(before)
+            was, now = (Counter((r["origin"], r["payload"], r["reason"]) for r in them) for them in (before, place.waiting))
+            if was != now:
+                return f"replayed, there is in quarantine {_shown(now - was)} instead of {_shown(was - now)}"
             wrong = _difference(declared, inputs, place)
-            if not wrong and place.waiting:
-                before = place.waiting
-                place.replay()
-                self.quarantined += len(before)
-                was, now = (Counter((r["origin"], r["payload"], r["reason"]) for r in them) for them in (before, place.waiting))
-                if was != now:
-                    return f"replayed, there is in quarantine {_shown(now - was)} instead of {_shown(was - now)}"
-                wrong = _difference(declared, inputs, place)
-            return wrong
+        return wrong
 
     def _read_alone(self, declared: Declared, inputs: list[Input]) -> None:
         """Read each input as a batch of its own, and note the failures."""
         if not inputs:
             return
-        pipeline = declared.pipeline(1, "skip")
-        with self._place(pipeline) as place:
-            self.format.put(place.settings, inputs)
-            refusals = place.run_all()
-            expected: Counter[tuple] = Counter()
-            for txid, each in enumerate(inputs, start=1):
-                if txid not in refusals:
-                    if each.verdict is Verdict.REFUSED:
-                        self._note(f"it was accepted: {_bad_of(each)}", each)
-                    expected.update(record.row for record in each.records)
-                    continue
-                self.refused += 1
-                if each.verdict is Verdict.COUNTS:
-                    self._note(f"it was refused: {refusals[txid]}", each)
-                if each.name not in refusals[txid] and not each.has_nul:
-                    self._note(f"the refusal does not name it: {refusals[txid]}", each)
-            if (found := place.state(declared)) == expected:
-                return
-            more, less = _shown(found - expected), _shown(expected - found)
-            of = {record.row: each for each in inputs for record in each.records}
-            culprit = next((of[row] for row in expected - found), None)
-            self._note(f"the state has {more}, and not {less}", culprit or (inputs[0] if len(inputs) == 1 else None))
+        place = self._place(declared.source(1), inputs)
+        refusals = place.read_batches()
+        expected: Counter[tuple] = Counter()
+        for txid, each in enumerate(inputs, start=1):
+            if txid not in refusals:
+                if each.verdict is Verdict.REFUSED:
+                    self._note(f"it was accepted: {_bad_of(each)}", each)
+                expected.update(record.row for record in each.records)
+                continue
+            self.refused += 1
+            if each.verdict is Verdict.COUNTS:
+                self._note(f"it was refused: {refusals[txid]}", each)
+            if each.name not in refusals[txid] and not each.has_nul:
+                self._note(f"the refusal does not name it: {refusals[txid]}", each)
+        if (found := place.rows(declared)) == expected:
+            return
+        more, less = _shown(found - expected), _shown(expected - found)
+        of = {record.row: each for each in inputs for record in each.records}
+        culprit = next((of[row] for row in expected - found), None)
+        self._note(f"the rows have {more}, and not {less}", culprit or (inputs[0] if len(inputs) == 1 else None))
 
-    def _place(self, pipeline: Pipeline) -> "_Place | _Here":
+    def _place(self, source: Source, inputs: list[Input]) -> "_Place":
         self._homes += 1
-        home = self.folder / str(self._homes)
-        home.mkdir(parents=True)
-        return _Place(self.server, self.template, home, pipeline) if self.server else _Here(home, pipeline)
+        place = _Place(self.folder / str(self._homes), source)
+        self.format.put(place.settings, inputs)
+        return place
 
     def _note(self, why: str, each: Input | None = None) -> None:
         shown = f"\n  {each.name}: {each.content[:SHOWN]!r}" if each else ""
@@ -256,110 +235,41 @@ class Fuzz:
 
 
 class _Place:
-    """A database and a folder for one run over one set of inputs."""
+    """A folder whose files are read as Spark's tasks read them; good rows and what is set aside are kept here."""
 
-    def __init__(self, server: Server, template: str, home: Path, pipeline: Pipeline) -> None:
-        self._server = server
-        self.pipeline = pipeline
-        self._database = server.create_database(template)
-        self.settings = replace(server.settings, pg_database=self._database, home=home)
-
-    def __enter__(self) -> "_Place":
-        register_pipelines(self.settings, self.pipeline)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.drop_database(self._database)
-
-    def run(self, run_id: str) -> None:
-        run_pipeline(self.settings, self.pipeline, run_id=run_id)
-
-    def run_all(self) -> dict[int, str]:
-        """Run until no batch is left, skipping refused ones; return the refusals by txid."""
-        refusals: dict[int, str] = {}
-        for number in count():
-            try:
-                txids = run_pipeline(self.settings, self.pipeline, run_id=f"run {number}").txids
-            except TidegateError as error:
-                with StateStore.connect(self.settings) as store:
-                    statuses = store.batch_statuses(PIPELINE, limit=10_000)
-                    txid = next(each.txid for each in statuses if str(error) in (each.waits_for or ""))
-                    store.skip_batch(self.pipeline.spec, txid, "fuzz", "refused")
-                refusals[txid] = str(error)
-                continue
-            if not txids:
-                break
-        with StateStore.connect(self.settings) as store:
-            for status in store.batch_statuses(PIPELINE, limit=10_000):
-                assert status.phase in ("committed", "skipped"), status
-                if status.phase == "skipped" and status.txid not in refusals:
-                    commit = store.batch_history(PIPELINE, status.txid).commit
-                    assert commit is not None
-                    refusals[status.txid] = commit["skipped_reason"]
-        return refusals
-
-    def replay(self) -> None:
-        with StateStore.connect(self.settings) as store:
-            store.replay_quarantined(self.pipeline.spec, "fuzz", "again")
-        self.run("replay")
-
-    @property
-    def waiting(self) -> list[dict[str, Any]]:
-        with StateStore.connect(self.settings) as store:
-            return list(store.quarantined(PIPELINE))
-
-    def state(self, declared: Declared) -> "Counter[tuple]":
-        spec = self.pipeline.spec.states[0]
-        found: Counter[tuple] = Counter()
-        with StateStore.connect(self.settings) as store:
-            for row in store.state_rows(spec):
-                values = [row[f"k{number}"] for number in range(len(declared.columns))]
-                read = [None if v is None else c.read_back(v) for v, c in zip(values, declared.columns, strict=True)]
-                found[tuple(read)] += row["times"]
-        return found
-
-
-class _Here:
-    """A folder whose files are read in this process, as Spark's tasks read them; what counts and what waits is kept here."""
-
-    def __init__(self, home: Path, pipeline: Pipeline) -> None:
+    def __init__(self, home: Path, source: Source) -> None:
+        home.mkdir(parents=True)
         self.settings = Settings(home=home, min_file_age_seconds=0)
         self.waiting: list[dict[str, Any]] = []
-        self._source = pipeline.source
+        self._source = source
         self._good: list[dict[str, Any]] = []
 
-    def __enter__(self) -> "_Here":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run(self, _run_id: str) -> None:
+    def read_records(self) -> None:
         for metadata in self._batches():
-            self._keep(self._emitter().emit_records(Attempt(PIPELINE, 1, 1, metadata), metadata))
+            self._keep(self._emitter().emit_records(Attempt("fuzz", 1, 1, metadata), metadata))
 
-    def run_all(self) -> dict[int, str]:
+    def read_batches(self) -> dict[int, str]:
         """Read all batches, each whole or not at all; return the refusals by txid."""
         refusals: dict[int, str] = {}
         for txid, metadata in enumerate(self._batches(), start=1):
             try:
-                found = self._emitter().emit_batch(Attempt(PIPELINE, txid, 1, metadata), metadata).table.to_pylist()
+                found = self._emitter().emit_batch(Attempt("fuzz", txid, 1, metadata), metadata).table.to_pylist()
             except TidegateError as error:
                 refusals[txid] = str(error)
                 continue
-            if any(_has_nul(row) for row in found):
+            if any(_has_nul(row.values()) for row in found):
                 refusals[txid] = "no state takes NUL"
             else:
                 self._good += found
         return refusals
 
     def replay(self) -> None:
-        columns = {name: pa.array([record[key] for record in self.waiting], pa.string()) for name, key in (KEPT.items())}
+        columns = {name: pa.array([record[key] for record in self.waiting], pa.string()) for name, key in KEPT.items()}
         self.waiting = []
         self._keep(self._emitter().parse_payloads(ThisProcess(pa.RecordBatch.from_pydict(columns))))
 
-    def state(self, declared: Declared) -> "Counter[tuple]":
-        return Counter(tuple(column.here(row[column.name]) for column in declared.columns) for row in self._good)
+    def rows(self, declared: Declared) -> "Counter[tuple]":
+        return Counter(tuple(column.comparable(row[column.name]) for column in declared.columns) for row in self._good)
 
     def _batches(self) -> Iterator[Any]:
         coordinator, previous = coordinator_of(self._source, self.settings), None
@@ -376,16 +286,16 @@ class _Here:
             if row[REFUSAL]:
                 self.waiting.append({"reason": row[REFUSAL], **{key: row[name] for name, key in KEPT.items()}})
             else:
-                assert not _has_nul(row), "such inputs are read alone"
+                assert not _has_nul(row.values()), "such inputs are read alone"
                 self._good.append(row)
 
 
-def _has_nul(row: dict[str, Any]) -> bool:
-    return any(isinstance(value, str) and "\0" in value for value in row.values())
+def _has_nul(row: Iterable[Any]) -> bool:
+    return any(isinstance(value, str) and "\0" in value for value in row)
 
 
-def _difference(declared: Declared, inputs: list[Input], place: "_Place | _Here") -> str | None:
-    """Return how state and quarantine differ from the oracle, None if they do not."""
+def _difference(declared: Declared, inputs: list[Input], place: _Place) -> str | None:
+    """Return how rows and quarantine differ from the oracle, None if they do not."""
     waiting = place.waiting
     by_origin = Counter(record["origin"] for record in waiting)
     expected: Counter[tuple] = Counter()
@@ -406,9 +316,9 @@ def _difference(declared: Declared, inputs: list[Input], place: "_Place | _Here"
             return f"{each['origin']} waits without a reason"
         if raws[each["origin"]] is not None and (kept := raw_of(each["payload"])) != raws[each["origin"]]:
             return f"{each['origin']} waits as {kept!r}, and is {raws[each['origin']]!r}"
-    found = place.state(declared)
+    found = place.rows(declared)
     if found != expected:
-        return f"the state has {_shown(found - expected)}, and not {_shown(expected - found)}"
+        return f"the rows have {_shown(found - expected)}, and not {_shown(expected - found)}"
     return None
 
 
@@ -428,7 +338,3 @@ def _bad_of(each: Input) -> str:
 def _shown(counter: "Counter[Any]") -> str:
     text = repr(dict(counter.most_common(5)))
     return text if len(text) < SHOWN else f"{text[:SHOWN]}..."
-
-
-def _quoted(name: str) -> str:
-    return "`" + re.sub("`", "``", name) + "`"

@@ -30,7 +30,7 @@ class Text(Format):
             return Files("inbox", format="text", options=options, max_files=inputs)
 
         return TextDeclared(
-            source, [Column("value", "string", "text")], f"options={options}", encoding=file.encoding,
+            source, [Column("value", "string")], f"options={options}", encoding=file.encoding,
             suffix=f".txt{file.suffix}", line_end=line_end, is_whole_text=whole, **tuning(draw),
         )  # fmt: skip
 

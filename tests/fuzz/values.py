@@ -2,14 +2,13 @@
 
 import random
 import re
-import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from tests.fuzz.harness import Column, Verdict
+from tests.fuzz.harness import Column, Verdict, number_key
 
 COUNTS, EITHER, REFUSED = Verdict.COUNTS, Verdict.EITHER, Verdict.REFUSED
 Meaning = tuple[Verdict, Any]
@@ -24,26 +23,7 @@ LETTERS = (
 
 
 def column(draw: random.Random, name: str, types: "dict[str, Callable[[random.Random], str]]") -> Column:
-    family = draw.choice(list(types))
-    kind = types[family](draw)
-    if family == "decimal":
-        return Column(name, kind, kind.replace("decimal", "numeric"))
-    quoted = "`" + name.replace("`", "``") + "`"
-    as_text = f"CAST({quoted} AS string)"
-    if kind in ("double", "float"):
-        return Column(name, kind, "text", as_text, lambda text: number_key(float(text), kind))
-    if kind == "binary":
-        return Column(name, kind, "text", f"hex({quoted})", bytes.fromhex)
-    if kind == "timestamp_ntz":
-        return Column(name, kind, "text", as_text, datetime.fromisoformat)
-    kept = {"string": "text", "tinyint": "integer", "smallint": "integer", "int": "integer", "timestamp": "timestamptz"}
-    return Column(name, kind, kept.get(kind, kind))
-
-
-def number_key(number: float, kind: str) -> str:
-    """Return a text that is unique to a number, NaN included; both zeros are one, as in Spark's groups."""
-    number = number + 0.0 if number else 0.0
-    return repr(struct.unpack("f", struct.pack("f", number))[0] if kind == "float" else number)
+    return Column(name, types[draw.choice(list(types))](draw))
 
 
 def _decimal(draw: random.Random) -> str:
