@@ -13,7 +13,7 @@ from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import stage_here
 from tests.store import Redo, cursors, project, range_partitions, registration
 from tidegate import migrations
-from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs import Avg, Changes, Count, Files, FixedBatches, Inputs, Newest, Pipeline, Rows, State, Sum
 from tidegate.jobs.engine.processing import Processor
 from tidegate.jobs.engine.worker import Worker
 from tidegate.jobs.sources import changes
@@ -309,34 +309,6 @@ def test_a_column_goes_once_followers_have_committed(inbox: Inbox, evolve: Calla
     inbox.run(WITHOUT[state], "second")
     steps.run(inbox.settings, follower, "second")
     assert copies(inbox, follower) == [(1, "a"), (1, "b"), (2, "a")]
-
-
-@pytest.mark.soak
-def test_an_input_of_several_follows_too(inbox: Inbox, upstream: Pipeline, register: Callable[..., None]) -> None:
-    seats = Reference(Files("planes", format="csv", schema={"name": "string", "seats": "int"}))
-    source = Inputs({"changes": Changes("inbox.per_name"), "planes": seats})
-    follower = Pipeline(
-        "follower",
-        source,
-        {"seated": State(key={"name": "text"}, aggregates={"seats": Sum("product")})},
-        transform=twin(
-            lambda rows: [
-                {"name": plane["name"], "product": with_difference(row)["more"] * plane["seats"]}
-                for row in rows["changes"]
-                for plane in rows["planes"]
-                if plane["name"] == row["name"]
-            ]
-        ),
-    )
-    register(follower)
-    (inbox.settings.home / "planes").mkdir()
-    (inbox.settings.home / "planes/1.csv").write_text("name,seats\na,10\nb,100\n")
-    for number, content in enumerate(FILES):
-        commit_files(inbox, upstream, content, at=number)
-        steps.run(inbox.settings, follower, f"run {number}")
-    assert {row["name"]: row["seats"] for row in inbox.rows(follower, "seated")} == {"a": 90, "b": 600}
-    with pytest.raises(RangeRefused, match="pipeline follower follows its state per_name, and may have counted"):
-        steps.redo(inbox.settings, upstream, len(FILES), owner="an operator", reason="it was wrong")
 
 
 @pytest.mark.soak

@@ -17,16 +17,15 @@ from pyspark.sql import functions as F
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
 from tests.sources.in_process import NO_FIT, Folder
-from tests.sources.test_files import HEADER, NAMES_OF_FILES, of_form, parquet_of, people
+from tests.sources.test_files import HEADER, NAMES_OF_FILES, parquet_of, people
 from tests.store import Attempt
-from tidegate.jobs import Count, Files, Max, State, Sum
+from tidegate.jobs import Files, Max, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
+from tidegate.jobs.sources import ORIGIN, REFUSAL
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.formats import parquet
 from tidegate.jobs.sources.files.formats.text_files import text_reader, text_scan
-from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import DeclarationInvalid, MalformedRecord, RowsLost, SourceUnreadable
+from tidegate.state_store.base.errors import MalformedRecord, RowsLost, SourceUnreadable
 
 CSV = Files("inbox", glob="*.csv*", format="csv", schema=SCHEMA, max_files=10)
 
@@ -257,56 +256,6 @@ def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) ->
         f"{file}, line 3: {NO_FIT}column amount: 'two' is no int"
     )
     assert inbox.rows(pipeline) == state
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_partition_columns_are_grouped_checked_and_quarantined_like_any_column(inbox: Inbox, form: Any) -> None:
-    schema = {**SCHEMA, "at": "timestamp"} if form == "parquet" else SCHEMA
-    source = Files("inbox", glob="**/*", format=form, schema=schema, partitions={"dt": "date"}, max_files=10, missing="null")
-    per_day = State(key={"dt": "date"}, aggregates={"lines": Count(), "amount": Sum("amount")})
-    pipeline = inbox.declare(source, states={"per_day": per_day}, check={"small": "amount < 100"}, on_poison="quarantine")
-    for number, day in ((1, "05"), (2, "06"), (500, "06"), (4, "05")):
-        inbox.write(f"dt=2024-01-{day}/{number}.{form}", of_form(form, number))
-    if form == "csv":
-        inbox.write("dt=2024-01-07/bad.csv", HEADER + "a,x\n")
-    else:
-        far = pa.table({"name": ["a"], "amount": pa.array([7], pa.int32()), "at": pa.array([1_001], pa.timestamp("ns"))})
-        inbox.write("dt=2024-01-07/bad.parquet", parquet_of(far, use_deprecated_int96_timestamps=True))
-    assert inbox.run(pipeline) == [1]
-    expected = [{"dt": date(2024, 1, 5), "lines": 2, "amount": 5}, {"dt": date(2024, 1, 6), "lines": 1, "amount": 2}]
-    assert inbox.rows(pipeline, "per_day") == expected
-    with StateStore.connect(inbox.settings) as store:
-        waiting = [record for record in store.quarantined("inbox") if record["is_raw"]]
-    origin, right = {
-        "csv": ("dt=2024-01-07/bad.csv, line 2", "a,7"),
-        "parquet": ("dt=2024-01-07/bad.parquet, row 1", '{"name": "a", "amount": 7, "at": null, "dt": "2024-01-07"}'),
-    }[form]
-    assert [record["origin"] for record in waiting] == [origin]
-    with spark_session(inbox.settings, "inbox") as spark:
-        kept = [(origin, waiting[0]["payload"]), (origin, right)]
-        payloads = spark.createDataFrame(kept, f"{ORIGIN} string, {PAYLOAD} string")
-        again = emitter_of(source, spark, inbox.settings).parse_payloads(payloads).toArrow().to_pylist()
-    by_payload = {row[PAYLOAD] or right: row for row in again}
-    assert by_payload[waiting[0]["payload"]][REFUSAL]
-    assert (by_payload[right][REFUSAL], by_payload[right]["amount"], by_payload[right]["dt"]) == (None, 7, date(2024, 1, 7))
-
-
-WRONG_COLUMNS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "selectExpr": ("block", lambda rows: rows.selectExpr("nam AS name", "amount")),
-    "item": ("quarantine", lambda rows: rows.where(rows["nam"] == "a")),
-    "aggregate": ("block", lambda rows: rows.groupBy("name").agg({"nam": "max"})),
-    "name with a dot": ("quarantine", lambda rows: rows.selectExpr("name", "`nam.e` AS amount")),
-}
-
-
-@pytest.mark.soak
-def test_a_misspelt_column_in_a_transform_is_named(inbox: Inbox) -> None:
-    inbox.write("01.csv", HEADER + "a,1\n")
-    for version, (policy, wrong) in enumerate(WRONG_COLUMNS.values(), start=1):
-        pipeline = inbox.declare(CSV, transform=wrong, on_poison=policy, version=version)
-        inbox.plan(pipeline, f"run {version}")
-        assert "nam" in inbox.refused(pipeline, DeclarationInvalid).replace("name", "")
 
 
 def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:

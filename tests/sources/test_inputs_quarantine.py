@@ -1,22 +1,16 @@
 """Quarantine of several inputs: bad records are set aside with their input's name, and replayed as records of that input."""
 
 import json
-import os
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 import sqlalchemy as sa
 from pyspark.sql import functions as F
 
 from tests import steps
-from tests.conftest import copied
-from tests.crashes import Crash, FaultPlan
-from tests.servers import Server
 from tests.sources.conftest import SCHEMA
 from tests.sources.test_inputs import PLANES, SEATS, Folders, files, summed
 from tidegate.jobs import FixedBatches, Inputs, Pipeline
@@ -24,8 +18,6 @@ from tidegate.jobs.sources.binding import replayed_with
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, RangeRefused, SourceChanged
 
-# A replay dies at each of these points of its processing, too; at all of them with SOAK.
-STRIDE = 1 if os.environ.get("SOAK") else 50
 CHECK = {"not negative": "amount >= 0"}
 # The two inputs' files look alike only at first sight: a record that the wrong input reads is bad, or another one.
 SOURCE = Inputs(
@@ -61,49 +53,6 @@ def write(folders: Folders, folder: str, name: str, lines: Iterable[str]) -> Pat
     path = folders.settings.home / folder / name
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
-
-
-# merges
-
-
-@pytest.mark.promise("decision:0050")
-@pytest.mark.soak
-@pytest.mark.parametrize("routing", ["chosen", "safe"])
-def test_mended_records_of_several_inputs_count_as_if_all_had_been_right(folders: Folders, routing: str) -> None:
-    chance = random.Random(routing)
-    right: dict[str, tuple[str, int]] = {}
-    pipeline = declare(folders, check=CHECK)
-    for folder in "ab":
-        for number in range(2):
-            rows = [(chance.choice("abcdé"), chance.randrange(1000)) for _ in range(30)]
-            lines = []
-            for line, (name, amount) in enumerate(rows, start=2):
-                right[f"{folder}: {number}.csv, line {line}"] = name, amount
-                value = chance.choice([f"{amount}", f"{amount}", f"{amount}", f"{amount}x", f"-{amount + 1}"])
-                lines.append(f"{name},{value}" if folder == "a" else f"{value};{name}")
-            header = "name,amount" if folder == "a" else "amount;name"
-            write(folders, folder, f"{number}.csv", [header, *lines])
-    assert folders.run(pipeline, "run", routing=steps.ROUTINGS[routing]) == [1, 2]
-    bad = steps.waiting(folders.settings)
-    assert {(record["origin"][:3], record["is_raw"]) for record in bad} == {
-        (f"{folder}: ", is_raw) for folder in "ab" for is_raw in (True, False)
-    }
-    assert folders.state(pipeline) == summed(
-        row for origin, row in right.items() if origin not in {record["origin"] for record in bad}
-    )
-    for record in bad:
-        name, amount = right[record["origin"]]
-        raw = f"{name},{amount}" if record["origin"].startswith("a") else f"{amount};{name}"
-        steps.mend(folders.settings, record, raw if record["is_raw"] else json.dumps({"amount": amount, "name": name}))
-    txid = replay(folders, pipeline, routing=steps.ROUTINGS[routing])
-    taken = steps.metadata(folders.settings, txid)["records"]
-    assert taken == {name: sum(record["origin"].startswith(name) for record in bad) for name in "ab"}
-    with duckdb.connect() as database:
-        database.execute("CREATE TABLE r (name VARCHAR, amount BIGINT)")
-        database.executemany("INSERT INTO r VALUES (?, ?)", list(right.values()))
-        expected = database.execute("SELECT name, count(*), sum(amount)::BIGINT FROM r GROUP BY name").fetchall()
-    assert folders.state(pipeline) == {name: (lines, amount) for name, lines, amount in expected}
-    assert steps.waiting(folders.settings) == []
 
 
 @pytest.mark.soak
@@ -249,85 +198,3 @@ def test_inputs_that_are_joined_are_refused(folders: Folders) -> None:
     blocking = declare(folders, source, transform=joined, on_poison="block", version=version + 1)
     folders.run(blocking, "block")
     assert folders.state(blocking) == {"x": (1, 1)}
-
-
-def united_with_itself(inputs: Any) -> Any:
-    itself = inputs["a"].join(inputs["a"].select("name").distinct(), "name")
-    return itself.union(inputs["b"].where("amount > 0")).groupBy("name").agg(F.sum("amount").cast("int").alias("amount"))
-
-
-@pytest.mark.soak
-def test_inputs_that_are_united_are_not_refused(folders: Folders) -> None:
-    source = Inputs({"a": files("a"), "b": files("b")})
-    pipeline = declare(folders, source, transform=united_with_itself)
-    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,z"])
-    write(folders, "b", "1.csv", ["name,amount", "w,1"])
-    assert folders.run(pipeline, "run") == [1]
-    assert folders.state(pipeline) == {"x": (1, 1), "w": (1, 1)}
-    steps.mend(folders.settings, steps.waiting(folders.settings)[0], "y,2")
-    assert open_replay(folders, pipeline) == (2, 1)
-    blocking = declare(folders, source, transform=joined, on_poison="block", version=2)
-    assert steps.plan(folders.settings, blocking, run_id="replay") == [2]
-    assert "joins input a with input b" in folders.refused(blocking, DeclarationInvalid, 2)
-    again = declare(folders, source, transform=united_with_itself, version=3)
-    folders.run(again, "again")
-    assert folders.state(again) == {"x": (1, 1), "w": (1, 1), "y": (1, 2)}
-
-
-# crashes
-
-
-CRASHED = Inputs({"a": files("a", max_files=1), "b": files("b", {"name": "string", "miles": "int"}), "planes": PLANES})
-
-
-def prepared(folders: Folders) -> tuple[Pipeline, dict[str, tuple[int, int]]]:
-    """Commit a batch of two inputs whose bad records wait, one still bad; return the state after a clean replay."""
-    folders.put("planes", [("x", 10), ("y", 20)], columns=SEATS)
-    write(folders, "a", "1.csv", ["name,amount", "x,1", "y,two"])
-    write(folders, "b", "1.csv", ["name,miles", "y,4", "x,five", "y,six"])
-    pipeline = declare(folders, CRASHED, transform=united)
-    assert folders.run(pipeline, "run") == [1]
-    by_origin = {record["origin"]: record for record in steps.waiting(folders.settings)}
-    steps.mend(folders.settings, by_origin["a: 1.csv, line 3"], "y,2")
-    steps.mend(folders.settings, by_origin["b: 1.csv, line 3"], "x,5")
-    return pipeline, summed([("x", 10), ("y", 80), ("y", 40), ("x", 50)])
-
-
-STILL_BAD = ["b: 1.csv, line 4"]
-ALL_BAD = ["a: 1.csv, line 3", "b: 1.csv, line 3", "b: 1.csv, line 4"]
-
-
-@pytest.mark.soak
-def test_a_crash_anywhere_in_a_replay_leaves_the_state_of_a_clean_one(
-    folders: Folders, server: Server, register: Callable[..., None]
-) -> None:
-    pipeline, expected = prepared(folders)
-    before, at, died, committed = folders.state(pipeline), 1, 0, 0
-    while True:
-        faults = FaultPlan(at)
-        with copied(server, folders.settings) as copy:
-            there = Folders(copy, register)
-            crash: Crash | None = None
-            try:
-                with faults.armed():
-                    replay(there, pipeline)
-            except Crash as crashed:
-                crash, died = crashed, died + 1
-                with StateStore.connect(there.settings) as store:
-                    last = store.last_opened("inbox")
-                is_open = last is not None and last.txid == 2
-                is_done = there.state(pipeline) != before
-                committed += is_done
-                assert there.state(pipeline) == (expected if is_done else before), crash
-                assert [r["origin"] for r in steps.waiting(there.settings)] == (
-                    STILL_BAD if is_done else [] if is_open else ALL_BAD
-                ), crash
-                open_replay(there, pipeline)  # None if the crashed one has opened it
-                there.run(pipeline, "repair")
-            assert there.state(pipeline) == expected, f"crashed at point {at}: {crash}"
-            assert [r["origin"] for r in steps.waiting(there.settings)] == STILL_BAD, f"crashed at point {at}: {crash}"
-        if crash is None:
-            break
-        at += STRIDE
-    assert committed > 0 or STRIDE > 1
-    assert died >= len(faults.points) // STRIDE - 1 > 0

@@ -3,8 +3,6 @@
 import io
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -583,13 +581,6 @@ def test_ack_shows_positions_to_lag_tools_and_never_moves_them_back(topic: Order
 
 
 # ---------------------------------------------------------------------------------------------------- declarations
-
-
-def test_declaring_a_source_loads_neither_spark_nor_kafka() -> None:
-    loaded = "print('pyspark' in sys.modules, 'confluent_kafka' in sys.modules)"
-    program = f"import sys; from tidegate.jobs import Kafka; Kafka('orders'); {loaded}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
 
 
 def test_identity_decides_which_rows_are_read() -> None:

@@ -3,7 +3,7 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,10 +11,9 @@ import pytest
 
 from tests.sources.conftest import Inbox
 from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected, refused
-from tests.store import Attempt, encode_metadata
+from tests.store import encode_metadata
 from tidegate.jobs import PostgresTable
-from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
+from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.postgres.postgres_types import readable_type
 from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
@@ -47,15 +46,6 @@ def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:
     assert [row[1] for row in shop.rows(DATED, first)] == [1, 3]
     assert coordinator_of(DATED, shop.settings).initialize_transaction(1, None, first) == first
     assert [row[1:] for row in shop.rows(DATED, shop.planned(DATED, first))] == [(2, "n2", 99)]
-
-
-def spark_rows(inbox: Inbox, source: PostgresTable, metadata: dict) -> list[tuple]:
-    attempt = Attempt("inbox", 1, 1, metadata)
-    with spark_session(inbox.settings, "inbox") as spark:
-        emitter = emitter_of(source, spark, inbox.settings)
-        rows = emitter.emit_batch(attempt, metadata).orderBy(*source.selection.key).collect()
-    emitter.verify_batch(attempt, metadata)
-    return [tuple(row) for row in rows]
 
 
 # ------------------------------------------------------------------------------------------------------- in flight
@@ -252,58 +242,6 @@ def test_keys_of_all_types_cut_ranges(shop: Shop, types: tuple[str, str]) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------- values
-
-WORDS = ["", " ", '"', "a,b", "two\nlines", "\r\n", "\\", "\\N", "\\.", "NULL", "tab\t", "Zürich \U0001f30a", "t", "\ufeff"]
-MOMENTS = [datetime(2026, 3, 29, 1, 30, 0, 123456, UTC), datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
-TYPED: dict[str, tuple[str, str, list[Any]]] = {
-    "id": ("serial", "int", []),
-    "small": ("smallint", "smallint", [-32768, 32767]),
-    "whole": ("integer", "bigint", [-(2**31), 2**31 - 1]),
-    "long": ("bigint", "bigint", [-(2**63), 2**63 - 1]),
-    "price": ("numeric(20,8)", "decimal(12,4)", [Decimal("-99999999.9999"), Decimal("0.0001"), Decimal("12345678")]),
-    "free": ("numeric", "decimal(38,18)", [Decimal("9" * 20 + "." + "9" * 18), Decimal("-1E-18"), Decimal(0)]),
-    "number": ("double precision", "double", [0.1, -1e-300, 1.7976931348623157e308, float("inf")]),
-    "short": ("real", "float", [0.5, -1.25]),
-    "yes": ("boolean", "boolean", [True, False]),
-    "day": ("date", "date", [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]),
-    "moment": ("timestamptz", "timestamp", MOMENTS),
-    "wall": ("timestamp", "timestamp_ntz", [datetime(2026, 3, 29, 2, 30, 0, 1), datetime(1, 1, 1)]),
-    "bytes": ("bytea", "binary", [b"", b"\x00\xff\\'\"\n", bytes(range(256))]),
-    "words": ("text", "string", WORDS),
-    "letters": ("char(4)", "string", ["ab  ", "\\.  "]),
-    "doc": ("jsonb", "string", ['{"a": [1, null]}']),
-    "who": ("uuid", "string", ["12345678-1234-5678-1234-567812345678"]),
-    "list": ("integer[]", "string", ["{1,NULL,3}"]),
-}
-
-
-@pytest.mark.soak
-def test_every_type_arrives_unchanged(shop: Shop, inbox: Inbox) -> None:
-    shop.execute("SET timezone = 'UTC'")
-    shop.execute(f"CREATE TABLE typed ({', '.join(f'{name} {kind}' for name, (kind, _, _) in TYPED.items())})")
-    for name, (_, _, values) in list(TYPED.items())[1:]:
-        for value in [*values, None]:
-            shop.execute(f"INSERT INTO typed ({name}) VALUES (%s)", [value])
-    source = PostgresTable(
-        table="typed", key="id", schema={name: kind for name, (_, kind, _) in TYPED.items()}, partitions=2, max_rows=60
-    )
-
-    columns = ", ".join(
-        f"{name}::text" if kind == "string" and name != "letters" else name for name, (_, kind, _) in TYPED.items()
-    )
-    raw = [
-        tuple(bytes(v) if isinstance(v, memoryview) else v for v in row)
-        for row in shop.execute(f"SELECT {columns} FROM typed ORDER BY id")
-    ]
-    batches = all_batches(shop, source)
-    assert len(parts_of(batches[0])) == 2
-    assert [row for batch in batches for row in shop.rows(source, batch)] == raw
-    # Spark returns times in the zone of this process, without a zone.
-    zones = [column for column, (_, kind, _) in enumerate(TYPED.values()) if kind == "timestamp"]
-    for row, through_spark in zip(raw, (row for batch in batches for row in spark_rows(inbox, source, batch)), strict=True):
-        assert through_spark == tuple(
-            value and value.astimezone().replace(tzinfo=None) if column in zones else value for column, value in enumerate(row)
-        )
 
 
 # Type in Postgres, declared type, and values at the bounds of the former.
