@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tests.store import StateSpec
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings, StateStore
 
@@ -48,12 +49,22 @@ def raw(name: str, **options: Any) -> pd.DataFrame:
     return pd.read_csv(flights_data(name), **options)
 
 
+def spec_of(pipeline: Pipeline, state: str | None) -> StateSpec:
+    """Return one of the pipeline's states, or its only one."""
+    spec = pipeline.spec.state(state or pipeline.spec.states[0].name)
+    assert spec is not None
+    return spec
+
+
+def dicts(settings: Settings, pipeline: Pipeline, state: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a state."""
+    with StateStore.connect(settings) as store:
+        return [dict(row) for row in store.state_rows(spec_of(pipeline, state))]
+
+
 def rows(
     settings: Settings, pipeline: Pipeline, state: str | None, *names: str, where: Callable[[Any], bool] = bool
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of one of the pipeline's states, or of its only one, by some columns or by its own, in order."""
-    spec = pipeline.spec.state(state or pipeline.spec.states[0].name)
-    assert spec is not None
-    columns = names or [column.name for column in spec.columns]
-    with StateStore.connect(settings) as store:
-        return sorted(tuple(row[name] for name in columns) for row in store.state_rows(spec) if where(row))
+    """Return the rows of a state by some columns or by its own, in order."""
+    columns = names or [column.name for column in spec_of(pipeline, state).columns]
+    return sorted(tuple(row[name] for name in columns) for row in dicts(settings, pipeline, state) if where(row))

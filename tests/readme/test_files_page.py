@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme.pages import DOCUMENTS, examples
+from tests.readme.pages import DOCUMENTS, dicts, examples
 from tidegate.jobs import Files
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.files.formats.text_files.text_options import KNOWN
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord
 
 SALES = [
@@ -47,8 +47,7 @@ def test_the_example_reads_files_with_and_without_a_header(
     write(settings.home / "data" / "tills", header=header)
     run_pipeline(settings, pipeline, run_id="run")
     expected = {(country, shop): cents for country, shop, cents, _ in SALES} | {("pt", None): 1, ("es", None): 1}
-    with StateStore.connect(settings) as store:
-        found = {(row["country"], row["shop"]): row["cents"] for row in store.state_rows(pipeline.spec.states[0])}
+    found = {(row["country"], row["shop"]): row["cents"] for row in dicts(settings, pipeline, None)}
     assert found == expected
 
 

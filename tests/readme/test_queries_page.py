@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.readme.pages import blocks
+from tests.readme.pages import blocks, rows
 from tests.store import LedgerReader, ask
 from tidegate.jobs import Pipeline, Query
 from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.state_store import Settings, StateStore
+from tidegate.state_store import Settings
 
 READINGS = [[("a", 5), ("b", 7), ("a", 6)], [("a", 6), ("b", 8), ("c", 1)], [("a", 4), ("c", 2)]]
 
@@ -45,13 +45,10 @@ def test_the_examples_do_what_the_page_says(settings: Settings, register: Callab
             known = before.get(meter)
             expected.append((txid, meter, reading, known, known is None or reading > known))
             highest[meter] = max(reading, highest.get(meter, reading))
-    with StateStore.connect(settings) as store:
-        alert = pipeline.spec.state("alert")
-        assert alert is not None
-        columns = ("txid", "meter", "reading", "highest_before", "is_new")
-        assert sorted(tuple(row[name] for name in columns) for row in store.state_rows(alert)) == sorted(expected)
+    found = rows(settings, pipeline, "alert", "txid", "meter", "reading", "highest_before", "is_new")
+    assert found == sorted(expected)
     new = [(meter, sum(row[1] == meter and row[4] for row in expected)) for meter in highest]
     with LedgerReader(settings) as reader:
-        found = ask(reader, page["highest"], {"least": "3"})
-    assert found.rows == sorted(((m, highest[m], n) for m, n in new if highest[m] >= 3), key=lambda row: (-row[1], row[0]))
-    assert found.txids == {"meters": 3}
+        answer = ask(reader, page["highest"], {"least": "3"})
+    assert answer.rows == sorted(((m, highest[m], n) for m, n in new if highest[m] >= 3), key=lambda row: (-row[1], row[0]))
+    assert answer.txids == {"meters": 3}

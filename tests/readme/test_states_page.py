@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from tests.readme.pages import blocks, examples
+from tests.readme.pages import blocks, dicts, examples
 from tidegate.jobs import Pipeline
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
@@ -56,10 +56,7 @@ def test_the_examples_do_what_the_page_says(settings: Settings, planes: dict[str
         run_pipeline(settings, pipeline, run_id="run")
 
     def rows(pipeline: str, state: str) -> list[dict[str, Any]]:
-        spec = planes[pipeline].spec.state(state)
-        assert spec is not None
-        with StateStore.connect(settings) as store:
-            return list(store.state_rows(spec))
+        return dicts(settings, planes[pipeline], state)
 
     (seats,) = rows("planes", "seats")
     assert (seats["reports"], seats["seats"]) == (6, round(sum(report[1] for report in REPORTS) / 6, 1))

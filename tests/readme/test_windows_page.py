@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.readme.pages import examples, raw
+from tests.readme.pages import dicts, examples, raw
 from tidegate.commands.act import quarantine_verbs
 from tidegate.commands.show import inspect_verbs
 from tidegate.jobs import Pipeline
@@ -88,10 +88,7 @@ def test_the_examples_do_what_the_page_says(
     raw.execute(JUDGED)
 
     def rows(pipeline: str, state: str) -> list[dict[str, Any]]:
-        spec = pipelines[pipeline].spec.state(state)
-        assert spec is not None
-        with StateStore.connect(settings) as store:
-            return list(store.state_rows(spec))
+        return dicts(settings, pipelines[pipeline], state)
 
     def expected(query: str) -> set[tuple[Any, ...]]:
         found = raw.execute(query).fetchall()

@@ -1,6 +1,6 @@
 """Fixtures for file sources: a folder of files and a small pipeline over it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,10 @@ import pytest
 from tests import steps
 from tests.sources.shop import shop, shops
 from tests.store import Attempt
-from tidegate.jobs import Count, Files, Pipeline, State, Sum
+from tidegate.jobs import Count, Pipeline, State, Sum
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, choose
+from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
@@ -23,7 +24,7 @@ PER_NAME = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": S
 
 
 class Inbox:
-    """The folder `inbox` and the pipeline that reads it, of the same name so that all tests share one Spark session."""
+    """The folder `inbox`, others beside it, and a pipeline named `inbox` too, so that all tests share one Spark session."""
 
     routing: Routing = staticmethod(choose)
 
@@ -39,13 +40,21 @@ class Inbox:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
-    def declare(self, source: Files, **pipeline: Any) -> Pipeline:
+    def put(self, folder: str, rows: Iterable[tuple], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
+        """Write a CSV file into a folder beside the inbox; without a name, after the others there."""
+        place = self.settings.home / folder
+        place.mkdir(exist_ok=True)
+        path = place / (name or f"{len(list(place.iterdir())):03d}.csv")
+        path.write_text("".join(f"{','.join(map(str, row))}\n" for row in [tuple(columns), *rows]))
+        return path
+
+    def declare(self, source: Source, **pipeline: Any) -> Pipeline:
         """Declare and register the pipeline; by default it has one state per name."""
-        declared = Pipeline(name="inbox", source=source, **{"states": {"per_name": PER_NAME}, **pipeline})
+        declared = Pipeline(**{"name": "inbox", "source": source, "states": {"per_name": PER_NAME}, **pipeline})
         self._register(declared)
         return declared
 
-    def read(self, source: Files, files: int | None = None) -> list[tuple]:
+    def read(self, source: Source, files: int | None = None) -> list[tuple]:
         """Plan one batch without a ledger, and return its rows as Spark reads them, in order."""
         metadata = coordinator_of(source, self.settings).initialize_transaction(1, None, None)
         assert metadata is not None
@@ -60,8 +69,12 @@ class Inbox:
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
         return steps.plan(self.settings, pipeline, run_id=run_id)
 
-    def run(self, pipeline: Pipeline, run_id: str = "run") -> list[int]:
-        return steps.run(self.settings, pipeline, run_id, routing=self.routing)
+    def run(self, pipeline: Pipeline, run_id: str = "run", **options: Any) -> list[int]:
+        return steps.run(self.settings, pipeline, run_id, **{"routing": self.routing, **options})
+
+    def counts(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
+        """Return lines and amount of each name."""
+        return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
 
     def rows(self, pipeline: Pipeline, state: str = "per_name") -> list[Mapping[str, Any]]:
         """Return the state's rows in key order, without their txids."""
@@ -73,23 +86,25 @@ class Inbox:
         with StateStore.connect(self.settings) as store:
             return list(store.state_rows(spec))
 
-    def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1) -> str:
+    def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
         """Process a planned batch, check that it is refused without side effects, and return the error's line."""
-        before = self.rows(pipeline)
+        state = next(iter(pipeline.states))
+        before = self.all_rows(pipeline, state)
         with pytest.raises(error) as refusal:
-            steps.process(self.settings, pipeline, txid, owner="test", routing=self.routing)
+            steps.process(self.settings, pipeline, txid, owner="test", **{"routing": self.routing, **options})
         message = str(refusal.value)
         assert type(refusal.value) is error
         assert "\n" not in message
-        assert self.rows(pipeline) == before
+        assert self.all_rows(pipeline, state) == before
         with StateStore.connect(self.settings) as store:
             assert store.committed("inbox") == txid - 1
             history = store.batch_history("inbox", txid)
         assert history.status.phase == "halted"
         assert message in (history.status.waits_for or "")
-        assert [attempt["sealed_at"] for attempt in history.attempts] == [None] * len(history.attempts)
         assert history.attempts[-1]["error"] == f"{refusal.value.code}: {message}"
-        assert history.seals == []
+        sealed = [attempt["attempt"] for attempt in history.attempts if attempt["sealed_at"]]
+        assert [seal["attempt"] for seal in history.seals] == sealed
+        assert history.attempts[-1]["attempt"] not in sealed
         return message
 
 

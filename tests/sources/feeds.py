@@ -29,7 +29,32 @@ SCHEMA = {"name": "string", "amount": "int"}
 SECONDS = 60
 
 
-class FilesFeed:
+class Feed:
+    """Rows by their numbers, which a source gets two at a time."""
+
+    _rows = 0
+
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        """Add one or two rows; return them as the source has them."""
+        raise NotImplementedError
+
+    def put(self, count: int) -> list[tuple]:
+        rows = [(f"row {number}", number) for number in range(self._rows, self._rows + count)]
+        self._rows += count
+        return [row for start in range(0, count, 2) for row in self.add(rows[start : start + 2])]
+
+    def change(self) -> None:
+        raise NotPossible
+
+    def hide(self) -> Any:
+        raise NotPossible
+
+
+def csv_of(rows: list[tuple]) -> str:
+    return "name,amount\n" + "".join(f"{name},{amount}\n" for name, amount in rows)
+
+
+class FilesFeed(Feed):
     """A folder of CSV files of two rows, two files a batch."""
 
     def __init__(self, settings: Settings, *, name: str, first_row: int = 0, **source: Any) -> None:
@@ -39,13 +64,9 @@ class FilesFeed:
         self.source = Files(name, format="csv", schema=SCHEMA, max_files=2, **done, **source)
         self._rows, self._files = first_row, 0
 
-    def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        for start in range(0, count, 2):
-            self._files += 1
-            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
-            (self.folder / f"{self._files:03d}.csv").write_text("name,amount\n" + lines)
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        self._files += 1
+        (self.folder / f"{self._files:03d}.csv").write_text(csv_of(rows))
         return rows
 
     def change(self) -> None:
@@ -82,23 +103,19 @@ class InputsFeed:
         return self._first.hide()
 
 
-class DataFilesFeed:
+class DataFilesFeed(Feed):
     """A table of data files, two rows a version, two data files a batch; base class of the formats."""
 
     def __init__(self, source: Any, folder: Path) -> None:
         self.source = source
         self._folder = folder
-        self._rows = 0
 
     def append(self, rows: pa.Table) -> None:
         raise NotImplementedError
 
-    def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        for start in range(0, count, 2):
-            names, amounts = zip(*rows[start : start + 2], strict=True)
-            self.append(pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}))
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        names, amounts = zip(*rows, strict=True)
+        self.append(pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}))
         return rows
 
     def change(self) -> None:
@@ -107,9 +124,6 @@ class DataFilesFeed:
             before, content = path.stat(), path.read_bytes()
             path.write_bytes(content.replace(b"row 0", b"row 9"))
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    def hide(self) -> Any:
-        raise NotPossible
 
 
 class DeltaFeed(DataFilesFeed):
@@ -133,33 +147,25 @@ class IcebergFeed(DataFilesFeed):
         self._table.append(rows)
 
 
-class FixedFeed:
+class FixedFeed(Feed):
     def __init__(self) -> None:
         self._batches: list[list[tuple]] = []
-        self._rows = 0
 
     @property
     def source(self) -> FixedBatches:
         return FixedBatches(self._batches, SCHEMA)
 
-    def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        self._batches += [rows[start : start + 2] for start in range(0, count, 2)]
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        self._batches.append(rows)
         return rows
 
     def change(self) -> None:
         self._batches[0][0] = ("row 0", 9)
 
-    def hide(self) -> Any:
-        raise NotPossible
 
-
-class TableFeed:
+class TableFeed(Feed):
     def __init__(self, settings: Settings, *, by_time: bool) -> None:
         self._settings = settings
-        self._by_time = by_time
-        self._rows = 0
         # Each promise has a feed of its own, so it gets a table of its own.
         self.table = self._run("SELECT 'feed_' || count(*) FROM pg_tables WHERE tablename LIKE 'feed\\_%'")[0][0]
         when = "updated_at timestamptz DEFAULT clock_timestamp() NOT NULL, " if by_time else ""
@@ -175,9 +181,7 @@ class TableFeed:
             margin_seconds=0,
         )
 
-    def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
+    def add(self, rows: list[tuple]) -> list[tuple]:
         insert = f"INSERT INTO {self.table} (name, amount) VALUES (%s, %s) RETURNING {', '.join(self.source.schema)}"
         return [tuple(_as_spark_shows(value) for value in self._run(insert, row)[0]) for row in rows]
 
@@ -204,7 +208,7 @@ class Unhidable(TableFeed):
         raise NotPossible
 
 
-class ChangesFeed:
+class ChangesFeed(Feed):
     """The appended rows of another pipeline, two rows a txid, a txid a batch."""
 
     def __init__(self, settings: Settings, number: int) -> None:
@@ -214,22 +218,16 @@ class ChangesFeed:
         pipeline = Pipeline(name, Stream("transactional"), states)
         register_pipelines(settings, pipeline)
         self._spec = pipeline.spec
-        self._rows = 0
         self.source = Changes(f"{name}.{name}_rows", max_txids=1, partitions=2)
 
-    def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        pairs = [rows[start : start + 2] for start in range(0, count, 2)]
-        flow = Flow(self._settings, self._spec)
-        emitted = []
-        for txid, pair in zip(flow.plan(*map(len, pairs), run_id=f"run {self._rows}") or [], pairs, strict=True):
-            attempt = flow.start(txid)
-            flow.seal(attempt, flow.stage(attempt, self._spec.states[0], [(place, *row) for place, row in enumerate(pair)]))
-            flow.commit(txid)
-            emitted += [(txid, place, *row) for place, row in enumerate(pair)]
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        flow, placed = Flow(self._settings, self._spec), [(place, *row) for place, row in enumerate(rows)]
+        (txid,) = flow.plan(len(rows), run_id=rows[0][0]) or []
+        attempt = flow.start(txid)
+        flow.seal(attempt, flow.stage(attempt, self._spec.states[0], placed))
+        flow.commit(txid)
         flow.close()
-        return emitted
+        return [(txid, *row) for row in placed]
 
     def change(self) -> None:
         """Delete a row, which no role but the owner may do."""
@@ -237,27 +235,23 @@ class ChangesFeed:
             cursor.execute("SELECT set_config('tidegate.writer', %s, true)", [self._spec.name])
             cursor.execute(f"DELETE FROM state.{self._spec.states[0].name} WHERE name = 'row 0'")
 
-    def hide(self) -> Any:
-        raise NotPossible
 
-
-class ObjectsFeed:
+class ObjectsFeed(Feed):
     """Objects of two rows of CSV below a prefix, two objects a batch."""
 
     def __init__(self, bucket: Bucket, prefix: str = "in/box", **source: Any) -> None:
         self.bucket = bucket
         self._prefix = prefix
         self.source = Files(f"{bucket.url}/{prefix}", format="csv", schema=SCHEMA, max_files=2, **source)
-        self._rows = self._objects = 0
+        self._objects = 0
+
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        self._objects += 1
+        self.bucket.put(f"{self._prefix}/{self._objects:03d}.csv", csv_of(rows))
+        return rows
 
     def put(self, count: int) -> list[tuple]:
-        rows = [(f"row {self._rows + number}", self._rows + number) for number in range(count)]
-        self._rows += count
-        before = self._objects
-        for start in range(0, count, 2):
-            self._objects += 1
-            lines = "".join(f"{name},{amount}\n" for name, amount in rows[start : start + 2])
-            self.bucket.put(f"{self._prefix}/{self._objects:03d}.csv", "name,amount\n" + lines)
+        before, rows = self._objects, super().put(count)
         if self.source.manifests:
             names = (f"{number:03d}.csv\n" for number in range(before + 1, self._objects + 1))
             self.bucket.put(f"{self._prefix}/{self.source.manifests}/{before:03d}", "".join(names))
@@ -275,43 +269,34 @@ class ObjectsFeed:
         self.bucket.put(f"{self._prefix}/002.csv", content)
 
 
-class KafkaFeed:
-    """A topic of two partitions, two records a batch."""
+class KafkaFeed(Feed):
+    """A topic of two partitions, two records a batch.
+
+    A record cannot be changed, and partitions without a leader need a second broker: both have tests of their own.
+    """
 
     def __init__(self, settings: Settings, kind: Any) -> None:
         self._settings = settings
         self._admin = AdminClient({**kafka_client(settings), "log_level": 0})
         self._producer = Producer({**kafka_client(settings), "log_level": 0})
-        self._rows = 0
         self.topic = f"feed.{uuid.uuid4().hex[:12]}"
         self._admin.create_topics([NewTopic(self.topic, 2, 1)])[self.topic].result(SECONDS)
         assert wait_until(lambda: self.topic in self._admin.list_topics(timeout=SECONDS).topics, SECONDS)
         self.source = Kafka(self.topic, kind=kind, max_records=2)
 
-    def put(self, count: int) -> list[tuple]:
-        rows: list[tuple] = []
+    def add(self, rows: list[tuple]) -> list[tuple]:
+        put: list[tuple] = []
 
         def confirmed(error: Any, message: Any) -> None:
             assert error is None, error
             when = datetime.fromtimestamp(message.timestamp()[1] / 1000)
             place = (message.topic(), message.partition(), message.offset())
-            rows.append((bytearray(message.key()), bytearray(message.value()), *place, when))
+            put.append((bytes(message.key()), bytes(message.value()), *place, when))
 
-        for number in range(self._rows, self._rows + count):
-            self._producer.produce(
-                self.topic, key=f"row {number}", value=str(number), partition=number % 2, on_delivery=confirmed
-            )
-        self._rows += count
+        for name, number in rows:
+            self._producer.produce(self.topic, key=name, value=str(number), partition=number % 2, on_delivery=confirmed)
         assert self._producer.flush(SECONDS) == 0
-        return [tuple(bytes(value) if isinstance(value, bytearray) else value for value in row) for row in rows]
-
-    def change(self) -> None:
-        """Refuse: a record cannot be changed. A topic that was created again has its own tests."""
-        raise NotPossible
-
-    def hide(self) -> Any:
-        """Refuse: partitions without a leader need a second broker, which has its own tests."""
-        raise NotPossible
+        return put
 
 
 def _as_spark_shows(value: Any) -> Any:

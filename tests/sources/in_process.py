@@ -193,12 +193,41 @@ class Follower:
         return [{name: row[name] for name in names} for row in rows]
 
 
+class Table:
+    """A table of data files, planned and read in this process; each format has its own way to write it."""
+
+    def __init__(self, settings: Settings, source: Any) -> None:
+        self.settings = settings
+        self.source = source
+
+    def follow(self, **source: Any) -> Follower:
+        return Follower(self.settings, replace(self.source, **source))
+
+    def plan(self, source: DataFilesSource, previous: Any = None) -> Any:
+        """Return the metadata of the next batch, of a plan of its own."""
+        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
+
+    def plans(self, source: DataFilesSource, previous: Any = None) -> list[Any]:
+        """Return the metadata of all batches that are left, each of a plan of its own."""
+        found = []
+        while previous := self.plan(source, previous):
+            found.append(previous)
+        return found
+
+
 def stage_here(processor: Processor, attempt: Attempt) -> None:
     """Stage the counts and sums of a batch, and seal it.
 
     A pipeline may have several inputs. Its transform, if there is one, has a twin `in_process`, which makes rows of the rows of
     each input and reference.
     """
+    try:
+        _stage(processor, attempt)
+    except TidegateError as error:
+        raise type(error)(str(error), **attempt.identity) from error
+
+
+def _stage(processor: Processor, attempt: Attempt) -> None:
     store, pipeline = processor._store, processor._pipeline
     # This process' tasks find their password in its file.
     passfile = f"passfile='{store.settings.pg_passfile}'"

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -18,12 +17,10 @@ import pytest
 from obstore.store import S3Store
 
 from tests.jars import fetch_or_skip
-from tests.servers import running_stack
 from tidegate.jobs.sources.files.stores import object_places
 from tidegate.stack.components import java_libraries
 from tidegate.stack.components.server_process import reserve_port, wait_until
 from tidegate.stack.components.spark import java_program
-from tidegate.state_store import Settings
 
 KEY, SECRET = "tidegate-tests", "not-a-secret-of-anyone"
 SECONDS = 60
@@ -165,45 +162,3 @@ def running_server(kind: type[S3Server] = S3Server) -> Iterator[S3Server]:
         opened.callback(server.stop)
         server.start()
         yield server
-
-
-@contextmanager
-def stack_beside_s3(home: Path, kind: type[S3Server] = S3Server) -> Iterator[tuple[Settings, S3Server]]:
-    fetch_or_skip(*spark_packages().split(","))
-    with running_server(kind) as server, pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TIDEGATE_SPARK_PACKAGES", spark_packages())
-        with running_stack(home) as settings:
-            yield settings, server
-
-
-@contextmanager
-def many_objects(count: int) -> Iterator[str]:
-    """Run a server that lists this many made-up objects in each bucket; yield its address, which is in the environment."""
-    with ExitStack() as opened:
-        environment = opened.enter_context(pytest.MonkeyPatch.context())
-        port = reserve_port(None, opened)
-        endpoint = f"http://127.0.0.1:{port}"
-        process = subprocess.Popen([sys.executable, "-m", "tests.sources.listing_server", str(port)], cwd=PROJECT)
-        opened.callback(process.wait)
-        opened.callback(process.kill)
-        set_count(endpoint, count)
-        usual = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"}
-        for name, value in {**usual, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}.items():
-            environment.setenv(name, value)
-        yield endpoint
-
-
-def set_count(endpoint: str, count: int) -> None:
-    def is_set() -> bool:
-        try:
-            request = urllib.request.Request(endpoint, data=str(count).encode(), method="PUT")
-            return bool(urllib.request.urlopen(request).status == 200)
-        except URLError:
-            return False
-
-    assert wait_until(is_set, SECONDS)
-
-
-def pages_asked_for(endpoint: str) -> int:
-    """Return how many pages a listing server was asked for since the last time."""
-    return int(urllib.request.urlopen(f"{endpoint}/requests").read())

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,120 +13,76 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from tests import steps
 from tests.sources.feeds import SCHEMA
-from tests.sources.in_process import Follower
-from tidegate.jobs import Delta, Newest, Pipeline, Rows
-from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.binding import coordinator_of
+from tests.sources.in_process import Table
+from tidegate.jobs import Delta
 from tidegate.jobs.sources.delta import plan
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import RangeExpired, SourceChanged, SourceUnreadable
 
 FEED = {"delta.enableChangeDataFeed": "true"}
-COLUMNS = {"name": "text", "amount": "integer"}
 
 
-class Table:
-    """A Delta table in the project folder, planned and read in this process."""
+class DeltaLakeTable(Table):
+    """A table in the project folder, with names and amounts."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        super().__init__(settings, Delta("sales", schema=SCHEMA))
         self.folder = settings.home / "sales"
         self.log = self.folder / "_delta_log"
-        self.source = Delta("sales", schema=SCHEMA)
 
     @property
     def delta(self) -> DeltaTable:
         return DeltaTable(str(self.folder))
 
-    def append(self, *rows: tuple[str, int], mode: Any = "append", **options: Any) -> None:
+    def append(self, *rows: tuple[str, int], mode: Any = "append", more: dict[str, Any] | None = None, **options: Any) -> None:
         names, amounts = zip(*rows, strict=True)
-        write_deltalake(
-            str(self.folder), pa.table({"name": names, "amount": pa.array(amounts, pa.int32())}), mode=mode, **options
-        )
-
-    def follow(self, **source: Any) -> Follower:
-        return Follower(self.settings, replace(self.source, **source))
+        columns = {"name": names, "amount": pa.array(amounts, pa.int32()), **(more or {})}
+        write_deltalake(str(self.folder), pa.table(columns), mode=mode, **options)
 
     def there(self, *columns: str) -> list[tuple]:
         found = self.delta.to_pyarrow_table(columns=list(columns) or None).to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
 
-    def plan(self, source: Delta, previous: Mapping[str, Any] | None = None) -> Any:
-        """Return the metadata of the next batch, of a plan of its own."""
-        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
-
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path: Path) -> DeltaLakeTable:
     """A table that is not there yet."""
-    return Table(Settings(home=tmp_path, min_file_age_seconds=0))
+    return DeltaLakeTable(Settings(home=tmp_path, min_file_age_seconds=0))
 
 
-@pytest.fixture
-def run(settings: Settings, register: Callable[..., None]) -> Callable[[Pipeline], list[tuple]]:
-    """A function that runs a pipeline with Spark, and returns the rows of its first state, without txids and positions."""
-    runs = count(1)
-
-    def run_all(pipeline: Pipeline) -> list[tuple]:
-        run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
-        rows = steps.rows(settings, pipeline)
-        names = [name for name in rows[0] if name not in ("txid", "position")] if rows else []
-        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
-
-    return run_all
-
-
-@pytest.mark.soak
 @pytest.mark.promise("decision:0042")
-def test_rows_are_read_once_by_versions_partitions_and_added_columns(
-    settings: Settings, register: Callable[..., None], run: Callable[[Pipeline], list[tuple]]
-) -> None:
-    """By Spark as in this process: odd partition values, files that OPTIMIZE wrote again, and a batch without files.
+def test_rows_are_read_once_by_versions_partitions_and_added_columns(table: DeltaLakeTable) -> None:
+    """With odd partition values, files that OPTIMIZE wrote again, and a batch without files."""
 
-    The pipeline quarantines, so its rows also have the names of their files.
-    """
-    table = Table(settings)
+    def append(day: str | None, *rows: tuple[str, int], **columns: Any) -> None:
+        more = {"day": pa.array([day] * len(rows), pa.string()), **columns}
+        table.append(*rows, more=more, partition_by=["day"], schema_mode="merge" if columns else None)
 
-    def append(day: str | None, *rows: tuple[Any, ...], **columns: Any) -> None:
-        names, amounts = zip(*rows, strict=True)
-        given = {"name": names, "amount": pa.array(amounts, pa.int32()), "day": pa.array([day] * len(rows), pa.string())}
-        write_deltalake(str(table.folder), pa.table(given | columns), mode="append", partition_by=["day"], **options)
-
-    options: dict[str, Any] = {}
-    source = replace(table.source, partitions={"day": "string"}, max_files=2)
-    pipeline = Pipeline("inbox", source, {"appended": Rows({**COLUMNS, "day": "text"})}, on_poison="quarantine")
-    register(pipeline)
-    follower = Follower(settings, source)
+    follower = table.follow(partitions={"day": "string"}, max_files=2)
     append("2026-01-01", ("a", 1), ("b", 2))
     append("50% a=b/c ü", ("c", 3))
     append(None, ("d", 4))
-    assert run(pipeline) == table.there() == follower.run()
+    assert follower.run() == table.there()
     append("2026-01-01", ("e", 5))
     table.delta.optimize.compact()
     table.delta.create_checkpoint()
     append("2026-01-02", ("f", 6))
     table.delta.optimize.z_order(["name"])
-    assert run(pipeline) == table.there() == follower.run()
+    assert follower.run() == table.there()
     assert len(follower.rows) == 6
 
-    options["schema_mode"] = "merge"
     append("2026-01-03", ("g", 7), shop=pa.array(["here"]))
-    assert run(pipeline) == table.there("name", "amount", "day") == follower.run()
-
-
-def test_a_column_that_was_added_is_null_in_older_files(table: Table) -> None:
-    table.append(("a", 1))
-    table.delta.alter.add_columns([Field("shop", PrimitiveType("string"))])
-    rows = pa.table({"name": ["b"], "amount": pa.array([2], pa.int32()), "shop": ["here"]})
-    write_deltalake(str(table.folder), rows, mode="append")
+    assert follower.run() == table.there("name", "amount", "day")
     for amount in ("int", "bigint"):
-        follower = table.follow(schema={"name": "string", "amount": amount, "shop": "string"})
-        assert follower.run() == [("a", 1, None), ("b", 2, "here")] == table.there()
+        follower = table.follow(schema={"name": "string", "amount": amount, "shop": "string"}, partitions={"day": "string"})
+        follower.run()
+        assert sorted((row["name"], row["shop"]) for row in follower.rows) == [
+            (n, "here" if n == "g" else None) for n in "abcdefg"
+        ]
 
 
-def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
+def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: DeltaLakeTable) -> None:
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     assert table.follow(starting_version=1).run() == [("c", 3)]
@@ -142,7 +96,7 @@ def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Tabl
 @pytest.mark.promise("limit:NAMES_AT_ONCE", "decision:0042")
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_snapshot_is_read_on_while_the_table_goes_on(
-    table: Table, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
+    table: DeltaLakeTable, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool
 ) -> None:
     monkeypatch.setattr(plan, "NAMES_AT_ONCE", 2)
     for number in range(7):
@@ -166,7 +120,7 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(
     assert table.follow(max_files=1).run() == table.there()
 
 
-def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
+def test_a_version_is_cut_into_batches_and_read_on(table: DeltaLakeTable) -> None:
     table.append(("first", 0))
     source = replace(table.source, max_files=3)
     follower = table.follow(max_files=3)
@@ -181,18 +135,18 @@ def test_a_version_is_cut_into_batches_and_read_on(table: Table) -> None:
     assert follower.run() == table.there()
 
 
-def _added(table: Table, name: str, amount: int) -> dict[str, Any]:
+def _added(table: DeltaLakeTable, name: str, amount: int) -> dict[str, Any]:
     path = table.folder / name
     pq.write_table(pa.table({"name": [name], "amount": pa.array([amount], pa.int32())}), path)
     size = path.stat().st_size
     return {"path": name, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": True}
 
 
-def _write_version(table: Table, version: int, actions: list[str]) -> None:
+def _write_version(table: DeltaLakeTable, version: int, actions: list[str]) -> None:
     (table.log / f"{version:020}.json").write_text("\n".join(actions) + "\n")
 
 
-def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: Table) -> None:
+def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read(table: DeltaLakeTable) -> None:
     table.append(("a", 1), ("b", 2))
     follower = table.follow()
     assert follower.run() == [("a", 1), ("b", 2)]
@@ -209,31 +163,14 @@ def test_what_is_deleted_or_rewritten_stops_planning_and_may_be_left_out_or_read
     assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4)], "RESTORE added rows that had counted"
 
 
-def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable[..., None]) -> None:
-    """Appended, updated, deleted, merged, overwritten and compacted: the newest rows per key are the table's.
-
-    After each in this process, and in the end in a state by Spark; updated rows would look like new ones without the record.
-    """
-    table = Table(settings)
+def test_changes_make_a_copy_of_the_table(table: DeltaLakeTable) -> None:
+    """Appended, updated, deleted, merged, overwritten and compacted: the newest rows per key are the table's."""
     table.append(("a", 1))
     with pytest.raises(SourceUnreadable, match=r"does not record changes: set its property delta\.enableChangeDataFeed"):
         table.plan(replace(table.source, changes=True))
     shutil.rmtree(table.folder)
     table.append(("a", 1), ("b", 2), ("c", 3), configuration=FEED)
-    source = replace(table.source, changes=True, max_files=1)
-
-    def versions(rows: Any) -> Any:
-        from pyspark.sql import functions as F  # noqa: PLC0415
-
-        gone = F.col("_change_type").isin("delete", "update_preimage")
-        return rows.withColumns({"gone": gone, "version": F.col("_commit_version"), "is_there": F.when(gone, 0).otherwise(1)})
-
-    copy = Newest(
-        {"name": "text"}, {"amount": "integer"}, order_by={"version": "bigint", "is_there": "integer"}, deleted="gone"
-    )
-    pipeline = Pipeline("inbox", source, transform=versions, states={"copied": copy})
-    register(pipeline)
-    follower = Follower(settings, source)
+    follower = table.follow(changes=True, max_files=1)
 
     def copied() -> list[tuple]:
         follower.run()
@@ -258,12 +195,9 @@ def test_changes_make_a_copy_of_the_table(settings: Settings, register: Callable
     assert copied() == table.there()
     table.append(("a", 5), ("e", 6), mode="overwrite")
     assert copied() == table.there() == [("a", 5), ("e", 6)]
-    run_pipeline(settings, replace(pipeline, source=replace(source, max_files=9)), run_id="all")
-    rows = [row for row in steps.rows(settings, pipeline) if not row["gone"]]
-    assert sorted((row["name"], row["amount"]) for row in rows) == table.there()
 
 
-def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
+def test_a_table_in_the_place_of_another_is_not_read(table: DeltaLakeTable) -> None:
     table.append(("a", 1))
     copy = table.folder.with_name("copy")
     shutil.copytree(table.folder, copy)
@@ -288,7 +222,7 @@ def test_a_table_in_the_place_of_another_is_not_read(table: Table) -> None:
         table.plan(table.source, found)
 
 
-def test_versions_and_files_that_were_removed_are_named(table: Table) -> None:
+def test_versions_and_files_that_were_removed_are_named(table: DeltaLakeTable) -> None:
     table.append(("a", 1))
     found = table.plan(table.source)
     for number in range(3):
@@ -335,7 +269,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> None:
+def test_a_table_that_would_be_misread_is_refused(table: DeltaLakeTable, what: str) -> None:
     changed, message = REFUSED[what]
     table.append(("a", 1))
     path = table.log / f"{0:020}.json"
@@ -352,7 +286,7 @@ def test_a_table_that_would_be_misread_is_refused(table: Table, what: str) -> No
         table.plan(table.source)
 
 
-def test_a_declaration_that_changes_is_compared_with_the_table_again(table: Table) -> None:
+def test_a_declaration_that_changes_is_compared_with_the_table_again(table: DeltaLakeTable) -> None:
     table.append(("a", 1), ("b", 2), configuration=FEED)
     source = replace(table.source, starting_version=0, max_files=1)
     found = table.plan(source)
@@ -379,7 +313,7 @@ def test_a_declaration_that_changes_is_compared_with_the_table_again(table: Tabl
         table.plan(source, previous)
 
 
-def test_a_file_whose_partition_the_log_does_not_say_is_refused(table: Table) -> None:
+def test_a_file_whose_partition_the_log_does_not_say_is_refused(table: DeltaLakeTable) -> None:
     """A removed file need not have it; its rows would be deleted under another key."""
     rows = pa.table({"name": ["a"], "amount": pa.array([1], pa.int32()), "day": ["x"]})
     write_deltalake(str(table.folder), rows, mode="append", partition_by=["day"])
@@ -389,7 +323,7 @@ def test_a_file_whose_partition_the_log_does_not_say_is_refused(table: Table) ->
         table.plan(replace(table.source, partitions={"day": "string"}))
 
 
-def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(table: Table) -> None:
+def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(table: DeltaLakeTable) -> None:
     """A deletion vector without a change file: to read the removed file alone would delete all of its rows."""
     table.append(("a", 1), ("b", 2), configuration=FEED)
     source = replace(table.source, changes=True, max_files=1)
@@ -401,7 +335,7 @@ def test_changes_of_some_rows_of_a_file_are_refused_before_any_of_the_version(ta
         table.plan(source, found)
 
 
-def test_what_is_no_table_is_refused(table: Table) -> None:
+def test_what_is_no_table_is_refused(table: DeltaLakeTable) -> None:
     with pytest.raises(SourceUnreadable, match="no Delta table: it has no folder _delta_log"):
         table.plan(table.source)
     table.log.mkdir(parents=True)
@@ -429,7 +363,7 @@ def test_a_declaration_that_makes_no_sense_is_refused(changed: dict[str, Any], m
         Delta(**{"table": "sales", "schema": SCHEMA, **changed})
 
 
-def test_versions_without_rows_move_the_position(table: Table) -> None:
+def test_versions_without_rows_move_the_position(table: DeltaLakeTable) -> None:
     """By a batch without rows; so their log may be removed, as it is after a time."""
     table.append(("a", 1))
     table.append(("b", 2))
@@ -449,7 +383,7 @@ def test_versions_without_rows_move_the_position(table: Table) -> None:
     assert table.plan(follower.source, table.plan(follower.source)) is None
 
 
-def test_the_next_generation_begins_the_table_again(table: Table) -> None:
+def test_the_next_generation_begins_the_table_again(table: DeltaLakeTable) -> None:
     for number in range(3):
         table.append((f"row {number}", number))
     first = replace(table.source, starting_version=0, max_files=1)
@@ -473,7 +407,7 @@ def test_the_next_generation_begins_the_table_again(table: Table) -> None:
     assert table.plan(table.source, {"files": [], "generation": 1})["version"] == 0, "after another kind of source"
 
 
-def test_an_instant_of_a_partition_needs_its_zone(table: Table) -> None:
+def test_an_instant_of_a_partition_needs_its_zone(table: DeltaLakeTable) -> None:
     at = pa.array([datetime(2026, 1, 2, 3)], pa.timestamp("us", "UTC"))
     write_deltalake(str(table.folder), pa.table({"name": ["a"], "at": at}), mode="append", partition_by=["at"])
     source = Delta("sales", schema={"name": "string"}, partitions={"at": "timestamp"})

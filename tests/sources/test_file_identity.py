@@ -3,11 +3,11 @@
 Ledger, plans, commits and acks are real; batches are read and counted in this process.
 """
 
+import gzip
 import logging
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +23,6 @@ from tests.sources.in_process import Folder, counted_here, folder
 from tests.store import Attempt
 from tidegate.explain.why import explain
 from tidegate.jobs import Count, Files, Inputs, Pipeline, State, Sum
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.files.done_folder import DoneFolder
 from tidegate.state_store import StateStore
@@ -45,10 +44,6 @@ def files(kind: Any = "opaque", **source: Any) -> Files:
 def declare(inbox: Inbox, source: Files) -> Pipeline:
     """Declare the pipeline with an opaque state, which suits every kind of source."""
     return inbox.declare(source, states={"per_name": OPAQUE})
-
-
-def counts(inbox: Inbox, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-    return {row["name"]: (row["lines"], row["amount"]) for row in inbox.rows(pipeline)}
 
 
 def lines(*names: str) -> str:
@@ -103,7 +98,7 @@ def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, 
     inbox.run(pipeline, "third")
 
     read = {line.split(",")[0] for file in inbox.folder.rglob("*.csv") for line in file.read_text().splitlines()[1:]}
-    assert counts(inbox, pipeline) == dict.fromkeys(read, (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys(read, (1, 1))
 
 
 def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +122,7 @@ def test_the_ledger_is_asked_for_some_names_at_a_time(inbox: Inbox, monkeypatch:
     for number in range(1, 20, 2):
         inbox.write(f"{number:02}.csv", lines("b"))
     assert inbox.run(pipeline, "second") == [2]
-    assert counts(inbox, pipeline) == {"a": (10, 10), "b": (10, 10)}
+    assert inbox.counts(pipeline) == {"a": (10, 10), "b": (10, 10)}
 
 
 @pytest.mark.sampled(2)
@@ -158,7 +153,7 @@ def test_a_file_that_changed_after_it_counted_is_named(inbox: Inbox, kind: str, 
         file.rename(inbox.folder / "3.csv")
     inbox.run(pipeline, "third")
     expected = "abcd" if grows else "abdxy"
-    assert counts(inbox, pipeline) == dict.fromkeys(expected, (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys(expected, (1, 1))
 
 
 def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
@@ -173,23 +168,7 @@ def test_files_of_a_skipped_batch_are_taken(inbox: Inbox) -> None:
     assert inbox.run(pipeline, "second") == [2]
     touch(inbox)
     assert inbox.run(pipeline, "third") == []
-    assert counts(inbox, pipeline) == {"b": (1, 1)}
-
-
-def test_a_batch_that_is_planned_differently_is_never_taken_for_the_old_one(inbox: Inbox) -> None:
-    pipeline = declare(inbox, files("opaque", max_files=1))
-    paths = [inbox.write(f"{name}.csv", lines(name)) for name in "abc"]
-    assert inbox.plan(pipeline, "first") == [1, 2, 3]
-    aside = [path.rename(inbox.folder.parent / path.name) for path in paths[:2]]
-    with pytest.raises(Exception, match="The batch is planned again"):
-        steps.process(inbox.settings, pipeline, 1, owner="run")
-    steps.process(inbox.settings, pipeline, 1, owner="run")  # takes c
-    aside[1].rename(paths[1])
-    steps.complete(inbox.settings, pipeline, 1, 2, 3)
-    aside[0].rename(paths[0])
-    inbox.run(pipeline, "second")
-
-    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+    assert inbox.counts(pipeline) == {"b": (1, 1)}
 
 
 @pytest.mark.sampled(1)
@@ -207,7 +186,7 @@ def test_planned_files_are_read_whatever_the_declaration_becomes(inbox: Inbox, c
     inbox.write("f.CSV" if "glob" in change else "f.csv", lines("f"))
     inbox.run(changed, "second")
     inbox.run(changed, "third")
-    assert counts(inbox, changed) == dict.fromkeys("abcdef", (1, 1))
+    assert inbox.counts(changed) == dict.fromkeys("abcdef", (1, 1))
 
 
 def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> None:
@@ -225,7 +204,7 @@ def test_planned_files_of_another_folder_are_not_passed_over(inbox: Inbox) -> No
     assert steps.history(inbox.settings, 1).status.phase == "halted"
     first.rename(elsewhere / "a.csv")
     inbox.run(moved, "second")
-    assert counts(inbox, moved) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(moved) == {"a": (1, 1), "b": (1, 1)}
 
 
 def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
@@ -234,6 +213,84 @@ def abandon(inbox: Inbox, pipeline: Pipeline, txid: int) -> None:
         attempt = store.start_attempt(pipeline.spec, txid, "test")
         assert isinstance(attempt, Attempt)
         store.fail_attempt(attempt, "test")
+
+
+# ------------------------------------------------------------------------------------- another file of the same name
+
+
+def copied(file: Path, other: Path) -> None:
+    shutil.copy2(other, file)
+
+
+def moved(file: Path, other: Path) -> None:
+    other.replace(file)
+
+
+def written(file: Path, other: Path) -> None:
+    """As a program that writes into the file, and puts back its time."""
+    file.write_bytes(other.read_bytes())
+    os.utime(file, ns=(0, other.stat().st_mtime_ns))
+
+
+def other_of(file: Path) -> Path:
+    other = file.parent.parent / "other"
+    other.write_text(file.read_text().replace("a", "z"))
+    os.utime(other, ns=(0, file.stat().st_mtime_ns))
+    return other
+
+
+@pytest.mark.promise("I11")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("replace", [copied, moved, written], ids=lambda f: f.__name__)
+def test_a_file_of_the_same_size_and_time_is_read_and_named(
+    inbox: Inbox, kind: str, replace: Callable[[Path, Path], None]
+) -> None:
+    pipeline = declare(inbox, files(kind))
+    file = inbox.write("1.csv", HEADER + "a,1\n")
+    inbox.run(pipeline, "first")
+    replace(file, other_of(file))
+
+    with pytest.raises(SourceChanged, match=r"1\.csv has changed since it counted in txid 1"):
+        inbox.run(pipeline, "second")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compressed_file_that_was_broken_and_is_repaired_is_read_by_the_advice(inbox: Inbox, kind: str) -> None:
+    """What was planned cannot be read, so it is of no use to put it back."""
+    pipeline = declare(inbox, files(kind, glob="*.gz"))
+    whole = gzip.compress(lines("a", "b").encode())
+    file = inbox.write("1.csv.gz", whole[:-5])
+    with pytest.raises(SourceUnreadable, match="cannot be read to its end"):
+        inbox.run(pipeline, "first")
+    file.write_bytes(whole)
+    if kind == "transactional":
+        with pytest.raises(SourceChanged, match=r"1\.csv\.gz changed .* give the batch up: tidegate skip PIPELINE TXID"):
+            inbox.run(pipeline, "second")
+        with StateStore.connect(inbox.settings) as store:
+            store.skip_batch(pipeline.spec, 1, "me", "it was broken")
+    inbox.run(pipeline, "third")
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_was_skipped_and_then_completed_is_read(inbox: Inbox, kind: str) -> None:
+    pipeline = inbox.declare(files(kind, max_files=1), states=declare(inbox, files(kind)).states)
+    file = inbox.write("1.csv", HEADER + "a,1\nb,ha")
+    half = file.read_bytes()
+    inbox.plan(pipeline, "run")
+    with pytest.raises(Exception, match="is no int"):
+        steps.process(inbox.settings, pipeline, 1, owner="run")
+    file.write_text(lines("a", "b"))
+    with StateStore.connect(inbox.settings) as store:
+        store.skip_batch(pipeline.spec, 1, "me", "half a line")
+
+    assert inbox.run(pipeline, "second") == [2]
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
+    file.write_bytes(half)
+    assert inbox.run(pipeline, "third") == []
+    file.write_text(lines("a", "b", "c"))
+    with pytest.raises(SourceChanged, match="has changed since it counted in txid 2"):
+        inbox.run(pipeline, "fourth")
 
 
 # ------------------------------------------------------------------------------------------------------ done folder
@@ -252,11 +309,11 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     inbox.run(pipeline, "first")
     inbox.write("a.csv", lines("a"))
     redo(inbox, pipeline, 2)
-    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("abcd", (1, 1))
     assert inbox.run(pipeline, "second") == []
     redo(inbox, pipeline, 2)
     redo(inbox, pipeline, 2)
-    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("abcd", (1, 1))
     lying = inbox.settings.home / "done" / "2" / "d.csv" if done else inbox.folder / "d.csv"
     content = lying.read_bytes()
     lying.unlink()
@@ -265,7 +322,7 @@ def test_a_redo_reads_the_files_of_its_batch_again(inbox: Inbox, done: str | Non
     lying.write_bytes(content)
     changed = inbox.declare(replace(pipeline.source, glob="*.CSV"), states={"per_name": OPAQUE}, version=2)  # type: ignore[type-var]
     redo(inbox, changed, 2)
-    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
 class Killed(BaseException):
@@ -286,14 +343,14 @@ def test_a_redo_that_dies_before_its_ack_owes_it(inbox: Inbox, monkeypatch: pyte
         dying.setattr("tidegate.jobs.engine.committing.ack", die)
         with pytest.raises(Killed):
             redo(inbox, pipeline, 1)
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
     assert new.exists()
 
     assert inbox.run(pipeline, "second") == []
     assert not new.exists(), "its ack was overdue"
     redo(inbox, pipeline, 1)
     assert inbox.run(pipeline, "third") == []
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,14 +371,14 @@ def test_a_late_ack_of_the_commit_before_a_redo_is_not_that_of_the_redo(inbox: I
 
     monkeypatch.setattr(StateStore, "note_ack", redo_meanwhile)
     inbox.run(pipeline, "first")
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
     new.write_text(lines("b", "c"))
     with pytest.raises(SourceChanged, match=r"2\.csv has changed since it counted in txid 1"):
         inbox.run(pipeline, "second")
     new.write_text(lines("b"))
     assert inbox.run(pipeline, "third") == []
     assert not new.exists(), "its ack was overdue"
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 @pytest.mark.sampled(1)
@@ -341,7 +398,7 @@ def test_a_name_comes_again_with_new_content(inbox: Inbox, kind: str, caplog: py
     file.write_text(lines("d"))
     assert inbox.run(pipeline, "new") == [4]
 
-    assert counts(inbox, pipeline) == dict.fromkeys("abcd", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("abcd", (1, 1))
 
 
 @pytest.mark.sampled(1)
@@ -359,7 +416,7 @@ def test_a_done_folder_ahead_of_the_ledger_is_refused(inbox: Inbox, kind: str) -
         inbox.run(pipeline, "restored")
     moved.rename(inbox.folder / "2.csv")
     assert inbox.run(pipeline, "as advised") == [2, 3]
-    assert counts(inbox, pipeline) == dict.fromkeys("abc", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("abc", (1, 1))
 
 
 def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
@@ -379,7 +436,7 @@ def test_an_ack_that_failed_is_not_noted(inbox: Inbox) -> None:
     with StateStore.connect(inbox.settings) as store:
         assert store.turn("inbox", 1).done
     assert inbox.run(pipeline, "second") == []
-    assert counts(inbox, pipeline) == {"a": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1)}
 
 
 def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox: Inbox) -> None:
@@ -397,7 +454,7 @@ def test_a_file_that_was_replaced_before_its_ack_is_neither_moved_nor_read(inbox
     file.rename(inbox.folder / "2.csv")
     steps.commit(inbox.settings, pipeline, 1, owner="again")
     inbox.run(pipeline, "third")
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
 
 @pytest.fixture
@@ -453,33 +510,12 @@ def test_a_young_file_is_named_and_delays_no_other(inbox: Inbox, kind: str, capl
     with caplog.at_level(logging.WARNING):
         assert inbox.run(pipeline, "first") == [1]
     assert "not planned yet, because they changed less than 3600 s ago and may still be written: 2.csv" in caplog.text
-    assert counts(inbox, pipeline) == dict.fromkeys("134", (1, 1))
+    assert inbox.counts(pipeline) == dict.fromkeys("134", (1, 1))
     os.utime(inbox.folder / "2.csv", (1_000_000_000, 1_000_000_000))
     assert inbox.run(pipeline, "second") == [2]
 
 
 # ------------------------------------------------------------------------------------------------------ other workers
-
-
-def test_runs_that_plan_at_once_count_each_file_once(inbox: Inbox) -> None:
-    pipeline = declare(inbox, files("opaque", done_folder="done", glob="*.csv"))
-    written = 0
-    for round_ in range(2):
-        for _ in range(6):
-            inbox.write(f"{written:02}.csv", lines(f"{written:02}"))
-            written += 1
-        names = [f"{round_}.{number}" for number in range(3)]
-        runs = [
-            threading.Thread(target=run_pipeline, args=(inbox.settings, pipeline), kwargs={"run_id": name}) for name in names
-        ]
-        for run in runs:
-            run.start()
-        for run in runs:
-            run.join(300)
-        for moved in (inbox.settings.home / "done").rglob("*.csv"):
-            shutil.copyfile(moved, inbox.folder / moved.name)
-    inbox.run(pipeline, "last")
-    assert counts(inbox, pipeline) == {f"{number:02}": (1, 1) for number in range(written)}
 
 
 def test_a_done_folder_that_cannot_be_used_is_refused_by_the_plan(folder: Folder) -> None:

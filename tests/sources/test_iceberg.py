@@ -3,8 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,30 +14,25 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.types import IntegerType, LongType, StringType
 
-from tests import steps
 from tests.sources.feeds import SCHEMA
 from tests.sources.iceberg_catalog import catalog
-from tests.sources.in_process import Follower
-from tidegate.jobs import Delta, Iceberg, Pipeline, Rows
-from tidegate.jobs.engine.local_run import run_pipeline
-from tidegate.jobs.sources.binding import coordinator_of
+from tests.sources.in_process import Table
+from tidegate.jobs import Delta, Iceberg
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import MalformedRecord, RangeExpired, SourceChanged, SourceUnavailable, SourceUnreadable
 
-COLUMNS = {"name": "text", "amount": "integer"}
 TYPES = pa.schema([("name", pa.string()), ("amount", pa.int32())])
 _tables = count(1)
 
 
-class Table:
-    """An Iceberg table with names and amounts, planned and read in this process."""
+class IcebergTable(Table):
+    """A table with names and amounts in the catalog of tests."""
 
-    def __init__(self, settings: Settings, partitioned_by: str | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, partitioned_by: str | None = None, **properties: str) -> None:
         self.name = f"sales.number_{next(_tables)}"
-        self.source = Iceberg(f"lake.{self.name}", schema=SCHEMA)
+        super().__init__(settings, Iceberg(f"lake.{self.name}", schema=SCHEMA))
         catalog().create_namespace_if_not_exists("sales")
-        self.create(partitioned_by)
+        self.create(partitioned_by, **properties)
 
     def create(self, partitioned_by: str | None = None, **properties: str) -> None:
         table = catalog().create_table(self.name, schema=TYPES, properties=properties)
@@ -59,23 +52,9 @@ class Table:
         """Add rows, in one snapshot and one file, or a file per partition."""
         self.iceberg.append(rows_of(*rows))
 
-    def follow(self, **source: Any) -> Follower:
-        return Follower(self.settings, replace(self.source, **source))
-
     def there(self, *columns: str) -> list[tuple]:
         found = self.iceberg.scan(selected_fields=columns or ("*",)).to_arrow().to_pylist()
         return sorted((tuple(row.values()) for row in found), key=repr)
-
-    def plan(self, source: Delta | Iceberg, previous: Mapping[str, Any] | None = None) -> Any:
-        """Return the metadata of the next batch, of a plan of its own."""
-        return coordinator_of(source, self.settings).initialize_transaction(1, previous, None)
-
-    def plans(self, source: Iceberg, previous: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return the metadata of all batches that are left, each of a plan of its own."""
-        found = []
-        while previous := self.plan(source, previous):
-            found.append(previous)
-        return found
 
     def expire(self, *snapshots: int) -> None:
         """Let snapshots expire as Iceberg's own library does: their children still name them; files that only they need go."""
@@ -111,9 +90,9 @@ def project(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def table(project: Settings) -> Table:
+def table(project: Settings) -> IcebergTable:
     """A table without rows."""
-    return Table(project)
+    return IcebergTable(project)
 
 
 def names(metadata: Mapping[str, Any]) -> list[str]:
@@ -121,27 +100,18 @@ def names(metadata: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.mark.promise("decision:0043")
-def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Settings, register: Callable[..., None]) -> None:
-    table = Table(settings, partitioned_by="name")
+def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(project: Settings) -> None:
+    table = IcebergTable(project, partitioned_by="name")
     follower = table.follow(max_files=2)
-    pipeline = Pipeline("inbox", follower.source, {"appended": Rows(COLUMNS)})
-    register(pipeline)
-    runs = count(1)
-
-    def run() -> list[tuple]:
-        run_pipeline(settings, pipeline, run_id=f"run {next(runs)}")
-        rows = steps.rows(settings, pipeline)
-        return sorted(((row["name"], row["amount"]) for row in rows), key=repr)
-
-    assert run() == follower.run() == []
+    assert follower.run() == []
     table.append(("a", 1), ("b", 2), ("50% a=b/c ü", 3), (None, 4), ("a", 5))
-    assert run() == follower.run() == table.there()
+    assert follower.run() == table.there()
     assert len(table.there()) == 5
     with table.iceberg.update_schema() as change:
         change.add_column("shop", StringType())
     table.iceberg.append(rows_of(("b", 6)).append_column("shop", pa.array(["here"])))
     table.append(("c", 7))
-    assert run() == follower.run() == table.there("name", "amount")
+    assert follower.run() == table.there("name", "amount")
     assert table.follow(schema={**SCHEMA, "shop": "string"}).run() == table.there()
     assert ("a", 1, None) in table.there()
 
@@ -151,7 +121,7 @@ def test_rows_are_read_once_by_snapshots_and_of_a_partitioned_table(settings: Se
     "properties", [{}, {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "2"}]
 )
 def test_a_place_in_a_snapshot_is_a_number_of_files(project: Settings, properties: dict[str, str]) -> None:
-    table = Table(project, partitioned_by="name")
+    table = IcebergTable(project, partitioned_by="name")
     table.iceberg.transaction().set_properties(properties).commit_transaction()
     for number in range(4):
         table.append((f"a{number}", number), (f"b{number}", number))
@@ -165,22 +135,19 @@ def test_a_place_in_a_snapshot_is_a_number_of_files(project: Settings, propertie
     assert [batch["taken"] for batch in (first, *rest)] == [1, 2, 3, 4, 5, 6, 7, None, 1, None]
 
 
-def test_a_batch_is_bounded_by_bytes(table: Table) -> None:
+def test_a_plan_takes_what_the_table_has_or_what_came_after_its_start(table: IcebergTable) -> None:
     for number in range(3):
         table.append(("a", number))
     assert [len(names(batch)) for batch in table.plans(replace(table.source, max_bytes=1))] == [1, 1, 1]
-
-
-def test_a_start_in_the_middle_leaves_out_what_was_there(table: Table) -> None:
-    for number in range(3):
-        table.append(("a", number))
     assert table.follow(starting_snapshot=table.snapshots[1]).run() == [("a", 1), ("a", 2)]
     with pytest.raises(SourceUnreadable, match=r"has no snapshot 12 on its branch main; the oldest that is left is \d+"):
         table.plan(replace(table.source, starting_snapshot=12))
+    table.iceberg.delete("amount = 0")
+    assert table.follow().run() == table.there() == [("a", 1), ("a", 2)]
 
 
 @pytest.mark.parametrize("how", ["delete of rows", "delete of a file", "overwrite"])
-def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) -> None:
+def test_a_snapshot_that_takes_rows_away_stops_planning(table: IcebergTable, how: str) -> None:
     table.append(("a", 1), ("b", 2))
     table.append(("c", 3))
     follower = table.follow()
@@ -200,14 +167,7 @@ def test_a_snapshot_that_takes_rows_away_stops_planning(table: Table, how: str) 
     assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("d", 4), *([("z", 26)] if how == "overwrite" else [])]
 
 
-def test_the_first_plan_takes_what_the_table_has_and_not_what_it_had(table: Table) -> None:
-    table.append(("a", 1), ("b", 2))
-    table.append(("c", 3))
-    table.iceberg.delete("name = 'a'")
-    assert table.follow().run() == table.there() == [("b", 2), ("c", 3)]
-
-
-def compact(table: Table) -> None:
+def compact(table: IcebergTable) -> None:
     """Write all files again as one, as rewrite_data_files does: by a snapshot that replaces files and changes no row."""
     from pyiceberg.io.pyarrow import _dataframe_to_data_files  # noqa: PLC0415 - after the environment is set
     from pyiceberg.table.snapshots import Operation  # noqa: PLC0415
@@ -227,7 +187,7 @@ def compact(table: Table) -> None:
         update.commit()
 
 
-def test_files_that_are_written_again_add_nothing(table: Table) -> None:
+def test_files_that_are_written_again_add_nothing(table: IcebergTable) -> None:
     """A batch without rows takes note of the compaction, so that its predecessors may expire."""
     table.append(("a", 1))
     table.append(("b", 2))
@@ -241,7 +201,7 @@ def test_files_that_are_written_again_add_nothing(table: Table) -> None:
     assert follower.run() == table.there()
 
 
-def test_a_snapshot_is_read_on_while_the_table_goes_on(table: Table) -> None:
+def test_a_snapshot_is_read_on_while_the_table_goes_on(table: IcebergTable) -> None:
     """Its files stay as long as it does, though the table has others."""
     for number in range(4):
         table.append(("a", number))
@@ -256,7 +216,7 @@ def test_a_snapshot_is_read_on_while_the_table_goes_on(table: Table) -> None:
         table.plan(one, first)
 
 
-def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -> None:
+def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: IcebergTable) -> None:
     for number in range(2):
         table.append(("a", number))
     follower = table.follow()
@@ -282,7 +242,7 @@ def test_a_position_whose_snapshot_expired_is_known_by_its_child(table: Table) -
         follower.run()
 
 
-def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
+def test_a_table_that_was_rolled_back_stops_planning(table: IcebergTable) -> None:
     table.append(("a", 1))
     table.append(("b", 2))
     follower = table.follow()
@@ -296,7 +256,7 @@ def test_a_table_that_was_rolled_back_stops_planning(table: Table) -> None:
     assert follower.run() == [("a", 1), ("b", 2), ("c", 3), ("c", 3)], "each row that was added counts once"
 
 
-def test_another_table_of_the_name_stops_planning(table: Table) -> None:
+def test_another_table_of_the_name_stops_planning(table: IcebergTable) -> None:
     table.append(("a", 1))
     follower = table.follow()
     follower.run()
@@ -321,7 +281,9 @@ def test_another_table_of_the_name_stops_planning(table: Table) -> None:
         (lambda schema: schema.delete_column("amount"), "has no column amount; it has name"),
     ],
 )
-def test_columns_that_were_renamed_or_dropped_are_refused(table: Table, change: Callable[[Any], None], problem: str) -> None:
+def test_columns_that_were_renamed_or_dropped_are_refused(
+    table: IcebergTable, change: Callable[[Any], None], problem: str
+) -> None:
     table.append(("a", 1))
     previous = table.plan(table.source)
     with table.iceberg.update_schema() as schema:
@@ -339,7 +301,9 @@ def test_columns_that_were_renamed_or_dropped_are_refused(table: Table, change: 
     assert table.plan(replace(table.source, schema={"name": "string"})) is not None
 
 
-def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
+@pytest.mark.parametrize("format_version", ["1", "2"])
+def test_a_wider_type_is_read_in_all_files(project: Settings, format_version: str) -> None:
+    table = IcebergTable(project, **{"format-version": format_version})
     table.append(("a", 1))
     with table.iceberg.update_schema() as schema:
         schema.update_column("amount", LongType())
@@ -348,35 +312,9 @@ def test_a_wider_type_is_read_in_all_files(table: Table) -> None:
     assert follower.run() == table.there() == [("a", 1), ("b", 2**40)]
 
 
-@pytest.mark.parametrize("format_version", ["1", "2"])
-def test_values_arrive_as_the_table_has_them(project: Settings, format_version: str) -> None:
-    day, time = date(1970, 1, 1), datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
-    values = {
-        "words": ("string", pa.string(), ["ü\n", "", None]),
-        "big": ("bigint", pa.int64(), [2**63 - 1, -(2**63), None]),
-        "small": ("int", pa.int32(), [2**31 - 1, -(2**31), None]),
-        "price": ("decimal(38,2)", pa.decimal128(38, 2), [Decimal("0.01"), Decimal("-1e35"), None]),
-        "day": ("date", pa.date32(), [day, date(9999, 12, 31), None]),
-        "at": ("timestamp", pa.timestamp("us", "UTC"), [time, time.replace(year=1969), None]),
-        "local": ("timestamp_ntz", pa.timestamp("us"), [datetime(2026, 3, 29, 2, 30), datetime(1, 1, 1), None]),
-        "yes": ("boolean", pa.bool_(), [True, False, None]),
-    }
-    catalog().create_namespace_if_not_exists("sales")
-    name = f"sales.types_{format_version}"
-    arrow = pa.table({column: pa.array(found, kind) for column, (_, kind, found) in values.items()})
-    table = catalog().create_table(name, arrow.schema, properties={"format-version": format_version})
-    table.append(arrow.slice(0, 1))
-    table.append(arrow.slice(1))
-    source = Iceberg(f"lake.{name}", schema={column: spark for column, (spark, *_) in values.items()}, max_files=1)
-    follower = Follower(project, source)
-    follower.run()
-    key = lambda row: repr(row["big"])  # noqa: E731
-    assert sorted(follower.rows, key=key) == sorted(table.scan().to_arrow().to_pylist(), key=key)
-
-
 def test_files_of_other_programs_are_read_if_they_have_the_columns(project: Settings) -> None:
     """A column that only the partition knows would be NULL, so a file without it is refused."""
-    table = Table(project, partitioned_by="name")
+    table = IcebergTable(project, partitioned_by="name")
     folder = Path(urlsplit(table.iceberg.location()).path) / "data"
     folder.mkdir(parents=True)
     pq.write_table(rows_of(("a", 1)), folder / "whole.parquet")
@@ -394,21 +332,21 @@ def test_files_of_other_programs_are_read_if_they_have_the_columns(project: Sett
 
 
 def test_a_column_of_the_partition_must_be_in_the_file(project: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tidegate.jobs.sources.iceberg.table import IcebergTable  # noqa: PLC0415
+    from tidegate.jobs.sources.iceberg import table as tables  # noqa: PLC0415 - after the environment is set
 
-    table = Table(project, partitioned_by="name")
+    table = IcebergTable(project, partitioned_by="name")
     table.append(("b", 2))
     (task,) = table.iceberg.scan().plan_files()
     path = Path(urlsplit(task.file.file_path).path)
     pq.write_table(rows_of(("b", 2)).select(["amount"]), path)
-    found = IcebergTable._data_file
+    found = tables.IcebergTable._data_file
     size = path.stat().st_size
-    monkeypatch.setattr(IcebergTable, "_data_file", lambda self, entry: replace(found(self, entry), size=size))
+    monkeypatch.setattr(tables.IcebergTable, "_data_file", lambda self, entry: replace(found(self, entry), size=size))
     with pytest.raises(MalformedRecord, match=r"column name of the schema is missing; it has amount\. Correct [^.]*with it\.$"):
         table.follow().run()
 
 
-def test_deletes_of_single_rows_are_refused(table: Table) -> None:
+def test_deletes_of_single_rows_are_refused(table: IcebergTable) -> None:
     table.append(("a", 1), ("b", 2))
     first = table.snapshots[0]
     delete_by_position(table)
@@ -421,7 +359,7 @@ def test_deletes_of_single_rows_are_refused(table: Table) -> None:
     assert (len(names(batch)), batch["snapshot"]) == (1, str(table.snapshots[1]))
 
 
-def delete_by_position(table: Table) -> None:
+def delete_by_position(table: IcebergTable) -> None:
     """Delete the first row of the first file as merge-on-read does, by a file of positions."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2  # noqa: PLC0415
     from pyiceberg.table.snapshots import Operation  # noqa: PLC0415
@@ -461,7 +399,7 @@ def delete_by_position(table: Table) -> None:
         update.commit()
 
 
-def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) -> None:
+def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: IcebergTable) -> None:
     table.append(("a", 1))
     planned = table.plan(table.source)
     (task,) = table.iceberg.scan().plan_files()
@@ -472,7 +410,7 @@ def test_a_data_file_that_is_gone_or_changed_is_refused_by_name(table: Table) ->
         table.plan(table.source)
 
 
-def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
+def test_metadata_that_is_gone_or_broken_is_named(table: IcebergTable) -> None:
     table.append(("a", 1))
     snapshot = table.iceberg.current_snapshot()
     (manifest,) = snapshot.manifests(table.iceberg.io)
@@ -489,7 +427,7 @@ def test_metadata_that_is_gone_or_broken_is_named(table: Table) -> None:
     assert len(names(table.plan(table.source))) == 1
 
 
-def test_a_table_of_another_format_before_says_nothing_of_this_one(table: Table) -> None:
+def test_a_table_of_another_format_before_says_nothing_of_this_one(table: IcebergTable) -> None:
     table.append(("a", 1))
     write_deltalake(str(table.settings.home / "sales"), rows_of(("b", 2)))
     delta = Delta("sales", schema=SCHEMA)
@@ -499,7 +437,7 @@ def test_a_table_of_another_format_before_says_nothing_of_this_one(table: Table)
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "elsewhere/../../other"])
-def test_a_data_file_outside_the_table_is_refused(table: Table, tmp_path: Path, place: str) -> None:
+def test_a_data_file_outside_the_table_is_refused(table: IcebergTable, tmp_path: Path, place: str) -> None:
     """So those who write the table's metadata cannot choose any file to be read."""
     folder = tmp_path / place
     (tmp_path / "elsewhere").mkdir()
@@ -510,7 +448,7 @@ def test_a_data_file_outside_the_table_is_refused(table: Table, tmp_path: Path, 
         table.plan(table.source)
 
 
-def test_columns_catalogs_and_tables_that_are_not_there(table: Table) -> None:
+def test_columns_catalogs_and_tables_that_are_not_there(table: IcebergTable) -> None:
     with pytest.raises(SourceUnreadable, match="has no column price; it has name, amount"):
         table.plan(replace(table.source, schema={"price": "int"}))
     with pytest.raises(SourceUnreadable, match=r"Catalog lake has no table nothing\.here"):
@@ -519,7 +457,7 @@ def test_columns_catalogs_and_tables_that_are_not_there(table: Table) -> None:
         table.plan(replace(table.source, table="pond.sales.orders"))
 
 
-def test_a_catalog_that_does_not_answer_is_tried_again(table: Table) -> None:
+def test_a_catalog_that_does_not_answer_is_tried_again(table: IcebergTable) -> None:
     """So nothing is said of the table."""
     with pytest.raises(SourceUnavailable, match=r"Catalog away does not answer for sales\.orders: ConnectionError"):
         table.plan(replace(table.source, table="away.sales.orders"))

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ import sqlalchemy as sa
 from pyspark.sql import functions as F
 
 from tests import steps
-from tests.sources.conftest import PER_NAME, SCHEMA
+from tests.sources.conftest import PER_NAME, SCHEMA, Inbox
 from tests.sources.feeds import TableFeed
 from tests.sources.in_process import counted_here
-from tidegate.jobs import Count, Files, Inputs, Pipeline, Reference, Rows, State, Sum
+from tidegate.jobs import Files, Inputs, Pipeline, Reference, Rows
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
@@ -24,7 +23,6 @@ from tidegate.state_store.base.errors import (
     DeclarationInvalid,
     RowsLost,
     SourceChanged,
-    SourceUnreadable,
     TidegateError,
 )
 
@@ -32,48 +30,6 @@ __all__ = ["counted_here"]  # a fixture
 
 Row = tuple[str, int]
 SEATS = {"name": "string", "seats": "int"}
-
-
-class Folders:
-    """Folders of CSV files, and the pipeline `inbox` over them, which shares its Spark session with other tests."""
-
-    def __init__(self, settings: Settings, register: Callable[..., None]) -> None:
-        self.settings = settings
-        self._register = register
-
-    def put(self, folder: str, rows: Iterable[Row], *, columns: Iterable[str] = SCHEMA, name: str | None = None) -> Path:
-        """Write one file; without a name, after the others of its folder."""
-        place = self.settings.home / folder
-        place.mkdir(exist_ok=True)
-        path = place / (name or f"{len(list(place.iterdir())):03d}.csv")
-        path.write_text("".join(f"{','.join(map(str, row))}\n" for row in [tuple(columns), *rows]))
-        return path
-
-    def declare(self, source: Inputs, **pipeline: Any) -> Pipeline:
-        """Declare and register the pipeline; by default it has one state per name."""
-        declared = Pipeline(**{"name": "inbox", "source": source, "states": {"per_name": PER_NAME}, **pipeline})
-        self._register(declared)
-        return declared
-
-    def run(self, pipeline: Pipeline, run_id: str, **options: Any) -> list[int]:
-        return steps.run(self.settings, pipeline, run_id, **options)
-
-    def state(self, pipeline: Pipeline) -> dict[str, tuple[int, int]]:
-        return {row["name"]: (row["lines"], row["amount"]) for row in steps.rows(self.settings, pipeline)}
-
-    def refused(self, pipeline: Pipeline, error: type[TidegateError], txid: int = 1, **options: Any) -> str:
-        """Process a batch that is refused without any effect; return the message."""
-        before = self.state(pipeline)
-        with pytest.raises(error) as raised:
-            steps.process(self.settings, pipeline, txid, owner="test", **options)
-        assert type(raised.value) is error
-        assert self.state(pipeline) == before
-        return str(raised.value)
-
-
-@pytest.fixture
-def folders(settings: Settings, register: Callable[..., None]) -> Folders:
-    return Folders(settings, register)
 
 
 def files(folder: str, schema: dict[str, str] | None = None, **source: Any) -> Files:
@@ -111,80 +67,69 @@ by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through th
 
 @pytest.mark.promise("decision:0030")
 @pytest.mark.parametrize("routing", ["chosen", pytest.param("safe", marks=pytest.mark.soak)])
-def test_merged_inputs_count_each_row_once(folders: Folders, routing: str) -> None:
-    merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"amount": "int", "name": "string"}, max_files=2)}))
+def test_merged_inputs_count_each_row_once(inbox: Inbox, routing: str) -> None:
+    merged = inbox.declare(Inputs({"a": files("a"), "b": files("b", {"amount": "int", "name": "string"}, max_files=2)}))
     rows: list[Row] = [(f"N{number % 7}", number) for number in range(40)]
     for number in range(3):
-        folders.put("a", rows[number * 4 : number * 4 + 4])
+        inbox.put("a", rows[number * 4 : number * 4 + 4])
     for number in range(3, 6):
         backwards = [(amount, name) for name, amount in rows[number * 4 : number * 4 + 4]]
-        folders.put("b", backwards, columns=("amount", "name"))
-    assert folders.run(merged, "first", routing=steps.ROUTINGS[routing]) == [1, 2, 3]
-    assert folders.state(merged) == summed(rows[:24])
+        inbox.put("b", backwards, columns=("amount", "name"))
+    assert inbox.run(merged, "first", routing=steps.ROUTINGS[routing]) == [1, 2, 3]
+    assert inbox.counts(merged) == summed(rows[:24])
 
-    (folders.settings.home / "a/000.csv").touch()
-    (folders.settings.home / "b/000.csv").touch()
-    assert folders.run(merged, "touched") == []
-    folders.put("b", [(9, "N9")], columns=("amount", "name"))
-    assert folders.run(merged, "second", routing=steps.ROUTINGS[routing]) == [4]
-    assert folders.state(merged) == summed([*rows[:24], ("N9", 9)])
-    with StateStore.connect(folders.settings) as store, store.engine.connect() as connection:
+    (inbox.settings.home / "a/000.csv").touch()
+    (inbox.settings.home / "b/000.csv").touch()
+    assert inbox.run(merged, "touched") == []
+    inbox.put("b", [(9, "N9")], columns=("amount", "name"))
+    assert inbox.run(merged, "second", routing=steps.ROUTINGS[routing]) == [4]
+    assert inbox.counts(merged) == summed([*rows[:24], ("N9", 9)])
+    with StateStore.connect(inbox.settings) as store, store.engine.connect() as connection:
         names = connection.scalars(sa.text("SELECT name FROM tidegate.source_file ORDER BY name")).all()
     assert names == [f"{name}/00{number}.csv" for name, count in (("a", 3), ("b", 4)) for number in range(count)]
 
 
-@by_ledger
-def test_a_file_that_changed_after_it_counted_is_named(folders: Folders) -> None:
-    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N2", 2)])
-    assert folders.run(merged, "first") == [1]
-    folders.put("b", [("N2", 3)], name="000.csv")
-    with pytest.raises(SourceChanged, match=r"/b/000\.csv has changed since it counted in txid 1"):
-        folders.run(merged, "second")
-
-
-def test_inputs_of_different_types_are_not_merged(folders: Folders) -> None:
+def test_inputs_of_different_types_are_not_merged(inbox: Inbox) -> None:
     """Spark would find a common type, and with it other values."""
-    merged = folders.declare(Inputs({"a": files("a"), "b": files("b", {"name": "string", "amount": "bigint"})}))
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N1", 1)])
-    assert steps.plan(folders.settings, merged, run_id="run") == [1]
-    message = folders.refused(merged, DeclarationInvalid)
+    merged = inbox.declare(Inputs({"a": files("a"), "b": files("b", {"name": "string", "amount": "bigint"})}))
+    inbox.put("a", [("N1", 1)])
+    inbox.put("b", [("N1", 1)])
+    assert inbox.plan(merged, "run") == [1]
+    message = inbox.refused(merged, DeclarationInvalid)
     assert "Inputs a and b are merged, but amount is int in a, and bigint in b." in message
 
 
 # joins within a batch
 
 
-def test_a_side_of_a_join_is_read_to_its_end(folders: Folders) -> None:
+def test_a_side_of_a_join_is_read_to_its_end(inbox: Inbox) -> None:
     """Also if the other side is exhausted, and each is a single task, so that Spark would join them without a shuffle."""
 
     def joined(inputs: Any) -> Any:
         return inputs["a"].where("amount > 100").join(inputs["b"].hint("merge"), "name")
 
-    pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
-    folders.put("a", [(f"N{number}", 1) for number in range(20)])
-    folders.put("b", [(f"N{number}", 1) for number in range(20)], columns=SEATS)
-    assert folders.run(pipeline, "run") == [1]
-    assert steps.history(folders.settings, 1).status.source_rows == 40
+    pipeline = inbox.declare(Inputs({"a": files("a"), "b": files("b", SEATS)}), transform=joined)
+    inbox.put("a", [(f"N{number}", 1) for number in range(20)])
+    inbox.put("b", [(f"N{number}", 1) for number in range(20)], columns=SEATS)
+    assert inbox.run(pipeline, "run") == [1]
+    assert steps.history(inbox.settings, 1).status.source_rows == 40
 
 
 @pytest.mark.soak
-def test_a_join_that_reads_rows_twice_says_what_to_do(folders: Folders) -> None:
+def test_a_join_that_reads_rows_twice_says_what_to_do(inbox: Inbox) -> None:
     def joined(inputs: Any, *, mark: Callable[[Any], Any]) -> Any:
         return inputs["a"].join(mark(inputs["b"].select("seats")), F.expr("amount < seats")).select("name", "amount")
 
     source = Inputs({"a": files("a"), "b": files("b", SEATS)})
-    pipeline = folders.declare(source, transform=partial(joined, mark=lambda rows: rows))
-    folders.put("a", [("N1", 1), ("N2", 2), ("N3", 9)])
-    folders.put("b", [("N1", 2), ("N2", 9)], columns=SEATS)
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+    pipeline = inbox.declare(source, transform=partial(joined, mark=lambda rows: rows))
+    inbox.put("a", [("N1", 1), ("N2", 2), ("N3", 9)])
+    inbox.put("b", [("N1", 2), ("N2", 9)], columns=SEATS)
+    assert inbox.plan(pipeline, "run") == [1]
     with pytest.raises(RowsLost, match=r"a join without equal columns, in which one side must be marked by broadcast\(\)"):
-        steps.process(folders.settings, pipeline, 1, owner="run")
+        steps.process(inbox.settings, pipeline, 1, owner="run")
     marked = replace(pipeline, transform=partial(joined, mark=F.broadcast))
-    steps.complete(folders.settings, marked, 1)
-    assert folders.state(marked) == summed([("N1", 1), ("N1", 1), ("N2", 2)])
+    steps.complete(inbox.settings, marked, 1)
+    assert inbox.counts(marked) == summed([("N1", 1), ("N1", 1), ("N2", 2)])
 
 
 MISUSES: list[tuple[Callable[..., Any], str]] = [
@@ -200,14 +145,14 @@ MISUSES: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-def test_a_transform_that_misuses_its_inputs_is_refused(folders: Folders) -> None:
-    folders.put("a", [("N1", 1)])
-    folders.put("planes", [("N1", 100)], columns=SEATS)
+def test_a_transform_that_misuses_its_inputs_is_refused(inbox: Inbox) -> None:
+    inbox.put("a", [("N1", 1)])
+    inbox.put("planes", [("N1", 100)], columns=SEATS)
     for version, (transform, message) in enumerate(MISUSES, start=1):
-        pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=transform, version=version)
-        assert steps.plan(folders.settings, pipeline, run_id=f"run {version}") == [1]
+        pipeline = inbox.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=transform, version=version)
+        assert inbox.plan(pipeline, f"run {version}") == [1]
         with pytest.raises(DeclarationInvalid, match=message):
-            steps.process(folders.settings, pipeline, 1, owner="run")
+            steps.process(inbox.settings, pipeline, 1, owner="run")
 
 
 # replays
@@ -233,127 +178,91 @@ def test_a_row_that_moves_to_another_input_is_found_by_the_acker(settings: Setti
         steps.process(settings, pipeline, 1, owner="third", mode="restage")
 
 
-@by_ledger
-def test_an_input_that_vanishes_stops_its_batches(folders: Folders) -> None:
-    pipeline = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N2", 2)])
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
-    folder = folders.settings.home / "b"
-    folder.rename(folder.with_name("away"))
-    assert "/b/000.csv is gone since its batch was planned" in folders.refused(pipeline, SourceChanged)
-    with pytest.raises(SourceUnreadable, match="/b does not exist"):
-        steps.plan(folders.settings, pipeline, run_id="other")
-    folder.with_name("away").rename(folder)
-    steps.complete(folders.settings, pipeline, 1)
-    assert folders.state(pipeline) == summed([("N1", 1), ("N2", 2)])
-
-
 # references
 
 
 @by_ledger
-@pytest.mark.promise("decision:0030")
-def test_each_txid_is_joined_with_its_own_version(folders: Folders) -> None:
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
-    planes = folders.put("planes", [("N1", 100), ("N2", 200)], columns=SEATS)
-    folders.put("a", [("N1", 0), ("N2", 0), ("N3", 0)])
-    assert folders.run(pipeline, "first") == [1]
-    folders.put("planes", [("N1", 1000), ("N3", 3000)], columns=SEATS, name=planes.name)
-    assert folders.run(pipeline, "nothing") == []
-    folders.put("planes", [("N2", 5)], columns=SEATS)
-    folders.put("a", [("N1", 0), ("N2", 0), ("N3", 0)])
-    assert folders.run(pipeline, "second") == [2]
-    expected = [("N1", 100), ("N2", 200), ("N1", 1000), ("N3", 3000), ("N2", 5)]
-    assert folders.state(pipeline) == summed(expected)
-    with StateStore.connect(folders.settings) as store:
-        versions = [store.source_metadata("inbox", txid)["references"]["planes"]["files"] for txid in (1, 2)]
-    assert [[file["name"] for file in version] for version in versions] == [["000.csv"], ["000.csv", "001.csv"]]
-    assert versions[0][0]["sha256"] != versions[1][0]["sha256"]
-
-
-@by_ledger
 @pytest.mark.promise("I11", "fault:reference-is-replaced-before-batch-has-committed:processing")
-def test_a_batch_is_refused_until_its_version_is_back(folders: Folders) -> None:
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
-    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
-    folders.put("a", [("N1", 0)])
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
+def test_a_batch_is_refused_until_its_version_is_back(inbox: Inbox) -> None:
+    pipeline = inbox.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=seats_of)
+    planes = inbox.put("planes", [("N1", 100)], columns=SEATS)
+    inbox.put("a", [("N1", 0)])
+    assert inbox.plan(pipeline, "run") == [1]
     content = planes.read_text()
     advice = "It is a reference of this batch: put back what was planned until the batch has committed"
     planes.write_text(content.replace("100", "101"))
-    message = folders.refused(pipeline, SourceChanged)
+    message = inbox.refused(pipeline, SourceChanged)
     assert f"{planes} changed since its batch was planned" in message
     assert advice in message
     planes.unlink()
-    assert f"{planes} is gone since its batch was planned. {advice}" in folders.refused(pipeline, SourceChanged)
+    assert f"{planes} is gone since its batch was planned. {advice}" in inbox.refused(pipeline, SourceChanged)
     planes.write_text(content)
-    folders.put("planes", [("N1", 7)], columns=SEATS)
-    steps.process(folders.settings, pipeline, 1, owner="first")
+    inbox.put("planes", [("N1", 7)], columns=SEATS)
+    steps.process(inbox.settings, pipeline, 1, owner="first")
     planes.write_text(content + "N2,7\n")
-    assert advice in folders.refused(pipeline, SourceChanged, mode="restage")
+    assert advice in inbox.refused(pipeline, SourceChanged, mode="restage")
     planes.write_text(content)
-    steps.process(folders.settings, pipeline, 1, owner="again", mode="restage")
-    steps.commit(folders.settings, pipeline, 1, owner="again")
-    assert folders.state(pipeline) == {"N1": (1, 100)}
+    steps.process(inbox.settings, pipeline, 1, owner="again", mode="restage")
+    steps.commit(inbox.settings, pipeline, 1, owner="again")
+    assert inbox.counts(pipeline) == {"N1": (1, 100)}
 
 
 @pytest.mark.soak
-def test_a_reference_that_changes_during_the_read_is_found(folders: Folders) -> None:
-    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
+def test_a_reference_that_changes_during_the_read_is_found(inbox: Inbox) -> None:
+    planes = inbox.put("planes", [("N1", 100)], columns=SEATS)
 
     def changing(inputs: Any) -> Any:
         planes.write_text(planes.read_text().replace("100", "101"))
         return seats_of(inputs)
 
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=changing)
-    folders.put("a", [("N1", 0)])
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1]
-    assert "changed since its batch was planned" in folders.refused(pipeline, SourceChanged)
+    pipeline = inbox.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=changing)
+    inbox.put("a", [("N1", 0)])
+    assert inbox.plan(pipeline, "run") == [1]
+    assert "changed since its batch was planned" in inbox.refused(pipeline, SourceChanged)
 
 
 @by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
-def test_kept_versions_survive_their_files(folders: Folders) -> None:
+def test_kept_versions_survive_their_files(inbox: Inbox) -> None:
     kept = replace(PLANES, keep_folder="kept")
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": kept}), transform=seats_of)
-    folders.put("planes", [("N1", 100)], columns=SEATS, name="planes.csv")
-    folders.put("a", [("N1", 0)])
-    assert steps.plan(folders.settings, pipeline, run_id="first") == [1]
-    folders.put("planes", [("N1", 200)], columns=SEATS, name="planes.csv")
-    folders.put("a", [("N1", 0)])
-    assert steps.plan(folders.settings, pipeline, run_id="second") == [1, 2]
-    shutil.rmtree(folders.settings.home / "planes")
+    pipeline = inbox.declare(Inputs({"a": files("a"), "planes": kept}), transform=seats_of)
+    inbox.put("planes", [("N1", 100)], columns=SEATS, name="planes.csv")
+    inbox.put("a", [("N1", 0)])
+    assert inbox.plan(pipeline, "first") == [1]
+    inbox.put("planes", [("N1", 200)], columns=SEATS, name="planes.csv")
+    inbox.put("a", [("N1", 0)])
+    assert inbox.plan(pipeline, "second") == [1, 2]
+    shutil.rmtree(inbox.settings.home / "planes")
     for txid, mode in ((1, "resume"), (2, "resume"), (1, "restage")):
-        steps.process(folders.settings, pipeline, txid, owner="run", mode=mode)
+        steps.process(inbox.settings, pipeline, txid, owner="run", mode=mode)
     for txid in (1, 2):
-        steps.commit(folders.settings, pipeline, txid, owner="run")
-    assert folders.state(pipeline) == {"N1": (2, 300)}
-    assert len(list((folders.settings.home / "kept").rglob("planes.csv"))) == 2
+        steps.commit(inbox.settings, pipeline, txid, owner="run")
+    assert inbox.counts(pipeline) == {"N1": (2, 300)}
+    assert len(list((inbox.settings.home / "kept").rglob("planes.csv"))) == 2
 
 
 @by_ledger
 @pytest.mark.promise("fault:reference-is-replaced-before-batch-has-committed:processing")
-def test_an_opaque_batch_is_planned_again_with_the_new_version(folders: Folders) -> None:
+def test_an_opaque_batch_is_planned_again_with_the_new_version(inbox: Inbox) -> None:
     per_name = replace(PER_NAME, kind="opaque")
     source = Inputs({"a": files("a"), "planes": PLANES}, kind="opaque")
-    pipeline = folders.declare(source, transform=seats_of, states={"per_name": per_name})
-    planes = folders.put("planes", [("N1", 100)], columns=SEATS)
-    folders.put("a", [("N1", 0)])
-    folders.put("a", [("N1", 0)])
-    assert steps.plan(folders.settings, pipeline, run_id="run") == [1, 2]
-    folders.put("planes", [("N1", 200)], columns=SEATS, name=planes.name)
+    pipeline = inbox.declare(source, transform=seats_of, states={"per_name": per_name})
+    planes = inbox.put("planes", [("N1", 100)], columns=SEATS)
+    inbox.put("a", [("N1", 0)])
+    inbox.put("a", [("N1", 0)])
+    assert inbox.plan(pipeline, "run") == [1, 2]
+    inbox.put("planes", [("N1", 200)], columns=SEATS, name=planes.name)
     with pytest.raises(TidegateError, match="The batch is planned again"):
-        steps.process(folders.settings, pipeline, 1, owner="first")
-    folders.run(pipeline, "again")
-    assert folders.state(pipeline) == {"N1": (2, 400)}
-    folders.put("planes", [("N1", 1)], columns=SEATS, name=planes.name)
-    steps.redo(folders.settings, pipeline, 2, owner="test", reason="other seats")
-    assert folders.state(pipeline) == {"N1": (2, 201)}
+        steps.process(inbox.settings, pipeline, 1, owner="first")
+    inbox.run(pipeline, "again")
+    assert inbox.counts(pipeline) == {"N1": (2, 400)}
+    inbox.put("planes", [("N1", 1)], columns=SEATS, name=planes.name)
+    steps.redo(inbox.settings, pipeline, 2, owner="test", reason="other seats")
+    assert inbox.counts(pipeline) == {"N1": (2, 201)}
 
 
 @pytest.mark.soak
-def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
+def test_rows_of_a_reference_may_be_used_twice(inbox: Inbox) -> None:
     states = {"per_name": PER_NAME, "route": Rows({"name": "text", "amount": "integer"})}
 
     def both_ends(inputs: Any) -> Any:
@@ -362,49 +271,54 @@ def test_rows_of_a_reference_may_be_used_twice(folders: Folders) -> None:
         second = planes.selectExpr("name AS other", "seats AS more")
         return first.join(second, F.col("other") == F.col("name"), "left").selectExpr("name", "seats + more AS amount")
 
-    pipeline = folders.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=both_ends, states=states)
-    folders.put("planes", [(f"N{number}", number) for number in range(50)], columns=SEATS)
-    folders.put("a", [(f"N{number % 60}", 0) for number in range(300)])
-    assert [done.txid for done in run_pipeline(folders.settings, pipeline, run_id="run").commits] == [1]
+    pipeline = inbox.declare(Inputs({"a": files("a"), "planes": PLANES}), transform=both_ends, states=states)
+    inbox.put("planes", [(f"N{number}", number) for number in range(50)], columns=SEATS)
+    inbox.put("a", [(f"N{number % 60}", 0) for number in range(300)])
+    assert [done.txid for done in run_pipeline(inbox.settings, pipeline, run_id="run").commits] == [1]
     expected: dict[str, list[int]] = defaultdict(list)
     for number in range(300):
         if number % 60 < 50:
             expected[f"N{number % 60}"].append(2 * (number % 60))
-    assert folders.state(pipeline) == {name: (len(amounts), sum(amounts)) for name, amounts in expected.items()}
+    assert inbox.counts(pipeline) == {name: (len(amounts), sum(amounts)) for name, amounts in expected.items()}
 
 
 # declarations that change
 
 
 @by_ledger
-def test_inputs_may_come_and_go_with_the_version(folders: Folders, register: Callable[..., None]) -> None:
+def test_inputs_may_come_and_go_with_the_version(inbox: Inbox, register: Callable[..., None]) -> None:
     one = Inputs({"a": files("a"), "b": files("b")})
-    first = folders.declare(one)
+    first = inbox.declare(one)
     rows = [("N1", 1), ("N2", 2), ("N3", 3), ("N4", 4)]
-    folders.put("a", rows[:1])
-    folders.put("b", rows[1:2])
-    assert folders.run(first, "first") == [1]
+    inbox.put("a", rows[:1])
+    inbox.put("b", rows[1:2])
+    assert inbox.run(first, "first") == [1]
 
     two = replace(first, source=Inputs({"b": files("b"), "c": files("c")}))
     with pytest.raises(DeclarationChanged, match="raise the pipeline's version"):
         register(two)
     two = replace(two, version=2)
     register(two)
-    folders.put("c", rows[2:3])
-    assert folders.run(two, "second") == [2]
+    inbox.put("c", rows[2:3])
+    assert inbox.run(two, "second") == [2]
     three = replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=3)
     register(three)
-    folders.put("a", rows[3:])
-    assert folders.run(three, "third") == [3]
-    assert folders.state(three) == summed(rows)
+    inbox.put("a", rows[3:])
+    assert inbox.run(three, "third") == [3]
+    assert inbox.counts(three) == summed(rows)
 
 
 @by_ledger
-def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, register: Callable[..., None]) -> None:
-    first = folders.declare(Inputs({"a": files("a"), "b": files("b")}))
-    folders.put("a", [("N1", 1)])
-    folders.put("b", [("N1", 1)])
-    assert steps.plan(folders.settings, first, run_id="run") == [1]
+def test_a_change_that_would_read_an_input_again_is_refused(inbox: Inbox, register: Callable[..., None]) -> None:
+    first = inbox.declare(Inputs({"a": files("a"), "b": files("b")}))
+    inbox.put("a", [("N1", 1)])
+    inbox.put("b", [("N1", 1)])
+    assert inbox.plan(first, "run") == [1]
+    single = Pipeline("single", files("a"), {"alone": PER_NAME})
+    register(single)
+    assert inbox.run(single) == [1]
+    with pytest.raises(DeclarationChanged, match=r"single has batches of one source: files .*new names"):
+        register(replace(single, source=first.source, version=2))
     renamed = replace(first, source=Inputs({"a": files("a"), "bees": files("b")}), version=2)
     with pytest.raises(DeclarationChanged, match=r"input b is called bees now.*Call it b again"):
         register(renamed)
@@ -412,29 +326,8 @@ def test_a_change_that_would_read_an_input_again_is_refused(folders: Folders, re
         register(replace(first, source=files("a"), version=2))
     register(replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=2))
     without_b = replace(first, source=Inputs({"a": files("a"), "c": files("c")}), version=2)
-    assert "planned with input b, which the pipeline does not declare any more" in folders.refused(without_b, SourceChanged)
+    assert "planned with input b, which the pipeline does not declare any more" in inbox.refused(without_b, SourceChanged)
     with_planes = replace(first, source=Inputs({**first.source.sources, "planes": PLANES}), version=3, transform=seats_of)  # type: ignore[attr-defined]
     register(with_planes)
-    folders.put("planes", [("N1", 1)], columns=SEATS)
-    assert "planned without reference planes" in folders.refused(with_planes, SourceChanged)
-
-
-@by_ledger
-def test_a_single_source_does_not_become_an_input(folders: Folders, register: Callable[..., None]) -> None:
-    """All its files would count again, under their new names."""
-    single = Pipeline(name="inbox", source=files("a"), states={"per_name": PER_NAME})
-    register(single)
-    folders.put("a", [("N1", 1)])
-    assert folders.run(single, "run") == [1]
-    with pytest.raises(DeclarationChanged, match=r"inbox has batches of one source: files .*new names"):
-        register(replace(single, source=Inputs({"a": files("a"), "b": files("b")}), version=2))
-
-
-def test_totals_need_no_column_of_any_input(folders: Folders) -> None:
-    states = {"total": State(aggregates={"lines": Count(), "amount": Sum("amount")})}
-    merged = folders.declare(Inputs({"a": files("a"), "b": files("b")}), states=states, tracking="off")
-    folders.put("a", [("N1", 1), ("N2", 2)])
-    folders.put("b", [("N1", 3)])
-    assert folders.run(merged, "run") == [1]
-    (row,) = steps.rows(folders.settings, merged)
-    assert (row["lines"], row["amount"]) == (3, 6)
+    inbox.put("planes", [("N1", 1)], columns=SEATS)
+    assert "planned without reference planes" in inbox.refused(with_planes, SourceChanged)

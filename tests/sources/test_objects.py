@@ -6,7 +6,7 @@ Objects are planned, read and counted in this process; `test_objects_in_spark.py
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,13 +22,14 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.utils.config import Config
 
 from tests import steps
+from tests.sources.conftest import Inbox
 from tests.sources.feeds import SCHEMA, ObjectsFeed
 from tests.sources.iceberg_catalog import load_catalog
 from tests.sources.in_process import Follower, ThisProcess, by_own_tasks, counted_here
-from tests.sources.s3 import Bucket, S3Server, many_objects, pages_asked_for, running_server
+from tests.sources.s3 import Bucket, S3Server, running_server
 from tests.store import Attempt
-from tidegate.jobs import Count, Delta, Files, FixedBatches, Iceberg, Inputs, Pipeline, State, Sum
-from tidegate.jobs.engine.local_run import run_pipeline
+from tidegate.jobs import Delta, Files, FixedBatches, Iceberg, Inputs
+from tidegate.jobs.sources import Source
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.files.completeness_markers import Markers
 from tidegate.jobs.sources.files.stores import buckets, object_places
@@ -47,7 +48,6 @@ __all__ = ["counted_here"]  # a fixture
 
 _numbers = count(1)
 ODD = ("with space.parquet", "50%25 off%.parquet", "grüße 😀.parquet", "a=b.parquet", "[x]{y}.parquet", "plus+&'!.parquet")
-STATE = State(key={"name": "text"}, aggregates={"lines": Count(), "amount": Sum("amount")})
 by_ledger = pytest.mark.usefixtures("counted_here")  # its batches go through the real ledger
 
 
@@ -74,10 +74,9 @@ def parquet(names: list[str], amounts: list[int], kind: pa.DataType | None = Non
     return content.getvalue()
 
 
-def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
-    with StateStore.connect(settings) as store:
-        spec = pipeline.spec.states[0]
-        return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
+def plan(source: Source, settings: Settings, previous: Any = None) -> Any:
+    """Return the metadata of the next batch, of a plan of its own."""
+    return coordinator_of(source, settings).initialize_transaction(1 if previous is None else 2, previous, None)
 
 
 VARIANTS = {"": {}, "opaque": {"kind": "opaque"}, "names grow": {"names_grow": True}, "manifests": {"manifests": "_lists"}}
@@ -123,26 +122,23 @@ def lake_of(bucket: Bucket) -> str:
 
 @by_ledger
 @pytest.mark.promise("decision:0034")
-def test_an_object_that_is_not_as_planned_is_never_read(
-    settings: Settings, register: Callable[..., None], bucket: Bucket
-) -> None:
+def test_an_object_that_is_not_as_planned_is_never_read(inbox: Inbox, bucket: Bucket) -> None:
     def put(amount: int) -> None:
         bucket.put("one.csv", f"name,amount\na,{amount}\n")
 
     put(1)
-    pipeline = Pipeline("inbox", Files(bucket.url, format="csv", schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
-    register(pipeline)
-    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    pipeline = inbox.declare(Files(bucket.url, format="csv", schema=SCHEMA), retry_delay_seconds=0)
+    assert inbox.plan(pipeline, "run") == [1]
     for spoil, message in ((lambda: put(2), "was overwritten"), (lambda: bucket.delete("one.csv"), "is gone")):
         spoil()
         with pytest.raises(SourceChanged, match=rf"s3a://{bucket.name}/one.csv {message} since its batch was planned"):
-            steps.process(settings, pipeline, 1, owner="test")
+            steps.process(inbox.settings, pipeline, 1, owner="test")
     put(1)
     # The server's times have whole seconds.
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
-    metadata = steps.metadata(settings, 1)
+    metadata = steps.metadata(inbox.settings, 1)
     attempt = Attempt("inbox", 1, 1, metadata)
-    emitter = emitter_of(pipeline.source, ThisProcess(), settings)  # type: ignore[arg-type]
+    emitter = emitter_of(pipeline.source, ThisProcess(), inbox.settings)  # type: ignore[arg-type]
     rows = emitter.emit_batch(attempt, metadata)
     assert list(rows.toLocalIterator()) == [("a", 1)]
     put(2)
@@ -155,48 +151,42 @@ def test_an_object_that_is_not_as_planned_is_never_read(
     with pytest.raises(SourceChanged, match="was overwritten"):
         object_places.pinned(object_places.place_of(Path(), bucket.url) / "one.csv", metadata["files"][0]).open()
     put(1)
-    run_pipeline(settings, pipeline, run_id="run")
-    assert stored(settings, pipeline) == [("a", 1, 1)]
+    inbox.run(pipeline, "run")
+    assert inbox.counts(pipeline) == {"a": (1, 1)}
     put(4)
     with pytest.raises(SourceChanged, match="has changed since it counted in txid 1"):
-        steps.plan(settings, pipeline, run_id="later")
+        inbox.plan(pipeline, "later")
 
 
 @by_ledger
 @pytest.mark.promise("decision:0034")
-def test_without_an_etag_the_content_identifies_an_object(
-    settings: Settings, register: Callable[..., None], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_etag_content_identifies_an_object(inbox: Inbox, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     described = buckets._info_of
     monkeypatch.setattr(buckets, "_info_of", lambda meta: replace(described(meta), etag=None))  # each S3 server has them
     bucket.put("one.csv", "name,amount\na,1\n")
-    pipeline = Pipeline("inbox", Files(bucket.url, format="csv", schema=SCHEMA), {"per_name": STATE}, retry_delay_seconds=0)
-    register(pipeline)
-    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    pipeline = inbox.declare(Files(bucket.url, format="csv", schema=SCHEMA), retry_delay_seconds=0)
+    assert inbox.plan(pipeline, "run") == [1]
     bucket.put("one.csv", "name,amount\na,2\n")
     with pytest.raises(SourceChanged, match="was overwritten since its batch was planned"):
-        steps.process(settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")
     bucket.put("one.csv", "name,amount\na,1\n")
-    steps.complete(settings, pipeline, 1)
+    steps.complete(inbox.settings, pipeline, 1)
     os.utime(bucket.folder / "one.csv", (1_700_000_000, 1_700_000_000))
-    assert steps.plan(settings, pipeline, run_id="later") == []
-    assert stored(settings, pipeline) == [("a", 1, 1)]
+    assert inbox.plan(pipeline, "later") == []
+    assert inbox.counts(pipeline) == {"a": (1, 1)}
 
 
 @by_ledger
-def test_names_that_grow_are_listed_from_the_last_one_on(
-    settings: Settings, register: Callable[..., None], bucket: Bucket
-) -> None:
+def test_names_that_grow_are_listed_from_the_last_one_on(inbox: Inbox, bucket: Bucket) -> None:
     growing = Files(f"{bucket.url}/grows", format="csv", schema=SCHEMA, names_grow=True, max_files=2)
-    pipeline = Pipeline("inbox", growing, {"per_name": STATE})
-    register(pipeline)
+    pipeline = inbox.declare(growing)
     for number in range(3):
         bucket.put(f"grows/{number}.csv", f"name,amount\na,{number}\n")
-    run_pipeline(settings, pipeline, run_id="one")
+    inbox.run(pipeline, "one")
     bucket.put("grows/00.csv", "name,amount\na,100\n")
     bucket.put("grows/3.csv", "name,amount\na,3\n")
-    run_pipeline(settings, pipeline, run_id="two")
-    assert stored(settings, pipeline) == [("a", 4, 6)]
+    inbox.run(pipeline, "two")
+    assert inbox.counts(pipeline) == {"a": (4, 6)}
 
 
 def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(project: Settings, bucket: Bucket) -> None:
@@ -214,28 +204,27 @@ def test_an_object_that_is_gone_for_a_moment_holds_up_later_names_that_grow(proj
         return describe(store, key, version)
 
     with patch.object(buckets.Bucket, "describe", replaced):
-        first = coordinator_of(source, project).initialize_transaction(1, None, None)
-        second = coordinator_of(source, project).initialize_transaction(2, first, None)
+        first = plan(source, project)
+        second = plan(source, project, first)
     assert [[file["name"] for file in found["files"]] for found in (first, second)] == [["1.csv"], ["2.csv", "3.csv"]]
 
     elsewhere = replace(source, folder=f"{bucket.url}/moved")
     bucket.put("moved/0.csv", "name,amount\na,0\n")
     bucket.put("moved/done", "")
-    third = coordinator_of(elsewhere, project).initialize_transaction(3, second, None)
+    third = plan(elsewhere, project, second)
     assert [file["name"] for file in third["files"]] == ["0.csv"], "the last name of another place was no name of this one"
 
 
-def planned(source: Files, settings: Settings, previous: Any = None, txid: int = 1) -> list[list[str]]:
+def planned(source: Files, settings: Settings, previous: Any = None) -> list[list[str]]:
     """Return the names of the objects of each batch that plans would give after a batch, one coordinator each."""
     batches = []
-    while found := coordinator_of(source, settings).initialize_transaction(txid, previous, None):
-        batches.append([file["name"] for file in found["files"]])
-        previous, txid = found, txid + 1
+    while previous := plan(source, settings, previous):
+        batches.append([file["name"] for file in previous["files"]])
     return batches
 
 
 @by_ledger
-def test_objects_are_read_as_manifests_name_them(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+def test_objects_are_read_as_manifests_name_them(inbox: Inbox, bucket: Bucket) -> None:
     source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests=f"{bucket.url}/lists/in", max_files=2)
     for name in ("a/1.csv", "b 2.csv", "3.csv", "4.csv", "unnamed.csv"):
         bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
@@ -251,25 +240,24 @@ def test_objects_are_read_as_manifests_name_them(settings: Settings, register: C
         pages.append(folder)
         return listing(store, folder, *arguments)
 
-    pipeline = Pipeline("inbox", source, {"per_name": STATE})
-    register(pipeline)
+    pipeline = inbox.declare(source)
     with patch.object(buckets.Bucket, "pages", seen):
         for number in range(4):
-            for txid in steps.plan(settings, pipeline, run_id=f"run {number}", max_batches=1):
-                steps.complete(settings, pipeline, txid)
+            for txid in steps.plan(inbox.settings, pipeline, run_id=f"run {number}", max_batches=1):
+                steps.complete(inbox.settings, pipeline, txid)
         assert set(pages) == {"lists/in"}
-    with StateStore.connect(settings) as store:
+    with StateStore.connect(inbox.settings) as store:
         batches = [[f["name"] for f in store.source_metadata("inbox", txid)["files"]] for txid in (1, 2)]
         assert store.committed("inbox") == 2
     assert batches == [["3.csv", "b 2.csv"], ["a/1.csv", "4.csv"]]
-    assert stored(settings, pipeline) == [(name, 1, 1) for name in ("3.csv", "4.csv", "a/1.csv", "b 2.csv")]
+    assert inbox.counts(pipeline) == dict.fromkeys(("3.csv", "4.csv", "a/1.csv", "b 2.csv"), (1, 1))
 
     bucket.put("lists/in/day=2/1", "unnamed.csv\n")
-    assert len(steps.plan(settings, pipeline, run_id="later")) == 1
+    assert len(inbox.plan(pipeline, "later")) == 1
     bucket.put("in/3.csv", "name,amount\nother content,1\n")
     bucket.put("lists/in/day=2/2", "3.csv\n")
     with pytest.raises(SourceChanged, match=r"3\.csv has changed since it counted in txid 1"):
-        steps.plan(settings, pipeline, run_id="last")
+        inbox.plan(pipeline, "last")
 
 
 def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bucket: Bucket) -> None:
@@ -298,27 +286,29 @@ def test_a_manifest_that_cannot_be_followed_stops_planning(project: Settings, bu
     ):
         refuses(content, SourceUnreadable, "/_lists/1 is no manifest: ")
     bucket.put("in/_lists/1", "1\n2\n")
-    first = coordinator_of(source, project).initialize_transaction(1, None, None)
-    assert planned(source, project, first, 2) == [["2"]]
+    first = plan(source, project)
+    assert planned(source, project, first) == [["2"]]
     assert planned(replace(source, min_age_seconds=3600), project) == []
     bucket.delete("in/_lists/1")
     with pytest.raises(SourceChanged, match=r"_lists/1 is gone, of which not all names have been read\. Put it back"):
-        planned(source, project, first, 2)
+        planned(source, project, first)
 
 
 @by_ledger
-def test_an_object_that_several_manifests_name_is_read_once(
-    settings: Settings, register: Callable[..., None], bucket: Bucket
-) -> None:
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=2)
-    pipeline = Pipeline("inbox", source, {"per_name": STATE})
-    register(pipeline)
-    for name in ("1", "2", "3"):
+def test_an_object_that_manifests_name_again_is_read_once(inbox: Inbox, bucket: Bucket) -> None:
+    """By several manifests, and by one that is written again, which is read from its beginning."""
+    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists/", max_files=1)
+    pipeline = inbox.declare(source)
+    for name in ("1", "2", "3", "4"):
         bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
-    for number, names in enumerate(("1\n2\n", "2\n3\n1\n", "1\n2\n3\n")):
+    for number, names in enumerate(("1\n2\n", "2\n1\n", "1\n2\n")):
         bucket.put(f"in/_lists/{number}", names)
-    run_pipeline(settings, pipeline, run_id="run")
-    assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
+    (txid,) = steps.plan(inbox.settings, pipeline, run_id="first", max_batches=1)
+    steps.complete(inbox.settings, pipeline, txid)
+    bucket.put("in/_lists/0", "3\n1\n2\n")
+    bucket.put("in/_lists/2", "4\n1\n2\n")
+    assert inbox.run(pipeline, "second") == [2, 3, 4]
+    assert inbox.counts(pipeline) == dict.fromkeys("1234", (1, 1))
 
 
 def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(project: Settings, bucket: Bucket) -> None:
@@ -334,7 +324,7 @@ def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(p
         return read(*arguments)
 
     with patch.object(buckets.Bucket, "read", overwritten), pytest.raises(SourceChanged, match="_lists/1"):
-        coordinator_of(source, project).initialize_transaction(1, None, None)
+        plan(source, project)
     assert planned(source, project) == [["1"], ["2"]]
 
 
@@ -342,25 +332,6 @@ def test_a_manifest_that_is_written_again_while_it_is_read_is_not_read_in_part(p
 def test_a_place_of_manifests_is_a_folder_below_the_source_or_a_url(manifests: str) -> None:
     with pytest.raises(ValueError, match="manifests"):
         Files("s3a://lake/in", "*", "csv", SCHEMA, manifests=manifests)
-
-
-@by_ledger
-def test_a_manifest_that_is_written_again_is_read_from_its_beginning(
-    settings: Settings, register: Callable[..., None], bucket: Bucket
-) -> None:
-    source = Files(f"{bucket.url}/in", "*", "csv", SCHEMA, manifests="_lists")
-    pipeline = Pipeline("inbox", source, {"per_name": STATE})
-    register(pipeline)
-    for name in ("1", "2", "3"):
-        bucket.put(f"in/{name}", f"name,amount\n{name},1\n")
-    bucket.put("in/_lists/1", "1\n2\n")
-    (txid,) = steps.plan(settings, pipeline, run_id="first", max_batches=1)
-    steps.complete(settings, pipeline, txid)
-    bucket.put("in/_lists/1", "3\n1\n2\n")
-    assert run_pipeline(settings, pipeline, run_id="second").txids == [2, 3]
-    with StateStore.connect(settings) as store:
-        assert [store.source_metadata("inbox", txid)["files"][0]["name"] for txid in (1, 2, 3)] == ["1", "3", "2"]
-    assert stored(settings, pipeline) == [("1", 1, 1), ("2", 1, 1), ("3", 1, 1)]
 
 
 def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, bucket: Bucket) -> None:
@@ -374,9 +345,9 @@ def test_the_last_name_of_an_idle_input_is_one_of_its_place(project: Settings, b
 
     bucket.put("in/4.csv", "name,amount\na,4\n")  # comes too late
     bucket.put("moved/0.csv", "name,amount\na,0\n")
-    assert coordinator_of(Inputs({"grows": grows, "others": others}), project).initialize_transaction(3, second, None) is None
+    assert plan(Inputs({"grows": grows, "others": others}), project, second) is None
     moved = Inputs({"grows": replace(grows, folder=f"{bucket.url}/moved"), "others": others})
-    third = coordinator_of(moved, project).initialize_transaction(3, second, None)
+    third = plan(moved, project, second)
     assert [file["name"] for file in third["inputs"]["grows"]["files"]] == ["0.csv"]
 
 
@@ -386,9 +357,7 @@ def test_an_empty_object_that_stands_for_a_folder_is_no_disorder(project: Settin
     stored = [meta for page in obstore.list(bucket.store, "in", chunk_size=10) for meta in page]
     placeholder = {**stored[0], "path": "in/out", "size": 0}
     with patch.object(obstore, "list", lambda *_arguments, **_options: [[stored[0], placeholder, stored[1]]]):
-        found = coordinator_of(
-            Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9), project
-        ).initialize_transaction(1, None, None)
+        found = plan(Files(f"{bucket.url}/in", "**/*.csv", "csv", SCHEMA, max_files=9), project)
     assert [file["name"] for file in found["files"]] == ["out.csv", "out/b.csv"]
 
 
@@ -462,23 +431,22 @@ def test_an_iceberg_table_is_followed(project: Settings, bucket: Bucket, monkeyp
 
 
 @by_ledger
-def test_folders_are_read_once_they_are_marked(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
+def test_folders_are_read_once_they_are_marked(inbox: Inbox, bucket: Bucket) -> None:
     def put(day: int, name: str, amount: int) -> None:
         bucket.put(f"in/dt=2026-01-0{day}/{name}", f"name,amount\na,{amount}\n")
 
     source = Files(f"{bucket.url}/in", "**/*.csv", format="csv", schema=SCHEMA, max_files=9, marker="_SUCCESS")
-    pipeline = Pipeline("marked", source, {"per_name": State(key={"name": "text"}, aggregates={"amount": Sum("amount")})})
-    register(pipeline)
+    pipeline = inbox.declare(source)
     put(1, "lost.csv", 1000)  # of a job that failed
     put(1, "rewritten.csv", 100)
     put(2, "first.csv", 10)
-    assert steps.plan(settings, pipeline, run_id="early") == []
+    assert inbox.plan(pipeline, "early") == []
     assert "2 folder(s) with files have no _SUCCESS yet, such as dt=2026-01-01: they are read" in (
-        source.held_back(settings) or ""
+        source.held_back(inbox.settings) or ""
     )
     grows = replace(source, names_grow=True)
     bucket.put("in/dt=2026-01-02/_SUCCESS", "")
-    assert coordinator_of(grows, settings).initialize_transaction(1, None, None) is None, "a later folder passed an earlier one"
+    assert plan(grows, inbox.settings) is None, "a later folder passed an earlier one"
 
     find = Markers._find
     looks: list[str] = []
@@ -493,9 +461,9 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
         return find(markers, marked)
 
     with patch.object(Markers, "_find", written_meanwhile):
-        run_pipeline(settings, pipeline, run_id="one")
-    assert [row["amount"] for row in steps.rows(settings, pipeline)] == [11]
-    assert source.held_back(settings) is None
+        inbox.run(pipeline, "one")
+    assert inbox.counts(pipeline) == {"a": (2, 11)}
+    assert source.held_back(inbox.settings) is None
 
     def begins_again(markers: Markers, marked: str) -> Any:
         """The job takes its marker away and begins again after the plan has looked for it."""
@@ -511,55 +479,65 @@ def test_folders_are_read_once_they_are_marked(settings: Settings, register: Cal
         patch.object(Markers, "_find", begins_again),
         pytest.raises(SourceUnavailable, match=r"dt=2026-01-03 lost its _SUCCESS, or got another one, while its files were"),
     ):
-        coordinator_of(source, settings).initialize_transaction(2, None, None)
+        plan(source, inbox.settings, None)
 
 
 def test_who_may_not_read_is_told_what_to_do(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Files(bucket.url, format="csv", schema=SCHEMA)
     bucket.put("one.csv", "name,amount\na,1\n")
 
-    def plan(of: Files) -> Any:
+    def plan_again(of: Files) -> Any:
         object_places._store.cache_clear()
-        return coordinator_of(of, project).initialize_transaction(1, None, None)
+        return plan(of, project)
 
-    assert plan(source) is not None
+    assert plan_again(source) is not None
     with pytest.raises(SourceUnreadable, match=r"s3a://absent does not exist for the store that was asked \(http://127"):
-        plan(replace(source, folder="s3a://absent/prefix"))
+        plan_again(replace(source, folder="s3a://absent/prefix"))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-0123")
     with pytest.raises(SourceUnreadable, match=r"the store .* refuses the credentials of this process") as refused:
-        plan(source)
+        plan_again(source)
     assert "wrong-secret-0123" not in str(refused.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(SourceUnavailable, match=r"the store \(http://127.0.0.1:9\) does not answer"):
-        plan(source)
+        plan_again(source)
     monkeypatch.undo()
     object_places._store.cache_clear()
 
 
 @pytest.mark.promise("decision:0034")
-def test_a_plan_lists_no_further_than_it_needs(project: Settings) -> None:
-    def planned(batches: int, *, previous: Any = None, names_grow: bool = False) -> int:
-        source = Files("s3a://many/in", schema={"name": "string"}, max_files=100, names_grow=names_grow)
-        object_places._store.cache_clear()
+def test_a_plan_lists_no_further_than_it_needs(project: Settings, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[int] = []
+    listing = buckets.Bucket.pages
+
+    def seen(*arguments: Any) -> Iterator[Any]:
+        for page in listing(*arguments):
+            listed.append(len(page))
+            yield page
+
+    def names_of(batches: int, *, previous: Any = None, names_grow: bool = False) -> tuple[int, list[int]]:
+        """Plan batches after one; return how many objects they have, and how many each page of the listing had."""
+        source = Files(f"{bucket.url}/in", format="csv", schema=SCHEMA, max_files=3, names_grow=names_grow)
         coordinator, found = coordinator_of(source, project), 0
+        listed.clear()
         for txid in range(2, batches + 2):
             if (previous := coordinator.initialize_transaction(txid, previous, None)) is None:
                 break
             found += len(previous["files"])
-        return found
+        return found, [*listed]
 
-    with many_objects(10_000) as endpoint:
-        assert (planned(3), pages_asked_for(endpoint)) == (300, 1)
-        last = {"files": [], "behind": None, "after": "000009899.parquet"}
-        assert (planned(3, previous=last, names_grow=True), pages_asked_for(endpoint)) == (100, 1)
-        assert (planned(1000), pages_asked_for(endpoint)) == (10_000, 10)
-    object_places._store.cache_clear()
+    monkeypatch.setattr(buckets, "PAGE", 10)
+    monkeypatch.setattr(buckets.Bucket, "pages", seen)
+    for number in range(50):
+        bucket.put(f"in/{number:02}.csv", "name,amount\na,1\n")
+    assert names_of(3) == (9, [10])
+    last = {"files": [], "behind": None, "after": "44.csv"}
+    assert names_of(3, previous=last, names_grow=True) == (5, [5])
+    assert names_of(1000) == (50, [10] * 5)
 
 
-def test_a_library_that_spark_lacks_is_named(settings: Settings, register: Callable[..., None], bucket: Bucket) -> None:
-    pipeline = Pipeline("inbox", Files(bucket.url, schema=SCHEMA), {"all": State(aggregates={"lines": Count()})})
-    register(pipeline)
+def test_a_library_that_spark_lacks_is_named(inbox: Inbox, bucket: Bucket) -> None:
+    pipeline = inbox.declare(Files(bucket.url, schema=SCHEMA))
     bucket.put("one.parquet", parquet(["a"], [1]))
-    assert steps.plan(settings, pipeline, run_id="run") == [1]
+    assert inbox.plan(pipeline, "run") == [1]
     with pytest.raises(SettingsInvalid, match=r"has no library for it .* Name it in the setting spark_packages"):
-        steps.process(settings, pipeline, 1, owner="test")
+        steps.process(inbox.settings, pipeline, 1, owner="test")

@@ -374,14 +374,6 @@ def test_batches_that_an_older_version_planned_are_read_and_followed(shop: Shop)
 # ----------------------------------------------------------------------------------------------------------- late rows
 
 
-def test_a_row_that_takes_the_place_of_a_deleted_one_is_noticed(shop: Shop) -> None:
-    """The range has the same number of rows as when it was planned, but other rows."""
-    shop.run("SELECT nextval('orders_id_seq')")
-    first = shop.sold(5)
-    shop.run("DELETE FROM orders WHERE id = 4; INSERT INTO orders (id) VALUES (1)")
-    refused(shop, ORDERS, SourceChanged, first, "key 1")
-
-
 @pytest.mark.parametrize("late", [-7, 2, 7])
 def test_a_row_that_fills_an_old_gap_is_noticed(shop: Shop, late: int) -> None:
     """It is noticed many batches later, and after deletions."""

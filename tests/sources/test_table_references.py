@@ -148,58 +148,6 @@ def test_equal_rows_of_a_postgres_table_are_kept_once(settings: Settings, pipeli
     assert stored(settings, pipeline) == [("a", 1), ("a", 1), ("a", 1), ("b", 3)]
 
 
-def as_bytes(value: Any) -> Any:
-    """Return a value so that it can be compared: psycopg2 has a view of binary ones."""
-    return bytes(value) if isinstance(value, memoryview) else value
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
-def test_values_of_a_postgres_table_are_those_of_the_table(
-    settings: Settings, register: Callable[..., None], prices: Any
-) -> None:
-    types = {
-        "id": ("bigint", "bigint", "bigint", ["-9223372036854775808", "9223372036854775807"]),
-        "small": ("integer", "int", "integer", ["-32768", "32767"]),
-        "exact": ("numeric(38,4)", "decimal(38,4)", "numeric(38,4)", ["-0.0001", "9999999999999999999999999999999999.9999"]),
-        "raw": ("bytea", "binary", "bytea", ["\\x00ff", "\\x"]),
-        "yes": ("boolean", "boolean", "boolean", ["t", "f"]),
-        "day": ("date", "date", "date", ["0001-01-01", "9999-12-31"]),
-        "at": ("timestamptz", "timestamp", "timestamptz", ["1582-10-04 12:00:00.123456+00", "2026-03-29 01:30:00+00"]),
-        "local": ("timestamp", "timestamp_ntz", "timestamp", ["0001-01-01 00:00:00", "2026-03-29 02:30:00"]),
-        "words": ("text", "string", "text", ["", 'ü "quoted", and\nmore \\N']),
-    }
-    prices._run(f"CREATE TABLE typed ({', '.join(f'{name} {kind[0]}' for name, kind in types.items())}, key bigint)")
-    prices._run("GRANT SELECT ON typed TO tidegate_stager")
-    for number in range(2):
-        prices._run(
-            f"INSERT INTO typed VALUES ({'%s, ' * len(types)} %s)", *(kind[3][number] for kind in types.values()), number
-        )
-    prices._run("INSERT INTO typed (key) VALUES (2)")
-    (settings.home / "sold").mkdir()
-    sell(settings, 1, "a")
-    declared = {"key": "bigint", **{name: kind[1] for name, kind in types.items()}}
-    pipeline = Pipeline(
-        "typed",
-        Inputs(
-            {
-                "sold": Files("sold", format="text"),
-                "typed": Reference(PostgresTable(table="typed", key="key", schema=declared), keep_folder="kept"),
-            }
-        ),
-        transform=lambda inputs: inputs["sold"].crossJoin(inputs["typed"]).drop("value"),
-        states={"typed_rows": Rows({"key": "bigint", **{name: kind[2] for name, kind in types.items()}})},
-    )
-    register(pipeline)
-    run_pipeline(settings, pipeline, run_id="all")
-    with psycopg2.connect(**settings.conninfo(user="postgres")) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(types)} FROM typed ORDER BY key")
-        there = cursor.fetchall()
-        cursor.execute(f"SELECT {', '.join(types)} FROM state.typed_rows ORDER BY key")
-        found = cursor.fetchall()
-    assert [tuple(map(as_bytes, row)) for row in found] == [tuple(map(as_bytes, row)) for row in there]
-
-
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
 def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
     sell(settings, 1, "a")

@@ -29,7 +29,7 @@ IN_PLACE_OF_LOST = "tests/sources/test_kafka_truncation.py::test_records_in_the_
 OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
 OF_DELTA, OF_ICEBERG = "tests/sources/test_delta.py", "tests/sources/test_iceberg.py"
-REPLACED, NEW_COLUMNS = "tests/sources/test_replaced_files.py", "tests/sources/test_new_columns.py"
+NEW_COLUMNS = "tests/sources/test_new_columns.py"
 
 MUTANTS = (
     READ("an-undeclared-column-is-not-told", "I11", "FileReader._note_columns")(
@@ -42,10 +42,10 @@ MUTANTS = (
     ),
     CONTENT("a-file-of-the-same-size-and-time-is-the-same", "I11", "stamp_of")(
         '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"',
-        f"{REPLACED}::test_a_file_of_the_same_size_and_time_is_read_and_named",
+        f"{IDENTITY}::test_a_file_of_the_same_size_and_time_is_read_and_named",
     ),
     COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
-        "if [-not file.is_skipped-]{+file+}", f"{REPLACED}::test_a_file_that_was_skipped_and_then_completed_is_read"
+        "if [-not file.is_skipped-]{+file+}", f"{IDENTITY}::test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
     KAFKA("records-in-the-place-of-lost-ones-are-passed-over", "I11", "TopicOffsets._find_cuts")(
         "if [-not -]is_same and self._is_left", IN_PLACE_OF_LOST
