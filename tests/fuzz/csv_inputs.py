@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.fuzz import values
-from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
-from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
+from tests.fuzz.files import END, Damaged, File, text_ends, tuning
+from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict, strictest
 from tidegate.jobs import Files
 
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "select", "\u00fcber", 'q"t', "x,y"]
@@ -47,8 +47,6 @@ class Broken(Exception):
 @dataclass(frozen=True)
 class CsvDeclared(Declared):
     dialect: Dialect = field(default=Dialect())
-    encoding: str = "utf-8"
-    suffix: str = ".csv"
 
 
 class Csv(Format):
@@ -77,11 +75,11 @@ class Csv(Format):
 
         return CsvDeclared(
             source, columns, f"schema={schema} header={dialect.header} options={options}",
-            dialect=dialect, encoding=file.encoding, suffix=f".csv{file.suffix}", **tuning(draw),
+            dialect=dialect, file=file, **tuning(draw),
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: CsvDeclared, name: str) -> Input:  # type: ignore[override]
-        name += declared.suffix
+        name += f".csv{declared.file.suffix}"
         columns, dialect = list(declared.columns), declared.dialect
         names = [column.name for column in columns]
         if dialect.header and draw.random() < 0.4:
@@ -102,7 +100,7 @@ class Csv(Format):
             text = text.removesuffix(ends[0])
         if draw.random() < 0.05:
             text = draw.choice(ends) + text
-        content = File(declared.encoding, declared.suffix.removeprefix(".csv")).packed(draw, text)
+        content = declared.file.packed(draw, text)
         return read(name, content, declared)
 
     def _line(self, draw: random.Random, dialect: Dialect, types: list[str], oddness: float) -> str:
@@ -135,7 +133,7 @@ def _rendered(draw: random.Random, dialect: Dialect, text: str) -> str:
 def read(name: str, content: bytes, declared: CsvDeclared) -> Input:
     dialect, columns = declared.dialect, declared.columns
     try:
-        text = text_in(content, declared.suffix, declared.encoding)
+        text = declared.file.text_in(content)
     except (Damaged, UnicodeError):
         return Input(name, content, is_whole=False)
     names = [column.name for column in columns]
@@ -170,16 +168,13 @@ def _record(
         # An unquoted empty value is NULL, and so is the declared NULL text; a quoted empty value is an empty text.
         if (not text and not is_quoted) or (dialect.null and text == dialect.null):
             if is_quoted:
-                verdict = max(verdict, Verdict.EITHER, key=_STRICTNESS.index)  # whether "NULL" is NULL is the reader's choice
+                verdict = strictest(verdict, Verdict.EITHER)  # whether "NULL" is NULL is the reader's choice
             row.append(None)
             continue
         sure, value = values.meaning(column.type, text, dialect.zone)
-        verdict = max(verdict, sure, key=_STRICTNESS.index)
+        verdict = strictest(verdict, sure)
         row.append(value)
     return Record(origin, verdict, tuple(row), raw)
-
-
-_STRICTNESS = [Verdict.COUNTS, Verdict.EITHER, Verdict.REFUSED]
 
 
 def _records(text: str, dialect: Dialect, *, has_one: bool) -> Iterator[tuple[int, str, list[tuple[str, bool]]]]:

@@ -6,7 +6,9 @@ import gzip
 import random
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 END = re.compile(r"\r\n|\r|\n")
 ENCODINGS = ["utf-8"] * 6 + ["latin-1", "utf-16", "utf-16-le", "utf-32", "cp1252", "shift_jis", "utf-8-sig"]
@@ -47,6 +49,17 @@ class File:
             if draw.random() < 0.1:
                 content = damaged(draw, content)
         return content
+
+    def text_in(self, content: bytes) -> str:
+        """Return a file's text without its byte order mark.
+
+        Raises: Damaged, UnicodeError.
+        """
+        found = unpacked(content, self.suffix)
+        if found and self.encoding in MARKS and not found.startswith(MARKS[self.encoding]):
+            raise Damaged("no mark tells the order of its bytes")
+        text = found.decode(self.encoding)
+        return text if self.encoding in ("utf-16", "utf-32", "utf-8-sig") else text.removeprefix("\ufeff")
 
     def _compressed(self, draw: random.Random, content: bytes) -> bytes:
         cuts = sorted(draw.randint(0, len(content)) for _ in range(draw.choice([0, 0, 1, 3])))
@@ -93,48 +106,25 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
     return bytes(found)
 
 
-def text_in(content: bytes, suffix: str, encoding: str) -> str:
-    """Return a file's text without its byte order mark.
-
-    Raises: Damaged, UnicodeError.
-    """
-    found = unpacked(content, suffix)
-    if found and encoding in MARKS and not found.startswith(MARKS[encoding]):
-        raise Damaged("no mark tells the order of its bytes")
-    text = found.decode(encoding)
-    return text if encoding in ("utf-16", "utf-32", "utf-8-sig") else text.removeprefix("\ufeff")
-
-
 def unpacked(content: bytes, suffix: str) -> bytes:
     """Return the bytes in a compressed file.
 
     Raises: Damaged.
     """
     try:
-        if suffix.endswith(".gz"):
-            return _gunzipped(content)
-        return _bunzipped(content) if suffix.endswith(".bz2") else content
+        if suffix == ".gz":
+            return _read_members(content, lambda: zlib.decompressobj(31), b"\0")
+        return _read_members(content, bz2.BZ2Decompressor, b"") if suffix == ".bz2" else content
     except (zlib.error, OSError, EOFError, ValueError) as error:
         raise Damaged(str(error)) from None
 
 
-def _gunzipped(content: bytes) -> bytes:
+def _read_members(content: bytes, engine_of: Callable[[], Any], padding: bytes) -> bytes:
     text = b""
     while content:
-        engine = zlib.decompressobj(31)
+        engine = engine_of()
         text += engine.decompress(content)
         if not engine.eof:
             raise Damaged("it ends within compressed data")
-        content = engine.unused_data.lstrip(b"\0")
-    return text
-
-
-def _bunzipped(content: bytes) -> bytes:
-    text = b""
-    while content:
-        engine = bz2.BZ2Decompressor()
-        text += engine.decompress(content)
-        if not engine.eof:
-            raise Damaged("it ends within compressed data")
-        content = engine.unused_data
+        content = engine.unused_data.lstrip(padding)
     return text

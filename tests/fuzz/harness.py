@@ -35,6 +35,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
+from tests.fuzz.files import File
 from tests.sources.in_process import ThisProcess
 from tests.store import Attempt
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL, Source
@@ -49,9 +50,15 @@ SHOWN = 2000
 
 
 class Verdict(Enum):
+    """From the mildest to the strictest."""
+
     COUNTS = "counts"
     EITHER = "counts or is refused"
     REFUSED = "is refused"
+
+
+def strictest(*verdicts: Verdict) -> Verdict:
+    return max(verdicts, key=list(Verdict).index)
 
 
 @dataclass(frozen=True)
@@ -98,10 +105,8 @@ class Input:
     @property
     def verdict(self) -> Verdict:
         """The input's outcome when it is read alone: one record decides for all."""
-        verdicts = {record.verdict for record in self.records}
-        if not self.is_whole or Verdict.REFUSED in verdicts:
-            return Verdict.REFUSED
-        return Verdict.EITHER if self.may_refuse or Verdict.EITHER in verdicts else Verdict.COUNTS
+        whole = Verdict.EITHER if self.may_refuse else Verdict.COUNTS
+        return strictest(whole if self.is_whole else Verdict.REFUSED, *(record.verdict for record in self.records))
 
     @property
     def has_nul(self) -> bool:
@@ -116,6 +121,7 @@ class Declared:
     source: Callable[[int], Source]
     columns: Sequence[Column]
     details: str
+    file: File = field(default=File())
     block_bytes: int = content.READ_BLOCK_BYTES
     piece_bytes: int = text_scan.RANGE_BYTES
     here_bytes: int = text_reader.HERE_BYTES

@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzz import values
-from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
-from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
+from tests.fuzz.files import END, Damaged, File, text_ends, tuning
+from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict, strictest
 from tests.fuzz.values import COUNTS, EITHER, NOTHING, REFUSED, Meaning
 from tidegate.jobs import Files
 
 NAMES = ["name", "amount", "at", "b c", "d.e", "f`g", "\u00fcber", 'q"t', "x\\y", ""]
-STRICTNESS = [COUNTS, EITHER, REFUSED]
 
 
 @dataclass(frozen=True)
 class JsonDeclared(Declared):
-    encoding: str = "utf-8"
-    suffix: str = ".json"
     zone: str = "UTC"
     may_lack: bool = False
 
@@ -51,12 +48,12 @@ class Json(Format):
             return Files("inbox", format="json", schema=schema, missing=missing, options=options, max_files=inputs)  # type: ignore[arg-type]
 
         return JsonDeclared(
-            source, columns, f"schema={schema} missing={missing} options={options}", encoding=file.encoding,
-            suffix=f".json{file.suffix}", zone=zone, may_lack=missing == "null", **tuning(draw),
+            source, columns, f"schema={schema} missing={missing} options={options}", file=file,
+            zone=zone, may_lack=missing == "null", **tuning(draw),
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: JsonDeclared, name: str) -> Input:  # type: ignore[override]
-        name += declared.suffix
+        name += f".json{declared.file.suffix}"
         oddness = draw.choice([0, 0, 0, 0.02, 0.2])
         end = draw.choice(text_ends(draw))
         lines = []
@@ -65,7 +62,7 @@ class Json(Format):
             if draw.random() < 0.03:
                 lines.append(draw.choice(["", "  ", "\t"]))
         text = end.join(lines) + (end if draw.random() < 0.7 else "")
-        content = File(declared.encoding, declared.suffix.removeprefix(".json")).packed(draw, text)
+        content = declared.file.packed(draw, text)
         return read(name, content, declared)
 
 
@@ -142,7 +139,7 @@ def _odd(draw: random.Random, kind: str) -> str:
 
 def read(name: str, content: bytes, declared: JsonDeclared) -> Input:
     try:
-        text = text_in(content, declared.suffix, declared.encoding)
+        text = declared.file.text_in(content)
     except (Damaged, UnicodeError):
         return Input(name, content, is_whole=False)
     lines = END.split(text)
@@ -173,7 +170,7 @@ def _record(origin: str, line: str, declared: JsonDeclared) -> tuple[Record, dic
     row = []
     for column in declared.columns:
         sure, value = _meaning(column, found.get(column.name), declared.zone)
-        verdict = max(verdict, sure, key=STRICTNESS.index)
+        verdict = strictest(verdict, sure)
         row.append(value)
     return Record(origin, verdict, tuple(row), line), found
 

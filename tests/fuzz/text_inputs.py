@@ -4,15 +4,13 @@ import random
 from dataclasses import dataclass
 
 from tests.fuzz import values
-from tests.fuzz.files import END, Damaged, File, text_ends, text_in, tuning
+from tests.fuzz.files import END, Damaged, File, text_ends, tuning
 from tests.fuzz.harness import Column, Declared, Format, Input, Record, Verdict
 from tidegate.jobs import Files
 
 
 @dataclass(frozen=True)
 class TextDeclared(Declared):
-    encoding: str = "utf-8"
-    suffix: str = ".txt"
     line_end: str | None = None
     is_whole_text: bool = False
 
@@ -30,24 +28,24 @@ class Text(Format):
             return Files("inbox", format="text", options=options, max_files=inputs)
 
         return TextDeclared(
-            source, [Column("value", "string")], f"options={options}", encoding=file.encoding,
-            suffix=f".txt{file.suffix}", line_end=line_end, is_whole_text=whole, **tuning(draw),
+            source, [Column("value", "string")], f"options={options}", file=file,
+            line_end=line_end, is_whole_text=whole, **tuning(draw),
         )  # fmt: skip
 
     def make(self, draw: random.Random, declared: TextDeclared, name: str) -> Input:  # type: ignore[override]
-        name += declared.suffix
+        name += f".txt{declared.file.suffix}"
         ends = [declared.line_end] if declared.line_end else draw.choice([text_ends(draw), ["\n", "\r", "\r\n"]])
         lines = [values.text_of(draw) for _ in range(draw.choice([0, 1, 2, 5, 20]))]
         text = "".join(line + draw.choice(ends) for line in lines)
         if draw.random() < 0.3:
             text = text.removesuffix(ends[0])
-        return read(name, File(declared.encoding, declared.suffix.removeprefix(".txt")).packed(draw, text), declared)
+        return read(name, declared.file.packed(draw, text), declared)
 
 
 def read(name: str, content: bytes, declared: TextDeclared) -> Input:
     """Read a file as the oracle does: text after the last line end is a line, unless it is empty."""
     try:
-        text = text_in(content, declared.suffix, declared.encoding)
+        text = declared.file.text_in(content)
     except (Damaged, UnicodeError):
         return Input(name, content, is_whole=False)
     lines = [text] if declared.is_whole_text else text.split(declared.line_end) if declared.line_end else END.split(text)

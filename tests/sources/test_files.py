@@ -20,7 +20,7 @@ import pytest
 from tests.sources.conftest import SCHEMA
 from tests.sources.in_process import NO_FIT, Folder, folder
 from tests.store import Attempt
-from tidegate.jobs import Count, Files, Pipeline, State
+from tidegate.jobs import Files
 from tidegate.jobs.sources import ORIGIN, PAYLOAD, REFUSAL
 from tidegate.jobs.sources.binding import emitter_of
 from tidegate.jobs.sources.column_types import parse_type
@@ -184,12 +184,8 @@ def test_a_bad_csv_record_is_refused_with_file_and_line(folder: Folder) -> None:
 
 
 def test_a_bad_json_record_is_refused_with_file_and_line(folder: Folder) -> None:
-    second = [
-        *('{"name": "b", "amount": ', "not json", '{"name": "b", "amount": "two"}', '{"name": "b", "amount": "2"}'),
-        *('{"name": "b", "amount": 1.5}', '{"name": "b", "amount": 3000000000}', '{"name": "b", "amount": {"n": 1}}'),
-        *('{"name": "b", "amount": [1]}', '{"name": "b", "amount": true}', "5", '"text"', "null"),
-        *('{"name": "b", "amount": 2} tail', '{"name": "b", "amount": 2}{"name": "c", "amount": 3}'),
-    ]
+    good = '{"name": "a", "amount": 1}\n'
+    second = ["not json", '{"name": "b", "amount": "2"}', '{"name": "b", "amount": true}', "5", "null", '{"name": "b"} tail']
     hidden = {
         '{"name": "a", "amount": 1}] junk': "something follows the record: '] junk'",
         '{"name": "a", "amount": 1}][{"name": "b", "amount": 2}': "something follows the record",
@@ -197,18 +193,14 @@ def test_a_bad_json_record_is_refused_with_file_and_line(folder: Folder) -> None
         '{\n  "name": "a",\n  "amount": 1\n}': "one record a line is read, but this looks like JSON over several",
         '[{"name": "a", "amount": 1},\n{"name": "b", "amount": 2}]': "one record a line is read, but this looks",
         '{"name": "a", "amount": 1\n, "amount": 2}': "it is no JSON: Expecting ',' delimiter at character 26",
-        "{'name': 'a', 'amount': 1}": "it is no JSON",
         '{"name": "a", "amount": 01}': "it is no JSON",
         '{"name": "a", "amount": NaN}': "column amount: 'NaN' is no int",
         '{"name": "a", "amount": 1' + "0" * 5000 + "}": "it has a number of thousands of digits",
         "[" * 100_000: "it is nested too deeply",
     }
-    money = replace(JSON, schema={"name": "string", "amount": "decimal(10,2)"})
-    good = '{"name": "a", "amount": 1}\n'
-    cases: list[tuple[Files, str, bytes | str, str]] = [
-        (JSON, "1.json", f"{good}{text}\n", f", line 2: {NO_FIT}") for text in second
-    ]
+    cases = [(JSON, "1.json", good + text, f", line 2: {NO_FIT}") for text in second]
     cases += [(JSON, "1.json", text, f", line 1: {NO_FIT}{why}") for text, why in hidden.items()]
+    money = replace(JSON, schema={"name": "string", "amount": "decimal(10,2)"})
     cases.append((money, "1.json", '{"name": "a", "amount": 1.500}\n{"name": "b", "amount": 1.005}\n', ", line 2: "))
     check_refusals(folder, cases)
 
@@ -526,13 +518,8 @@ def test_a_file_that_is_another_one_only_while_it_is_read_is_found_before_the_se
 
 
 def test_another_source_of_files_is_another_declaration() -> None:
-    def fingerprint(**changes: Any) -> str:
-        files = {"folder": "inbox", "format": "csv", "schema": SCHEMA, **changes}
-        states = {"per_name": State(key={"name": "text"}, aggregates={"lines": Count()})}
-        return Pipeline(name="inbox", source=Files(**files), states=states).spec.fingerprint
-
-    same = fingerprint()
-    assert fingerprint(max_files=7, max_bytes=10, min_age_seconds=5) == same
+    files = Files("inbox", format="csv", schema=SCHEMA)
+    assert replace(files, max_files=7, max_bytes=10, min_age_seconds=5).identity == files.identity
     for change in (
         {"folder": "other"},
         {"glob": "*.csv"},
@@ -542,7 +529,7 @@ def test_another_source_of_files_is_another_declaration() -> None:
         {"options": {"sep": ";"}},
         {"format": "json"},
     ):
-        assert fingerprint(**change) != same, change
+        assert replace(files, **change).identity != files.identity, change  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

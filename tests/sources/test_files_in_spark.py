@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from tests import steps
 from tests.sources.conftest import SCHEMA, Inbox
-from tests.sources.in_process import NO_FIT, Folder
+from tests.sources.in_process import Folder
 from tests.sources.test_files import HEADER, NAMES_OF_FILES, parquet_of, people
 from tests.store import Attempt
 from tidegate.jobs import Files, Max, State, Sum
@@ -209,33 +209,6 @@ def test_patterns_are_read_as_by_python(inbox: Inbox) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- whole batches
-
-
-@pytest.mark.promise("error:MALFORMED_RECORD")
-def test_each_file_counts_once_and_a_bad_record_stops_its_batch(inbox: Inbox) -> None:
-    pipeline = inbox.declare(CSV)
-    inbox.write("01.csv", HEADER + "a,1\n")
-    inbox.write("02.csv", HEADER + "a,2\nb,3\n")
-    assert inbox.run(pipeline, "first") == [1]
-    for name in ("00.csv", "015.csv", "01.CSV.csv", "03.csv"):
-        inbox.write(name, HEADER + "b,4\n")
-    assert inbox.run(pipeline, "second") == [2]
-    assert inbox.run(pipeline, "third") == []
-    empty = inbox.write("04.csv", HEADER)
-    assert inbox.run(pipeline, "of no rows") == [3]
-    histories = [steps.history(inbox.settings, txid) for txid in (1, 2, 3)]
-    names = [[file["name"] for file in history.source_metadata["files"]] for history in histories]
-    assert names == [["01.csv", "02.csv"], ["00.csv", "01.CSV.csv", "015.csv", "03.csv"], [empty.name]]
-    assert [history.status.source_rows for history in histories] == [3, 4, 0]
-    state = [{"name": "a", "lines": 2, "amount": 3}, {"name": "b", "lines": 5, "amount": 19}]
-    assert inbox.rows(pipeline) == state
-
-    file = inbox.write("05.csv", HEADER + "a,1\nb,two\n")
-    inbox.plan(pipeline, "bad")
-    assert inbox.refused(pipeline, MalformedRecord, txid=4).startswith(
-        f"{file}, line 3: {NO_FIT}column amount: 'two' is no int"
-    )
-    assert inbox.rows(pipeline) == state
 
 
 def test_a_column_whose_name_has_a_dot_is_summed(inbox: Inbox) -> None:

@@ -137,11 +137,6 @@ MISUSES: list[tuple[Callable[..., Any], str]] = [
     (lambda inputs: inputs["planes"].selectExpr("name", "seats AS amount"), "The transform does not use a:"),
     (lambda inputs: inputs["plane"], "The transform asks for input 'plane'; the pipeline has a, planes"),
     (lambda inputs: inputs, "The transform returns Frames"),
-    (lambda inputs: seats_of(inputs).limit(1), r"The transform uses limit\(\)"),
-    (
-        lambda inputs: inputs["a"].crossJoin(inputs["planes"].select("seats").where("rand() < 0.5")),
-        r"The transform uses rand\(\)",
-    ),
 ]
 
 

@@ -19,7 +19,7 @@ from tests.sources.beside_kafka import server
 from tests.sources.feeds import KafkaFeed
 from tests.sources.topics import SECONDS, OrdersTopic, declare, per_shop, place, ranges, run, topic
 from tests.store import Attempt
-from tidegate.jobs import Count, Kafka, Pipeline, State
+from tidegate.jobs import Kafka
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.jobs.sources.kafka.login import kafka_client
@@ -27,7 +27,6 @@ from tidegate.jobs.sources.kafka.plan import fair_shares
 from tidegate.jobs.testing import PROMISES, Bench, NotPossible
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import (
-    DeclarationInvalid,
     MalformedRecord,
     RangeExpired,
     RowsLost,
@@ -412,25 +411,6 @@ def test_offsets_without_records_are_refused_unless_declared(topic: OrdersTopic)
             emitter.verify_batch(attempt, first)
 
 
-def test_a_transform_that_does_not_read_all_rows_is_named(topic: OrdersTopic, register: Callable[..., None]) -> None:
-    """limit() ends Spark's reading: the brokers have lost nothing, and the error must not blame them."""
-    topic.produce(40_000)
-    states = {"per_shop": State(key={"shop": "text"}, aggregates={"records": Count()})}
-    few = lambda rows: rows.limit(3).selectExpr("string(value) shop")  # noqa: E731
-    pipeline = Pipeline(name="orders", source=topic.source(), states=states, transform=few)
-    register(pipeline)
-    assert "brokers" not in refused(topic, pipeline, DeclarationInvalid, r"The transform uses limit\(\)")
-
-
-def refused(topic: OrdersTopic, pipeline: Pipeline, error: type[TidegateError], match: str) -> str:
-    """Plan and process a batch that is refused, and return the error's line."""
-    [txid] = steps.plan(topic.settings, pipeline, run_id="run")
-    with pytest.raises(error, match=match) as refusal:
-        steps.process(topic.settings, pipeline, txid, owner="test")
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("records", "places"),
@@ -454,8 +434,9 @@ def test_records_that_cannot_be_read_are_refused_with_their_places(
     for record in records:
         topic.producer.produce(topic.name, partition=1, **record)
     topic.producer.flush(SECONDS)
-    message = refused(topic, declare(topic, register), MalformedRecord, topic.name)
-    assert [place for place in places if place not in message] == []
+    with pytest.raises(MalformedRecord, match=topic.name) as refusal:
+        run(topic, declare(topic, register), "run")
+    assert [place for place in places if place not in str(refusal.value)] == []
 
 
 def test_columns_are_those_that_are_documented(topic: OrdersTopic) -> None:

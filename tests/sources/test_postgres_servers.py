@@ -2,100 +2,81 @@
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg2
 import pytest
 from psycopg2.errors import LockNotAvailable
 
 from tests.integration.conftest import until
+from tests.postgres_versions import AnyPostgres, running
 from tests.sources.conftest import Inbox
-from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected
-from tests.store import lock_holders
+from tests.sources.shop import CREATE, DATED, DEADLINE_SECONDS, ORDERS, Shop, expected, refused
+from tests.store import STACK_FOLDER, lock_holders
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.postgres import seen_by_plans
 from tidegate.jobs.sources.postgres.read import read_part
 from tidegate.jobs.sources.postgres.seen_by_plans import snapshot_of
-from tidegate.stack.components.postgres import EmbeddedPostgres
-from tidegate.stack.components.server_process import reserve_port, start
+from tidegate.stack.components.server_process import reserve_port
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable
 
-OtherServer = tuple[EmbeddedPostgres, Callable[..., Any]]
-
 
 @pytest.fixture(scope="module")
-def other_server(tmp_path_factory: pytest.TempPathFactory) -> OtherServer:
-    """A Postgres with two-phase commit, and a function that runs it with some file in its data folder."""
-    folder = tmp_path_factory.mktemp("other")
-    with ExitStack() as ports:
-        postgres = EmbeddedPostgres(folder, reserve_port(None, ports))
-    postgres.initialize()
-
-    @contextmanager
-    def running() -> Iterator[Settings]:
-        component = postgres.component()
-        options = ("-c", "max_prepared_transactions=5", "-c", "max_connections=30", "-c", "shared_buffers=16MB")
-        process = start(replace(component, command=[*component.command, *options]), folder)
-        try:
-            deadline = time.monotonic() + DEADLINE_SECONDS
-            while missing := component.check():
-                assert time.monotonic() < deadline, missing
-                time.sleep(0.1)
-            yield Settings(pg_port=postgres.port, pg_passfile=postgres.passfile, pg_database="postgres")
-        finally:
-            process.send_signal(component.stop_signal)
-            process.wait(DEADLINE_SECONDS)
-
-    with running() as settings:
-        postgres.bootstrap()
-        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection:
-            connection.autocommit = True
-            for statement in (
-                "GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager",
-                "GRANT CREATE ON SCHEMA public TO tidegate_owner",
-                "GRANT CREATE ON DATABASE postgres TO tidegate_owner",
-                "GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner",
-            ):
-                connection.cursor().execute(statement)
-    return postgres, running
-
-
-@pytest.fixture
-def prepared_shop(other_server: OtherServer) -> Iterator[Shop]:
-    """A shop on a server with two-phase commit."""
-    _, running = other_server
-    with running() as settings, ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
-            shop.execute("ROLLBACK PREPARED %s", [left])
-        begin_again(shop)
-        yield shop
-
-
-def begin_again(shop: Shop) -> None:
-    """Make an empty table of orders."""
-    shop.execute("DROP TABLE IF EXISTS orders")
-    shop.execute(CREATE)
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyPostgres]:
+    """A server with two-phase commit."""
+    home = tmp_path_factory.mktemp("other")
+    (home / STACK_FOLDER).mkdir(mode=0o711)
+    with ExitStack() as ports, running(AnyPostgres(home, reserve_port(None, ports), max_prepared_transactions=5)) as server:
+        server.execute("GRANT CONNECT ON DATABASE postgres TO tidegate_owner, tidegate_stager")
+        server.execute("GRANT CREATE ON SCHEMA public TO tidegate_owner")
+        server.execute("GRANT CREATE ON DATABASE postgres TO tidegate_owner")
+        server.execute("GRANT pg_read_all_stats TO tidegate_stager, tidegate_owner")
+        yield server
 
 
 @contextmanager
-def as_standby(postgres: EmbeddedPostgres) -> Iterator[Path]:
-    """Let a server begin as a standby; yield the file that makes it one, which it removes when it is promoted."""
+def shop_at(postgres: AnyPostgres, *, is_new: bool = True) -> Iterator[Shop]:
+    """Open the shop of a server, which begins with an empty table of orders."""
+    with ExitStack() as sessions:
+        shop = Shop(settings_of(postgres), sessions)
+        if is_new:
+            for (left,) in shop.execute("SELECT gid FROM pg_prepared_xacts"):
+                shop.execute("ROLLBACK PREPARED %s", [left])
+            shop.execute("DROP TABLE IF EXISTS orders")
+            shop.execute(CREATE)
+        yield shop
+
+
+def settings_of(postgres: AnyPostgres) -> Settings:
+    return replace(postgres.settings, pg_database="postgres")
+
+
+@pytest.fixture
+def prepared_shop(postgres: AnyPostgres) -> Iterator[Shop]:
+    with shop_at(postgres) as shop:
+        yield shop
+
+
+@contextmanager
+def as_standby(postgres: AnyPostgres) -> Iterator[Path]:
+    """Let a server be a standby; yield the file that makes it one, which it removes when it is promoted."""
     signal = postgres.data / "standby.signal"
+    postgres.stop()
     signal.touch()
     os.chown(signal, postgres.data.stat().st_uid, -1)
+    postgres.start()
     try:
         yield signal
     finally:
+        postgres.stop()
         signal.unlink(missing_ok=True)
+        postgres.start()
 
 
 @pytest.mark.parametrize("source", [ORDERS, DATED])
@@ -189,13 +170,12 @@ def test_a_snapshot_lists_so_many_open_transactions_and_no_more(prepared_shop: S
 
 
 @pytest.mark.soak
-def test_a_standby_is_refused(other_server: OtherServer) -> None:
+def test_a_standby_is_refused(postgres: AnyPostgres) -> None:
     """Its primary's locks cannot be seen there."""
-    postgres, running = other_server
-    with running() as settings, ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        begin_again(shop)
-    with as_standby(postgres), running() as settings:
+    with shop_at(postgres):
+        pass
+    settings = settings_of(postgres)
+    with as_standby(postgres):
         for source in (ORDERS, DATED):
             with pytest.raises(SourceUnreadable, match="standby"):
                 coordinator_of(source, settings).initialize_transaction(1, None, None)
@@ -205,34 +185,26 @@ def test_a_standby_is_refused(other_server: OtherServer) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("source", [ORDERS, DATED], ids=["by id", "by time"])
-def test_a_promoted_standby_is_refused_unless_it_has_all_rows(other_server: OtherServer, source: PostgresTable) -> None:
+def test_a_promoted_standby_is_refused_unless_it_has_all_rows(postgres: AnyPostgres, source: PostgresTable) -> None:
     """Its writers have passed both the position and the transactions of before, so that nothing else shows what it lost."""
-    postgres, running = other_server
-    with running() as settings, ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        begin_again(shop)
+    with shop_at(postgres) as shop:
         shop.sell(3)
-        before = coordinator_of(source, settings).initialize_transaction(1, None, None)
-    with as_standby(postgres) as signal, running() as settings, ExitStack() as sessions:
-        with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as administrator:
-            administrator.cursor().execute("SELECT pg_promote()")
-        shop = Shop(settings, sessions)
-        shop.sell(3)
-        assert not signal.exists()
-        with pytest.raises(SourceChanged, match=r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2"):
-            coordinator_of(source, settings).initialize_transaction(2, before, None)
-        for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
-            assert coordinator_of(goes_on, settings).initialize_transaction(2, before, None)["rows"] == 3
-        trusting = replace(settings, pg_failover="go-on")
-        assert coordinator_of(source, trusting).initialize_transaction(2, before, None)["rows"] == 3
+        before = shop.planned(source)
+    with as_standby(postgres) as signal:
+        postgres.execute("SELECT pg_promote()")
+        with shop_at(postgres, is_new=False) as shop:
+            shop.sell(3)
+            assert not signal.exists()
+            refused(shop, source, SourceChanged, before, r"a standby was promoted .* \(timeline \w+, now \w+\).*generation=2")
+            for goes_on in (replace(source, failover="go-on"), replace(source, generation=2, keeps_position=True)):
+                assert shop.planned(goes_on, before)["rows"] == 3
+            trusting = replace(shop.settings, pg_failover="go-on")
+            assert coordinator_of(source, trusting).initialize_transaction(2, before, None)["rows"] == 3
 
 
-def test_another_server_is_read_by_a_password_file(other_server: OtherServer, inbox: Inbox) -> None:
+def test_another_server_is_read_by_a_password_file(postgres: AnyPostgres, inbox: Inbox) -> None:
     """Planner and executors find the password in the file that `connection` names; it is stored nowhere else."""
-    postgres, running = other_server
-    with running() as settings, ExitStack() as sessions:
-        shop = Shop(settings, sessions)
-        begin_again(shop)
+    with shop_at(postgres) as shop:
         shop.sell(20)
         connection = f"host=127.0.0.1 port={postgres.port} dbname=postgres user=tidegate_stager passfile={postgres.passfile}"
         pipeline = inbox.declare(replace(ORDERS, connection=connection))

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.sources.conftest import Inbox
-from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, expected, refused
+from tests.sources.shop import DATED, DEADLINE_SECONDS, ORDERS, SCHEMA, Shop, all_batches, refused
 from tests.store import encode_metadata
 from tidegate.jobs import PostgresTable
 from tidegate.jobs.sources.binding import coordinator_of
@@ -19,18 +18,6 @@ from tidegate.jobs.sources.postgres.read import BLOCK_BYTES, parts_of
 from tidegate.state_store.base.errors import MalformedRecord, SourceUnreadable
 
 # ------------------------------------------------------------------------------------------------------- end to end
-
-
-def test_rows_count_once_from_the_table_to_the_state(shop: Shop, inbox: Inbox) -> None:
-    shop.sell(1000)
-    pipeline = inbox.declare(replace(ORDERS, max_rows=600, partitions=3))
-
-    assert inbox.run(pipeline, "first") == [1, 2]
-    assert inbox.rows(pipeline) == expected(shop)
-    assert inbox.run(pipeline, "nothing new") == []
-    shop.sell(10)
-    assert inbox.run(pipeline, "second") == [3]
-    assert inbox.rows(pipeline) == expected(shop)
 
 
 def test_an_opaque_batch_reads_what_is_still_there(shop: Shop) -> None:

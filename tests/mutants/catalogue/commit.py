@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     RECORD("files-of-a-skipped-batch-are-not-recorded", "I12", "skip")(
         "[-counted_files.write(connection, spec, [batch.input])-]{+pass+}",
-        "tests/sources/test_file_identity.py::test_files_of_a_skipped_batch_are_taken",
+        "tests/sources/test_file_identity.py::test_a_file_that_was_skipped_and_then_completed_is_read",
     ),
     VERDICTS("ready-batches-of-another-declaration-commit", "I16", "ready")(
         "[-check_declaration(spec, facts.registered)-]{+pass+}",
