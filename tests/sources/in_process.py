@@ -221,13 +221,6 @@ def stage_here(processor: Processor, attempt: Attempt) -> None:
     A pipeline may have several inputs. Its transform, if there is one, has a twin `in_process`, which makes rows of the rows of
     each input and reference.
     """
-    try:
-        _stage(processor, attempt)
-    except TidegateError as error:
-        raise type(error)(str(error), **attempt.identity) from error
-
-
-def _stage(processor: Processor, attempt: Attempt) -> None:
     store, pipeline = processor._store, processor._pipeline
     # This process' tasks find their password in its file.
     passfile = f"passfile='{store.settings.pg_passfile}'"
