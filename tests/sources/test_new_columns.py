@@ -41,6 +41,11 @@ def parquet_of(row: dict[str, Any]) -> bytes:
 
 
 FORMATS = {"csv": csv_of, "json": json_of, "parquet": parquet_of}
+OVER: dict[str, Files] = {
+    format: Files("inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA)  # type: ignore[arg-type]
+    for format in FORMATS
+}
+JSON = OVER["json"]
 ROW = {"name": "a", "amount": 1}
 NEW = {**ROW, "discount": 5}
 
@@ -61,22 +66,21 @@ def told(inbox: Inbox, pipeline: Pipeline) -> list[tuple[str, str, int]]:
 @pytest.mark.usefixtures("counted_here")
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_a_new_column_is_told_with_its_first_txid_until_it_is_ignored(inbox: Inbox, format: str) -> None:
-    source = Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA)  # type: ignore[arg-type]
-    pipeline = inbox.declare(source)
+    pipeline = inbox.declare(OVER[format])
     for number, row in enumerate([{**ROW, "city": "x"}, ROW, NEW, {**NEW, "city": "y"}], start=1):
-        inbox.write(f"{number}.{format}", FORMATS[format](row).decode())
+        inbox.write(f"{number}.{format}", FORMATS[format](row))
     inbox.run(pipeline, "first")
     assert told(inbox, pipeline) == [("", "discount", 3)]
-    ignoring = inbox.declare(Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA, ignored_columns=["discount"]))  # type: ignore[arg-type]
+    ignoring = inbox.declare(replace(OVER[format], ignored_columns=["discount"]))
     assert told(inbox, ignoring) == []
-    inbox.write(f"9.{format}", FORMATS[format](NEW).decode())
+    inbox.write(f"9.{format}", FORMATS[format](NEW))
     inbox.run(ignoring, "second")
     assert told(inbox, ignoring) == []
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folder, format: Any) -> None:
-    source = Files("inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA, on_new_column="block")
+    source = replace(OVER[format], on_new_column="block")
     folder.write(f"a.{format}", FORMATS[format](ROW))
     assert folder.read(source) == [("a", 1)]
     folder.clear()
@@ -84,10 +88,7 @@ def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folde
     message = folder.refused(source, SourceUnreadable)
     assert f"b.{format} has the column discount, which the source does not declare" in message
     assert "ignored_columns" in message
-    ignoring = Files(
-        "inbox", glob=f"**/*.{format}", format=format, schema=SCHEMA, on_new_column="block", ignored_columns=["discount"]
-    )
-    assert folder.read(ignoring) == [("a", 1)]
+    assert folder.read(replace(source, ignored_columns=["discount"])) == [("a", 1)]
     folder.clear()
     folder.write(f"country=pt/c.{format}", FORMATS[format](ROW))
     assert "has the column country" in folder.refused(source, SourceUnreadable)
@@ -97,7 +98,7 @@ def test_a_batch_with_a_new_column_is_halted_if_the_source_says_so(folder: Folde
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_column_in_another_case_is_named_and_never_null(folder: Folder, format: Any, missing: Any) -> None:
     """Whether columns may lack or not; in JSON also in a single record, and in a field of a struct."""
-    source = Files("inbox", glob=f"*.{format}", format=format, schema=SCHEMA, missing=missing)
+    source = replace(OVER[format], missing=missing)
     folder.write(f"a.{format}", FORMATS[format]({"NAME": "a", "amount": 1}))
     assert "name" in (message := folder.refused(source, MalformedRecord))
     assert "(it has NAME: upper and lower case differ)" in message
@@ -113,7 +114,7 @@ def test_a_column_in_another_case_is_named_and_never_null(folder: Folder, format
 
 
 def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Files("inbox", glob="*.json", format="json", schema=SCHEMA, on_new_column="block")
+    source = replace(JSON, on_new_column="block")
     rows = [json_of(ROW)] * 2000
     folder.write("a.json", b"".join([*rows[:977], json_of(NEW), *rows]))
     assert "column discount" in folder.refused(source, SourceUnreadable)
@@ -121,7 +122,7 @@ def test_a_key_of_one_record_in_the_middle_is_seen(folder: Folder, monkeypatch: 
     monkeypatch.setattr(text_scan, "object_of", lambda line: looked_at.append(line) or json.loads(line))
     folder.clear()
     folder.write("b.json", b"".join(rows * 50))
-    folder.read(Files("inbox", glob="*.json", format="json", schema=SCHEMA))
+    folder.read(JSON)
     assert 0 < len(looked_at) < len(rows) * 25, "each of two reads looks at a part"
 
 
@@ -130,10 +131,10 @@ def test_inputs_are_told_apart(inbox: Inbox) -> None:
     old = Files("inbox", glob="old*.csv", format="csv", schema=SCHEMA)
     young = Files("inbox", glob="young*.json", format="json", schema=SCHEMA)
     pipeline = inbox.declare(Inputs({"old": old, "young": young}))
-    inbox.write("old1.csv", csv_of(ROW).decode())
-    inbox.write("young1.json", json_of(ROW).decode())
+    inbox.write("old1.csv", csv_of(ROW))
+    inbox.write("young1.json", json_of(ROW))
     inbox.run(pipeline, "first")
-    inbox.write("young2.json", json_of(NEW).decode())
+    inbox.write("young2.json", json_of(NEW))
     inbox.run(pipeline, "second")
     assert told(inbox, pipeline) == [("young", "discount", 2)]
 
@@ -142,10 +143,10 @@ def test_inputs_are_told_apart(inbox: Inbox) -> None:
 @pytest.mark.usefixtures("counted_here")
 def test_keys_without_number_do_not_fill_the_ledger(inbox: Inbox) -> None:
     """Such as one per user; also a name that Postgres cannot hold."""
-    pipeline = inbox.declare(Files("inbox", glob="*.json", format="json", schema=SCHEMA))
-    inbox.write("1.json", json_of(ROW).decode())
-    inbox.write("2.json", json_of({**ROW, "\0": 1, " \ud800": 2, **{f"user {n}": n for n in range(300)}}).decode())
-    inbox.write("3.json", json_of({**ROW, **{f"user {n}": n for n in range(1000, 1300)}}).decode())
+    pipeline = inbox.declare(JSON)
+    inbox.write("1.json", json_of(ROW))
+    inbox.write("2.json", json_of({**ROW, "\0": 1, " \ud800": 2, **{f"user {n}": n for n in range(300)}}))
+    inbox.write("3.json", json_of({**ROW, **{f"user {n}": n for n in range(1000, 1300)}}))
     inbox.run(pipeline, "first")
     columns = [column for _, column, _ in told(inbox, pipeline)]
     assert len(columns) == 100
@@ -156,10 +157,10 @@ def test_csv_files_that_are_older_than_a_column_have_null(folder: Folder) -> Non
     folder.write("1.csv", b'name,amount\na,1\n"b\nc",2\n')
     folder.write("2.csv", b"amount,channel,name\n3,web,d\n")
     schema = {**SCHEMA, "channel": "string", "n": "int"}
-    source = Files("inbox", glob="*.csv", format="csv", schema=schema, max_files=9)
+    source = replace(OVER["csv"], schema=schema, max_files=9)
     message = folder.refused(source)
     assert "channel, n is missing. If the file is older than that, missing='null' makes it NULL" in message
-    nulls = Files("inbox", glob="*.csv", format="csv", schema=schema, max_files=9, missing="null")
+    nulls = replace(source, missing="null")
     assert folder.read(nulls) == [("a", 1, None, None), ("b\nc", 2, None, None), ("d", 3, "web", None)]
     folder.write("3.csv", b"name,amount\ne,x\n")
     (bad,) = (record for record in folder.records(nulls) if record["_tidegate_refusal"])

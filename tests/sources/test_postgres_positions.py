@@ -12,35 +12,23 @@ __all__ = ["shop", "shops"]  # fixtures
 
 CODES = PostgresTable(table="codes", key="code", schema={"code": "string"}, wait_seconds=0, key_is_drawn=True, max_rows=4)
 BY_QUERY = replace(CODES, table=None, query="SELECT lower(code) AS code FROM codes")
-# By what rounds: statements, margin, and the query that reads the table.
-ROUNDED: dict[str, tuple[list[str], float, str | None]] = {
-    "type": (["ALTER TABLE orders ALTER written TYPE timestamptz(0)"], 0.0, None),
-    "domain": (
-        [
-            "CREATE DOMAIN seconds AS timestamptz(0)",
-            "CREATE DOMAIN whole AS seconds",
-            "ALTER TABLE orders ALTER written TYPE whole",
-        ],
-        0.0,
-        None,
-    ),
-    "view": (
-        ["CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"],
-        0.0,
-        "SELECT * FROM rounded",
-    ),
-    "query": ([], 0.0, "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders"),
-    "trigger": (
-        [
-            "CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$",
-            "CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()",
-        ],
-        0.0,
-        None,
-    ),
-    "default": (["ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())"], 0.0, None),
-    "bin": ([], 0.0, "SELECT id, name, amount, date_bin('1 second', written, '2000-01-01') AS written FROM orders"),
+TRIGGER = """
+    CREATE FUNCTION rounded() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN NEW.written := date_trunc('second', now()); RETURN NEW; END $$;
+    CREATE TRIGGER rounded BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION rounded()
+"""
+DOMAIN = "CREATE DOMAIN seconds AS timestamptz(0); CREATE DOMAIN whole AS seconds; ALTER TABLE orders ALTER written TYPE whole"
+VIEW = "CREATE VIEW rounded AS SELECT id, name, amount, date_trunc('second', written) AS written FROM orders"
+BINNED = "date_bin('1 second', written, '2000-01-01')"
+# By what rounds: statements, the query that reads the table, and the time that it has.
+ROUNDED: dict[str, tuple[str, str | None, str]] = {
+    "type": ("ALTER TABLE orders ALTER written TYPE timestamptz(0)", None, "written"),
+    "domain": (DOMAIN, None, "written"),
+    "view": (VIEW, "SELECT * FROM rounded", "date_trunc('second', written)"),
+    "query": ("", "SELECT id, name, amount, written::timestamptz(0) AS written FROM orders", "written::timestamptz(0)"),
+    "trigger": (TRIGGER, None, "written"),
+    "default": ("ALTER TABLE orders ALTER written SET DEFAULT date_trunc('seconds', now())", None, "written"),
+    "bin": ("", f"SELECT id, name, amount, {BINNED} AS written FROM orders", BINNED),
 }
 # Expressions of a time that is rounded to more than a day, shifted, or rounded in a way that cannot be known.
 TOO_FAR = (
@@ -123,9 +111,8 @@ def test_a_view_that_shows_more_rows_is_refused(shop: Shop, source: PostgresTabl
 @pytest.mark.parametrize("rounding", ROUNDED)
 def test_what_rounds_a_time_is_found(shop: Shop, rounding: str) -> None:
     """A row of this second is not read yet: another one, still to come, may get the same time."""
-    statements, _, query = ROUNDED[rounding]
-    for statement in statements:
-        shop.execute(statement)
+    statements, query, _ = ROUNDED[rounding]
+    shop.execute(f"SELECT; {statements}")
     source = replace(DATED, table=None if query else "orders", query=query)
     shop.execute("SELECT pg_sleep(1.05 - extract(second FROM now()) % 1)")  # a time that is rounded down
     shop.sell()
@@ -154,28 +141,20 @@ def test_a_time_that_is_rounded_too_far_is_refused(shop: Shop) -> None:
 @pytest.mark.parametrize("kind", ["opaque", "transactional"])
 def test_a_rounded_time_before_its_transactions_start_is_read(shop: Shop, rounding: str, kind: str) -> None:
     """A writer is open, and its row has a time before its own start; others of the same second are read only after it."""
-    statements, margin, query = ROUNDED[rounding]
-    for statement in statements:
-        shop.execute(statement)
-    computed = {"view": "date_trunc('second', written)", "query": "written::timestamptz(0)"}
-    computed["bin"] = "date_bin('1 second', written, '2000-01-01')"
-    key = f"{computed.get(rounding, 'written')}, id"
-    source = replace(DATED, table=None if query else "orders", query=query, kind=kind, margin_seconds=margin, max_rows=5)
+    statements, query, time = ROUNDED[rounding]
+    shop.execute(f"SELECT; {statements}")
+    source = replace(DATED, table=None if query else "orders", query=query, kind=kind, max_rows=5)
     shop.execute("SELECT pg_sleep(1.3 - extract(second FROM now()) % 1)")  # the middle of a second
     writer = shop.session()
     writer.execute("BEGIN")
     writer.execute("INSERT INTO orders (name) VALUES ('open')")
     shop.sell(20)
-    shop.execute("SELECT pg_sleep(2.5)")
     read: list[int] = []
     previous = None
-    while metadata := shop.plan(source, previous):
-        read += shop.ids(metadata, key)
-        previous = metadata
-    writer.execute("COMMIT")
-    shop.execute("SELECT pg_sleep(1.1)")
-    while metadata := shop.plan(source, previous):
-        read += shop.ids(metadata, key)
-        previous = metadata
-
+    for seconds in (2.5, 1.1):
+        shop.execute("SELECT pg_sleep(%s)", [seconds])
+        while metadata := shop.plan(source, previous):
+            read += shop.ids(metadata, f"{time}, id")
+            previous = metadata
+        writer.execute("COMMIT")
     assert sorted(read) == [id_ for (id_,) in shop.execute("SELECT id FROM orders ORDER BY id")]
