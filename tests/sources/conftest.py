@@ -8,12 +8,9 @@ import pytest
 
 from tests import steps
 from tests.sources.shop import shop, shops
-from tests.store import Attempt
 from tidegate.jobs import Count, Pipeline, State, Sum
-from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.compute.shortcuts import Routing, choose
 from tidegate.jobs.sources import Source
-from tidegate.jobs.sources.binding import coordinator_of, emitter_of
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
@@ -53,18 +50,6 @@ class Inbox:
         declared = Pipeline(**{"name": "inbox", "source": source, "states": {"per_name": PER_NAME}, **pipeline})
         self._register(declared)
         return declared
-
-    def read(self, source: Source, files: int | None = None) -> list[tuple]:
-        """Plan one batch without a ledger, and return its rows as Spark reads them, in order."""
-        metadata = coordinator_of(source, self.settings).initialize_transaction(1, None, None)
-        assert metadata is not None
-        assert files in (None, len(metadata["files"]))
-        attempt = Attempt("inbox", 1, 1, metadata)
-        with spark_session(self.settings, "inbox") as spark:
-            emitter = emitter_of(source, spark, self.settings)
-            rows = [tuple(row) for row in emitter.emit_batch(attempt, metadata).collect()]
-        emitter.verify_batch(attempt, metadata)
-        return sorted(rows, key=repr)
 
     def plan(self, pipeline: Pipeline, run_id: str) -> list[int]:
         return steps.plan(self.settings, pipeline, run_id=run_id)

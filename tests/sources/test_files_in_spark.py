@@ -240,17 +240,21 @@ def test_records_that_spark_does_not_see_are_missed(inbox: Inbox, monkeypatch: p
 @pytest.mark.soak
 @pytest.mark.promise("limit:MAX_RECORD_BYTES", "limit:LONG_ROW_BYTES")
 def test_long_parquet_rows_are_read_in_pieces_and_too_long_ones_refused_while_sparks_server_goes_on(inbox: Inbox) -> None:
+
+    def planned(source: Files) -> Any:
+        return coordinator_of(source, inbox.settings).initialize_transaction(1, None, None)
+
     wide = {f"c{number}": "string" for number in range(10)}
-    source = Files("inbox", schema=wide)
+    wide_source = Files("inbox", schema=wide)
     short, long = dict.fromkeys(wide, ""), dict.fromkeys(wide, "x" * (60 << 20))
     for rows, place in ([long], "row group 1: the row has"), ([*[short] * 500, long], "row 501: the row has 629145600 bytes"):
         file = inbox.write("1.parquet", parquet_of(pa.Table.from_pylist(rows)))
         with pytest.raises((MalformedRecord, PythonException), match=f"{file}, {place}"):
-            inbox.read(source)
+            by_spark(inbox, wide_source, planned(wide_source), flagged=False)
     source = Files("inbox", schema={"name": "string"})
     for texts in ([f"{number:06d}" * 100_000 for number in range(4096)], ["y" * 600_000] * 4096):
         inbox.write("1.parquet", parquet_of(pa.table({"name": texts})))
-        metadata = coordinator_of(source, inbox.settings).initialize_transaction(1, None, None)
+        metadata = planned(source)
         with spark_session(inbox.settings, "inbox") as spark:
             rows = emitter_of(source, spark, inbox.settings).emit_batch(Attempt("inbox", 1, 1, metadata), metadata)
             assert rows.selectExpr("count(*)", "sum(length(name))").collect() == [(4096, 4096 * 600_000)]
