@@ -13,9 +13,10 @@ import httpx
 from playwright.sync_api import Browser
 
 from benchmarks.harness import Bar, Bench, Figure, timed
+from tests.batches import Batches
 from tests.page.api_server import ApiServer, running_server
 from tests.page.browsers import launched
-from tests.page.ledgers import PIPELINES, TXIDS, Batches, as_owner, write_large_ledger
+from tests.page.ledgers import PIPELINES, TXIDS, as_owner, write_large_ledger
 from tests.page.pipelines import CLICKS
 from tests.page.users import token_of
 from tidegate.state_store import StateStore

@@ -12,7 +12,7 @@ from starlette.routing import Mount, Route
 
 from tests.batches import Batches
 from tests.page.auth_manager import PerDagAuthManager
-from tests.page.conftest import ACTION, JWT_SECRET, Server, Visit, Visitor
+from tests.page.conftest import ACTION, JWT_SECRET, Visit, Visitor
 from tests.page.pipelines import ORPHAN
 from tidegate.page.app import create_app
 from tidegate.page.routes import state_routes
@@ -29,6 +29,7 @@ VALUES = {
 }
 VERBS = ("retry", "skip", "pause", "resume", "replay")
 LOGS_IN = ("/", "/go")  # pages for people: they lead to the login
+POSITIONS = ("{MAP_INDEX}", "-1", "99", "9" * 19)  # of no batch
 
 
 def routes() -> list[tuple[str, str]]:
@@ -49,17 +50,25 @@ def request(visitor: Visitor, method: str, path: str, **named: object) -> httpx.
     return visitor.http.request(method, f"/tidegate{path}", headers=headers, params={"pipeline": "clicks"}, **body, **named)
 
 
-def test_the_only_mount_is_of_public_files() -> None:
-    assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
+def token_of(secret: str, *, expires_in: int = 600) -> str:
+    now = int(time.time())
+    claims = {"sub": "admin", "role": "admin", "teams": [], "iat": now - 900, "nbf": now - 900, "exp": now + expires_in}
+    return jwt.encode(claims | {"aud": "apache-airflow", "jti": f"test {now}"}, secret, algorithm="HS512")
 
 
 def test_every_route_asks_for_a_login(visit: Visit) -> None:
+    """None, forged, signed by another secret, or expired by the server's own; the only mount is of public files."""
+    assert [route.path for route in create_app().routes if isinstance(route, Mount)] == ["/assets"]
+    for expires_in, status in ((600, 200), (-300, 401)):
+        token = token_of(JWT_SECRET, expires_in=expires_in)
+        by_cookie, by_header = visit(), visit()
+        by_cookie.http.cookies.set("_token", token)
+        by_header.http.headers["Authorization"] = f"Bearer {token}"
+        assert [each.get("/api/me").status_code for each in (by_cookie, by_header)] == [status, status]
+
     wrong: list[tuple[object, ...]] = []
-    for token in (
-        None,
-        "forged",
-        token_of("admin", "a secret that is not the server's, of more than 64 bytes, as HS512 wants it"),
-    ):
+    another = "a secret that is not the server's, of more than 64 bytes, as HS512 wants it"
+    for token in (None, "forged", token_of(another), token_of(JWT_SECRET, expires_in=-300)):
         visitor = visit()
         if token:
             visitor.http.cookies.set("_token", token)
@@ -74,41 +83,15 @@ def test_every_route_asks_for_a_login(visit: Visit) -> None:
     assert wrong == []
 
 
-def token_of(name: str, secret: str, *, expires_in: int = 600, role: str = "admin") -> str:
-    now = int(time.time())
-    claims = {"sub": name, "role": role, "teams": [], "iat": now - 900, "nbf": now - 900, "exp": now + expires_in}
-    return jwt.encode(claims | {"aud": "apache-airflow", "jti": f"test {now}"}, secret, algorithm="HS512")
-
-
-def test_an_expired_token_is_refused_and_the_same_one_in_time_is_not(server: Server, visit: Visit) -> None:
-    """By the server's own secret: so it is the time alone that is refused."""
-    statuses = []
-    for expires_in in (600, -300):
-        token = token_of("admin", JWT_SECRET, expires_in=expires_in)
-        for credentials in ({"cookies": {"_token": token}}, {"headers": {"Authorization": f"Bearer {token}"}}):
-            with httpx.Client(base_url=server.url, **credentials) as http:
-                statuses.append(http.get("/tidegate/api/me").status_code)
-
-    assert statuses == [200, 200, 401, 401]
-
-
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
 def test_users_see_the_pipelines_whose_dags_they_may_read(visit: Visit) -> None:
-    shown = {
-        name: sorted(row["name"] for row in visit(name).json("/pipelines")["pipelines"])
-        for name in ("viewer", "clerk", "nobody")
-    }
-
-    assert shown == {"viewer": ["broken", "clicks", "orphan"], "clerk": ["clicks", "orphan"], "nobody": []}
-    assert visit("nobody").json("/pipelines")["total"] == 0
-
-
-def test_airflow_is_asked_once_about_all_dags(visit: Visit) -> None:
-    """Who may read, and who may change: a manager with a server of its own gets two questions, however many Dags there are."""
-    for name in ("viewer", "clerk"):
+    """Airflow is asked twice, who may read and who may change, however many Dags there are: its manager may be a server."""
+    for name, seen in {"viewer": ["broken", "clicks", "orphan"], "clerk": ["clicks", "orphan"], "nobody": []}.items():
+        visitor = visit(name)
         PerDagAuthManager.asked.clear()
-        shown = visit(name).json("/pipelines")["pipelines"]
-        assert PerDagAuthManager.asked == [3, len(shown)]
+        shown = visitor.json("/pipelines")
+        assert (sorted(row["name"] for row in shown["pipelines"]), shown["total"]) == (seen, len(seen))
+        assert PerDagAuthManager.asked == [3, len(seen)][: 1 + bool(seen)]
 
 
 @pytest.mark.promise("security:user-of-airflow-on-operator-page")
@@ -212,11 +195,11 @@ def test_airflows_pages_lead_to_the_batch(visit: Visit, store: StateStore) -> No
         assert answer.status_code == 307
         return answer.headers["Location"]
 
-    assert leads("admin", pipeline="orphan") == "/tidegate/#/pipelines/orphan"
-    assert leads("admin", pipeline="orphan", run=run, position="1") == f"/tidegate/#/pipelines/orphan/batches/{txids[1]}"
-    for position in ("{MAP_INDEX}", "-1", "99", "9" * 19):
-        assert leads("admin", pipeline="orphan", run=run, position=position) == "/tidegate/#/pipelines/orphan"
-    assert leads("nobody", pipeline="orphan", run=run, position="1") == "/tidegate/#/pipelines/orphan"
+    of_pipeline = "/tidegate/#/pipelines/orphan"
+    assert leads("admin", pipeline="orphan") == of_pipeline
+    assert leads("admin", pipeline="orphan", run=run, position="1") == f"{of_pipeline}/batches/{txids[1]}"
+    assert {leads("admin", pipeline="orphan", run=run, position=each) for each in POSITIONS} == {of_pipeline}
+    assert leads("nobody", pipeline="orphan", run=run, position="1") == of_pipeline
     assert leads("admin", pipeline="//evil.example/") == "/tidegate/#/pipelines/%2F%2Fevil.example%2F"
 
 
@@ -230,41 +213,29 @@ def test_airflow_shows_the_page_in_its_menu_and_on_dags_runs_and_tasks(visit: Vi
 
 @pytest.mark.promise("security:user-who-asks-query")
 def test_queries_are_for_those_who_may_read_all_that_they_read(visit: Visit) -> None:
-    listed = {name: [query["name"] for query in visit(name).json("/queries")] for name in ("viewer", "clerk", "nobody")}
-    both, clicks = (f"/api/queries/{name}" for name in ("of_both", "clicks_of"))
-    statuses = {
-        name: [visit(name).get(path, least=1).status_code for path in (both, clicks, "/api/queries/no_such_query")]
-        for name in ("clerk", "nobody")
-    }
-
-    assert listed == {"viewer": ["clicks_of", "of_both"], "clerk": ["clicks_of"], "nobody": []}
-    assert statuses == {"clerk": [404, 200, 404], "nobody": [404, 404, 404]}
-    refused = visit("clerk").get(both).json()
-    assert (refused["code"], refused["message"]) == (
-        "UNKNOWN_QUERY",
-        "There is no query of_both that you may ask. Queries: clicks_of.",
-    )
+    for name, mine in {"viewer": ["clicks_of", "of_both"], "clerk": ["clicks_of"], "nobody": []}.items():
+        visitor = visit(name)
+        assert [query["name"] for query in visitor.json("/queries")] == mine
+        for query in ("clicks_of", "of_both", "no_such_query"):
+            allowed = visitor.get(f"/api/queries/{query}", **({"least": 1} if query == "clicks_of" else {})).status_code
+            assert allowed == (200 if query in mine else 404), (name, query)
+    refused = visit("clerk").get("/api/queries/of_both").json()
+    assert refused["code"] == "UNKNOWN_QUERY"
+    assert refused["message"] == "There is no query of_both that you may ask. Queries: clicks_of."
     assert visit("viewer").json("/queries/of_both")["txids"].keys() == {"clicks", "broken"}
 
 
 def test_a_query_takes_its_arguments_from_the_address(visit: Visit) -> None:
     viewer, path = visit("viewer"), "/tidegate/api/queries/clicks_of"
-    answers = [
-        viewer.http.get(path, params={"least": "3", "pages": ["a page", "another"]}),
-        viewer.http.get(path, params={"least": "3"}),
-    ]
-    for answer in answers:
+    for given in ({"least": "3", "pages": ["a page", "another"]}, {"least": "3"}):
+        answer = viewer.http.get(path, params=given)
         assert answer.status_code == 200, answer.text
         assert [column["name"] for column in answer.json()["columns"]] == ["clicks", "least", "days", "large"]
         assert answer.json()["rows"] == [["0", 3, None, str(2**60)]]
-    wrong = [
-        viewer.http.get(path),
-        viewer.http.get(path, params={"least": ["1", "2"]}),
-        viewer.http.get(path, params={"least": "x"}),
-        viewer.http.get(path, params={"least": "1", "most": "2"}),
-    ]
-    assert [answer.status_code for answer in wrong] == [422] * len(wrong)
-    assert wrong[2].json()["message"].startswith("Query clicks_of: argument least is not of type integer: ")
+    for wrong in ({}, {"least": ["1", "2"]}, {"least": "1", "most": "2"}, {"least": "x"}):
+        answer = viewer.http.get(path, params=wrong)
+        assert answer.status_code == 422, wrong
+    assert answer.json()["message"].startswith("Query clicks_of: argument least is not of type integer: ")
 
 
 @pytest.mark.promise("limit:SECONDS_PER_PART")

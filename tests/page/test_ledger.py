@@ -45,12 +45,22 @@ def admin(visit: Visit) -> Visitor:
     return visit("admin")
 
 
-def tidegate(server: Server, *arguments: str) -> dict:
-    done = in_process.run([*arguments, "--json"], server.environment, server.home)
+def status(server: Server, pipeline: str = "clicks") -> dict:
+    done = in_process.run(["status", "--json"], server.environment, server.home)
     assert done.returncode == 0, done.stderr
     # Airflow's app runs in threads of this process, and may log to the same output meanwhile.
     found: dict = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
-    return found
+    return next(each for each in found["pipelines"] if each["pipeline"] == pipeline)
+
+
+def browsed(admin: Visitor, path: str, what: str, limit: int, token: str = "after") -> list:
+    """Return all that a list has, by following its pages."""
+    seen: list = []
+    next_page = None
+    while next_page is not None or not seen:
+        page = admin.json(path, limit=limit, **{token: next_page})
+        seen, next_page = seen + page[what], page["next"]
+    return seen
 
 
 def actions_of(admin: Visitor, pipeline: str = "clicks") -> list[tuple]:
@@ -71,10 +81,9 @@ def test_the_page_the_command_line_and_the_ledger_agree(server: Server, admin: V
     clicks.begin(first + 4)
 
     (row,) = (each for each in admin.json("/pipelines")["pipelines"] if each["name"] == "clicks")
-    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "clicks")
-    assert {name: row[name] for name in ("committed", "opened", "pending", "quarantined")} == {
-        name: lag[name] for name in ("committed", "opened", "pending", "quarantined")
-    }
+    lag = status(server)
+    for name in ("committed", "opened", "pending", "quarantined"):
+        assert row[name] == lag[name], name
     assert row["phases"] == {"planned": 15, "processing": 1, "failed": 0, "halted": 1, "processed": 1}
     assert (row["why"]["code"], row["why"]["txid"], row["why"]["action"]["verb"]) == ("HALTED", first + 2, "retry")
     assert row["rows_per_second"] > 0
@@ -149,8 +158,7 @@ def test_operators_act_on_the_page_and_the_ledger_knows_them(
     assert (why["code"], why["error"], why["severity"]) == ("PLAN_FAILED", "SOURCE_UNREADABLE", "error")
     assert why["sentence"] == f"Planning has failed 2 times (manual__2): {error}"
     assert why["action"] == {"verb": "trigger", "txid": None}
-    (lag,) = (each for each in tidegate(server, "status")["pipelines"] if each["pipeline"] == "orphan")
-    assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(lag["plans_failing_since"])
+    assert datetime.fromisoformat(why["since"]) == datetime.fromisoformat(status(server, "orphan")["plans_failing_since"])
     of_orphan = admin.json("/pipelines/orphan")
     assert (of_orphan["why"], of_orphan["causes"]) == (why, [why])
     assert store.open_batches(ORPHAN.spec, "manual__3", [], None, []) == []
@@ -170,7 +178,7 @@ def test_operators_act_on_the_page_and_the_ledger_knows_them(
         ("resume", None, "admin, page resume", "there is room"),
         ("skip", failed, "admin, page skip", "it cannot be mended"),
     ]
-    assert tidegate(server, "status")["pipelines"][1]["committed"] == failed
+    assert status(server)["committed"] == failed
     redo = admin.json("/pipelines/clicks/actions/redo", txid=failed)
     assert (redo["allowed"], "not opaque" in redo["refusal"]) == (False, True)
 
@@ -270,11 +278,7 @@ def test_pages_hold_every_batch_once_while_others_commit(admin: Visitor, store: 
     with ThreadPoolExecutor(1) as pool:
         committing = pool.submit(commit)
         while True:
-            seen, before = [], None
-            while before is not None or not seen:
-                page = admin.json("/pipelines/orphan/batches", limit=7, before=before)
-                seen += [each["txid"] for each in page["batches"]]
-                before = page["next"]
+            seen = [each["txid"] for each in browsed(admin, "/pipelines/orphan/batches", "batches", 7, "before")]
             assert seen == list(range(seen[0], 0, -1))
             row = admin.json("/pipelines/orphan")
             assert row["pending"] == row["opened"] - row["committed"] == sum(row["phases"].values())
@@ -290,12 +294,7 @@ def test_rows_come_as_they_are(server: Server, admin: Visitor) -> None:
     as_shown = [[text, day, str(count), spent, str(txid)] for text, day, count, spent, txid in rows]
     expected = sorted(as_shown, key=lambda row: row[0].encode())
 
-    browsed: list[list] = []
-    after = None
-    while after is not None or not browsed:
-        page = admin.json("/pipelines/clicks/states/per_page/rows", limit=3, after=after)
-        browsed, after = browsed + page["rows"], page["next"]
-    assert browsed == expected
+    assert browsed(admin, "/pipelines/clicks/states/per_page/rows", "rows", 3) == expected
     for row in expected:
         found = admin.json("/pipelines/clicks/states/per_page/rows", key=row[:2])["rows"]
         assert found == [row]
@@ -334,12 +333,8 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
     write_rows(server.settings, "orphan", "per_orphan", rows)
 
     for limit in (1, 2, 5, 50):
-        browsed: list[tuple] = []
-        after = None
-        while after is not None or not browsed:
-            page = admin.json("/pipelines/orphan/states/per_orphan/rows", limit=limit, after=after)
-            browsed, after = browsed + [tuple(row[:2]) for row in page["rows"]], page["next"]
-        assert browsed == keys
+        found = browsed(admin, "/pipelines/orphan/states/per_orphan/rows", "rows", limit)
+        assert [tuple(row[:2]) for row in found] == keys
     wanted = [[page, None if shop is None else str(shop)] for page, shop in keys]
     path = "/tidegate/api/pipelines/orphan/states/per_orphan/rows"
     found = admin.http.post(path, json={"keys": [*wanted, [None, "9"]]}).json()["rows"]
@@ -350,15 +345,13 @@ def test_rows_without_a_key_have_their_place(server: Server, admin: Visitor) -> 
 
 @pytest.mark.soak
 def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> None:
-    write = (
-        "SET LOCAL tidegate.writer = 'clicks'; INSERT INTO state.per_page SELECT repeat('x', 900) || n, '2030-01-01', n, 0, 1"
-    )
-    as_owner(server.settings, f"{write} FROM generate_series(1, 20000) n")
+    write = "INSERT INTO state.per_page SELECT repeat('x', 900) || n, '2030-01-01', n, 0, 1 FROM generate_series(1, 20000) n"
+    as_owner(server.settings, f"SET LOCAL tidegate.writer = 'clicks'; {write}")
     path = "/tidegate/api/pipelines/clicks/states/per_page.csv"
 
     def snapshots() -> int:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'tidegate_reader' AND xact_start IS NOT NULL"
-        query += " AND datname = current_database()"
+        query = """SELECT count(*) FROM pg_stat_activity
+                   WHERE usename = 'tidegate_reader' AND xact_start IS NOT NULL AND datname = current_database()"""
         return as_owner(server.settings, query, user="postgres")[0][0]
 
     kept = []  # httpx ends a download whose iterator is forgotten
@@ -379,25 +372,19 @@ def test_downloads_are_streamed_and_given_up(server: Server, admin: Visitor) -> 
     assert (whole.status_code, whole.text.count("\r\n")) == (200, 20_000 + len(HOSTILE) + 1 + 1)
 
 
-@pytest.fixture
-def quarantined(server: Server, admin: Visitor, clicks: Batches) -> int:
-    """A committed txid with bad records, one of them long."""
+BAD_RECORDS = """
+INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, origin, payload, is_raw)
+SELECT 'clicks', %s, n, '<b>bad</b>', 'a.csv:' || n, CASE n WHEN 1 THEN repeat('x', 50000) ELSE 'a;' || n END, true
+FROM generate_series(1, 12) n
+"""
+
+
+def test_bad_records_are_read_mended_and_replayed(server: Server, admin: Visitor, clicks: Batches) -> None:
     txid = admin.json("/pipelines/clicks")["committed"]
-    statement = (
-        "INSERT INTO tidegate.quarantine (pipeline, txid, number, reason, origin, payload, is_raw)"
-        " SELECT 'clicks', %s, n, '<b>bad</b>', 'a.csv:' || n, CASE n WHEN 1 THEN repeat('x', 50000) ELSE 'a;' || n END, true"
-        " FROM generate_series(1, 12) n"
-    )
-    as_owner(server.settings, statement, [txid])
-    return txid
-
-
-def test_bad_records_are_read_mended_and_replayed(admin: Visitor, quarantined: int) -> None:
-    txid, seen, after = quarantined, [], None
-    while after is not None or not seen:
-        page = admin.json("/pipelines/clicks/quarantine", limit=5, after=after)
-        assert (page["total"], page["by_txid"]) == (12, [[txid, 12]])
-        seen, after = seen + page["records"], page["next"]
+    as_owner(server.settings, BAD_RECORDS, [txid])
+    page = admin.json("/pipelines/clicks/quarantine", limit=5)
+    assert (page["total"], page["by_txid"]) == (12, [[txid, 12]])
+    seen = browsed(admin, "/pipelines/clicks/quarantine", "records", 5)
     assert [record["number"] for record in seen] == list(range(1, 13))
     assert (len(seen[0]["payload"]), seen[0]["is_cut"], seen[1]["is_cut"]) == (10_000, True, False)
     assert len(admin.json(f"/pipelines/clicks/quarantine/{txid}/1")["payload"]) == 50_000
