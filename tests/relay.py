@@ -8,12 +8,17 @@ import threading
 class Relay:
     """A port on loopback that leads to another one while it is open."""
 
-    def __init__(self, target: int) -> None:
-        self._target = target
+    def __init__(self, target: int, address: str = "127.0.0.1", port: int = 0) -> None:
+        self._target, self._address = target, address
         self._ends: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((address, port))
         self.port: int = self._listener.getsockname()[1]
         self._listen()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there is a connection through it."""
+        return bool(self._ends)
 
     def close(self) -> None:
         """Break all connections, and refuse new ones."""
@@ -27,8 +32,7 @@ class Relay:
             _end(end)
 
     def open(self) -> None:
-        """Lead to the server again."""
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = socket.create_server((self._address, self.port))
         self._listen()
 
     def _listen(self) -> None:

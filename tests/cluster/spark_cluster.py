@@ -16,8 +16,6 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +24,7 @@ from pathlib import Path
 
 import psutil
 
+from tidegate.stack.components.server_process import wait_until
 from tidegate.stack.components.spark import SERVER_CLASS, spark_home
 from tidegate.state_store import Settings
 
@@ -42,14 +41,6 @@ MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.depl
 EXECUTOR = "CoarseGrainedExecutorBackend"
 # Enters an account that has no way to the project: an empty folder lies over it.
 HIDING = 'mount --bind "$1" "$2" && shift 2 && exec setpriv --reuid="$0" --regid="$(id -g "$0")" --clear-groups "$@"'
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
-    """Wait until something is so; fail if it is not in time."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def _link(source: str, target: str) -> None:
@@ -271,7 +262,7 @@ def await_port(machine: Machine, port: int) -> None:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    wait_until(listens, START_SECONDS)
+    assert wait_until(listens, START_SECONDS)
 
 
 @contextmanager
@@ -369,54 +360,3 @@ def standalone_cluster(
         finally:
             for machine in (server, *workers):
                 machine.end()
-
-
-class Gate:
-    """A way to a port on loopback from another loopback address, which can be closed; connections through it then break."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self.address, self._port = address, port
-        self._open: list[socket.socket] = []
-        self._in_use: set[socket.socket] = set()
-        self._server: socket.socket | None = None
-
-    def open(self) -> None:
-        """Let connections through, as they already may if it is open."""
-        if self._server is not None:
-            return
-        self._server = socket.create_server((self.address, self._port))
-        threading.Thread(target=self._accept, args=[self._server], daemon=True).start()
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether there is a connection through it."""
-        return bool(self._in_use)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown(socket.SHUT_RDWR)
-            self._server.close()
-            self._server = None
-        for end in self._open:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
-
-    def _accept(self, server: socket.socket) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
-                inner, _ = server.accept()
-                outer = socket.create_connection(("127.0.0.1", self._port))
-                self._open += [inner, outer]
-                self._in_use.add(inner)
-                for source, target in ((inner, outer), (outer, inner)):
-                    threading.Thread(target=self._pass_on, args=[source, target], daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while content := source.recv(65536):
-                target.sendall(content)
-        self._in_use -= {source, target}
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)

@@ -10,10 +10,10 @@ import re
 import signal
 import stat
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +27,10 @@ import pytest
 from psycopg2 import sql
 
 from tests.cluster.managed_postgres import Authority, demand_tls
-from tests.cluster.spark_cluster import REPOSITORY, Gate, SparkCluster, small_cluster, standalone_cluster, wait_until
+from tests.cluster.spark_cluster import REPOSITORY, SparkCluster, small_cluster, standalone_cluster
 from tests.conftest import register_pipelines
 from tests.postgres_versions import AnyPostgres, running
+from tests.relay import Relay
 from tests.servers import Server
 from tidegate import migrations, sample_data
 from tidegate.jobs import Pipeline
@@ -37,6 +38,7 @@ from tidegate.jobs.compute import shortcuts
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.engine.local_run import RunResult, run_pipeline
 from tidegate.jobs.pipelines import flights
+from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AccessRefused, ExecutorsUnprepared
 
@@ -162,9 +164,9 @@ def rows_of(settings: Settings, pipeline: Pipeline) -> list[tuple[Any, ...]]:
         return sorted(tuple(row[column.name] for column in spec.columns) for row in store.state_rows(spec))
 
 
-def password_of(settings: Settings) -> str:
-    assert settings.executor_passfile is not None
-    return settings.executor_passfile.read_text().strip().rpartition(":")[2]
+def check_routes(settings: Settings, pipeline: Pipeline, files: str, arrow: str = "'-'") -> None:
+    """Compare the author's state with what DuckDB computes from the same files."""
+    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow=arrow)).fetchall()
 
 
 def served(cluster: SparkCluster) -> str:
@@ -193,8 +195,9 @@ def command_lines() -> str:
 
 def assert_secret(cluster: SparkCluster, settings: Settings) -> None:
     """Check that the password is in nothing that Spark writes or shows, and only its owner can read the file that travelled."""
-    password = password_of(settings)
-    events = "".join(file.read_text() for file in cluster.events.glob("*app-*") if file.is_file())
+    assert settings.executor_passfile is not None
+    password = settings.executor_passfile.read_text().strip().rpartition(":")[2]
+    events = events_of(cluster)
     shown = {"events": events, "pages": served(cluster), "processes": command_lines()}
     shown |= {f"log of {machine.home.name}": machine.log.read_text() for machine in (cluster.server, *cluster.workers)}
     assert "StagingSink" in events or "mapInArrow" in events.lower() or "MapInArrow" in events
@@ -228,7 +231,7 @@ def test_code_and_password_travel(
         files = put(settings, days, 2, 4)
         assert run_pipeline(settings, package.module().PIPELINE, run_id="again").txids == [2]
         arrow = "CASE WHEN day <= 2 THEN '-' ELSE '>' END"
-        assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow=arrow)).fetchall()
+        check_routes(settings, pipeline, files, arrow)
 
         assert_no_project(settings)
         assert_secret(cluster, settings)
@@ -248,14 +251,15 @@ PROPERTIES = {
 
 
 @pytest.fixture(scope="module")
-def gate(stack: Settings) -> Iterator[Gate]:
-    gate = Gate(BEHIND_GATE, stack.pg_port)
+def gate(stack: Settings) -> Iterator[Relay]:
+    """Another way to Postgres."""
+    gate = Relay(stack.pg_port, BEHIND_GATE, stack.pg_port)
     yield gate
     gate.close()
 
 
 @pytest.fixture(scope="module")
-def whole_cluster(stack: Settings, gate: Gate, free_port: Callable[[], int]) -> Iterator[SparkCluster]:
+def whole_cluster(stack: Settings, gate: Relay, free_port: Callable[[], int]) -> Iterator[SparkCluster]:
     """Two workers that repeat every task, if there is room; the second one reaches Postgres through the gate."""
     # Over any parameter, libpq prefers this variable as the address of the host.
     second = {"PGHOSTADDR": BEHIND_GATE}
@@ -264,28 +268,38 @@ def whole_cluster(stack: Settings, gate: Gate, free_port: Callable[[], int]) -> 
 
 
 @pytest.fixture
-def cluster(whole_cluster: SparkCluster, gate: Gate, database: str) -> SparkCluster:
-    """The cluster, with the gate open, and a database and a folder of data of the test's own."""
-    gate.open()
+def cluster(whole_cluster: SparkCluster, database: str) -> SparkCluster:
+    """The cluster, with a database and a folder of data of the test's own."""
     home = whole_cluster.settings.home / database
     home.mkdir()
     return replace(whole_cluster, settings=replace(whole_cluster.settings, pg_database=database, home=home))
 
 
+@pytest.fixture
+def routes(cluster: SparkCluster, author: Callable[..., Author], days: Path) -> Callable[..., tuple[Pipeline, str]]:
+    """A function that registers an author's pipeline; it returns that and the pattern of its files."""
+
+    def begin(*, tries: int = 6, **options: Any) -> tuple[Pipeline, str]:
+        pipeline = replace(author(**options).module().PIPELINE, tries=tries, retry_delay_seconds=1)
+        register_pipelines(cluster.settings, pipeline)
+        return pipeline, put(cluster.settings, days, 0, DAYS)
+
+    return begin
+
+
 @pytest.mark.promise("fault:spark-task-runs-twice-or-is-speculated:processing")
 @long
 def test_two_pipelines_run_on_two_workers(
-    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, caplog: pytest.LogCaptureFixture
+    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings, pipeline = cluster.settings, author(pause=0.3).module().PIPELINE
-    register_pipelines(settings, flights.PIPELINE, pipeline)
-    files = put(settings, days, 0, DAYS)
+    settings, (pipeline, files) = cluster.settings, routes(pause=0.3)
+    register_pipelines(settings, flights.PIPELINE)
     assert len(run_pipeline(settings, flights.PIPELINE, run_id="run").commits) == 2
     assert len(run_pipeline(settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
 
     assert rows_of(settings, flights.PIPELINE) == duckdb.sql(DAILY.format(files=files)).fetchall()
-    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+    check_routes(settings, pipeline, files)
     assert_no_project(settings)
     assert_secret(cluster, settings)
     assert all(list(worker.home.rglob("tidegate_passfile_*")) for worker in cluster.workers), "both had tasks"
@@ -299,11 +313,9 @@ def test_two_pipelines_run_on_two_workers(
 @long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGPWR], ids=["killed", "decommissioned"])
 def test_an_executor_ends_in_mid_batch(
-    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, how: signal.Signals
+    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], how: signal.Signals
 ) -> None:
-    settings, pipeline = cluster.settings, author(pause=0.2, files_per_batch=2).module().PIPELINE
-    register_pipelines(settings, pipeline)
-    files = put(settings, days, 0, DAYS)
+    settings, (pipeline, files) = cluster.settings, routes(pause=0.2, files_per_batch=2)
     before = len(events_of(cluster))
     ended = 0
     with Run(settings, pipeline) as run:
@@ -315,24 +327,20 @@ def test_an_executor_ends_in_mid_batch(
     assert ended
     assert len(run.result.commits) == DAYS / 2
     if how is signal.SIGPWR:
-        wait_until(lambda: "is decommissioned" in events_of(cluster)[before:], 60)
-    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+        assert wait_until(lambda: "is decommissioned" in events_of(cluster)[before:], 60)
+    check_routes(settings, pipeline, files)
 
 
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 @long
 def test_an_executor_is_cut_off_from_postgres(
     cluster: SparkCluster,
-    gate: Gate,
-    author: Callable[..., Author],
-    days: Path,
+    gate: Relay,
+    routes: Callable[..., tuple[Pipeline, str]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    written = author(pause=0.2, files_per_batch=1).module().PIPELINE
-    settings, pipeline = cluster.settings, replace(written, tries=10, retry_delay_seconds=1)
-    register_pipelines(settings, pipeline)
-    files = put(settings, days, 0, DAYS)
+    settings, (pipeline, files) = cluster.settings, routes(pause=0.2, files_per_batch=1, tries=10)
     before = len(events_of(cluster))
 
     def has_failed() -> bool:
@@ -351,25 +359,23 @@ def test_an_executor_is_cut_off_from_postgres(
                     break  # else the task had ended just before
             time.sleep(0.005)
     assert closed, "no task of an executor behind the gate has staged"
-    wait_until(has_failed, 60)
+    assert wait_until(has_failed, 60)
     assert len(run.result.commits) == DAYS
-    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+    check_routes(settings, pipeline, files)
 
 
 @pytest.mark.promise("fault:executor-does-not-reach-postgres-or-no:processing")
 @long
 def test_tasks_wait_for_a_connection(
-    cluster: SparkCluster, gate: Gate, author: Callable[..., Author], days: Path, server: Server
+    cluster: SparkCluster, routes: Callable[..., tuple[Pipeline, str]], server: Server
 ) -> None:
-    settings, pipeline = cluster.settings, author().module().PIPELINE
-    register_pipelines(settings, pipeline)
-    files = put(settings, days, 0, DAYS)
+    settings, (pipeline, files) = cluster.settings, routes()
     server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT 1"))
     try:
         assert len(run_pipeline(settings, pipeline, run_id="run").commits) == DAYS / FILES_PER_BATCH
     finally:
         server.execute(sql.SQL("ALTER ROLE tidegate_stager CONNECTION LIMIT -1"))
-    assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+    check_routes(settings, pipeline, files)
     with StateStore.connect(settings) as store:
         assert [len(store.batch_history(pipeline.name, txid).attempts) for txid in (1, 2)] == [1, 1]
 
@@ -416,7 +422,7 @@ def test_certificates_travel_as_the_password_does(
             register_pipelines(settings, pipeline)
             files = put(settings, days, 0, 2)
             assert run_pipeline(settings, pipeline, run_id="run").txids == [1]
-            assert rows_of(settings, pipeline) == duckdb.sql(ROUTES.format(files=files, arrow="'-'")).fetchall()
+            check_routes(settings, pipeline, files)
             travelled = [file.stat() for file in cluster.workers[0].home.rglob("tidegate_sslkey_*")]
             assert travelled
             assert {file.st_uid for file in travelled} == {cluster.workers[0].home.stat().st_uid}
@@ -431,35 +437,24 @@ class Run:
     result: RunResult
 
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
-        self._settings, self._pipeline = settings, pipeline
-        self._errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1)
+        self._running = self._thread.submit(run_pipeline, settings, pipeline, run_id="run")
 
     def __enter__(self) -> "Run":
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(600)
-        assert not self._thread.is_alive()
-        if self._errors:
-            raise self._errors[0]
-
-    def _run(self) -> None:
-        try:
-            self.result = run_pipeline(self._settings, self._pipeline, run_id="run")
-        except BaseException as error:  # noqa: BLE001 - raised at the end of the block
-            self._errors.append(error)
+        self.result = self._running.result(600)
 
     @property
     def is_on(self) -> bool:
-        """Whether it has not ended yet."""
-        return self._thread.is_alive()
+        return not self._running.done()
 
     def await_staging(self) -> None:
         """Wait until a task has a connection for staging that no earlier call has seen."""
         before = self._last_start()
-        wait_until(lambda: bool(self._errors) or self._last_start() != before or not self._thread.is_alive(), 180)
+        assert wait_until(lambda: self._last_start() != before or not self.is_on, 180)
 
     def _last_start(self) -> Any:
         look = "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name = 'tidegate staging' AND datname = %s"
