@@ -52,17 +52,14 @@ class Project:
     settings: Settings
 
     def tidegate(self, *arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run the command line in the project folder."""
         done = subprocess.run([COMMAND, *arguments], cwd=self.home, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == exit_code, f"tidegate {' '.join(arguments)} ended with {done.returncode}: {done.stderr}"
         return done
 
     def json(self, *arguments: str, exit_code: int = 0) -> Any:
-        """Run a verb with --json and return its output."""
         return json.loads(self.tidegate(*arguments, "--json", exit_code=exit_code).stdout)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Run the command line in the background."""
         return subprocess.Popen(
             [COMMAND, *arguments, "--json"], cwd=self.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -74,7 +71,6 @@ class Project:
         return list(range(last + 1, last + batches + 1))
 
     def add_files(self, folder: str, count: int) -> None:
-        """Let the next files of the sample data arrive."""
         target = self.home / "data" / folder
         target.mkdir(parents=True, exist_ok=True)
         waiting = sorted(f for f in (self.reservoir / "data" / folder).iterdir() if not (target / f.name).exists())
@@ -83,11 +79,9 @@ class Project:
             (target / file.name).write_bytes(file.read_bytes())
 
     def committed(self, pipeline: str) -> int:
-        """Return the last committed txid."""
         return int(self.ask("SELECT txid FROM tidegate.cursor WHERE pipeline = %s", pipeline)[0][0])
 
     def phases(self, pipeline: str, txids: list[int]) -> list[str]:
-        """Return the phases of batches, in the order of their txids."""
         query = "SELECT phase FROM tidegate.batches WHERE pipeline = %s AND txid = ANY (%s) ORDER BY txid"
         return [phase for (phase,) in self.ask(query, pipeline, txids)]
 
@@ -98,7 +92,6 @@ class Project:
             return cursor.fetchall()
 
     def as_administrator(self) -> psycopg2.extensions.connection:
-        """Connect to the project's database as the administrator."""
         return psycopg2.connect(**self.settings.conninfo(user="postgres"))
 
     @contextmanager
@@ -113,7 +106,6 @@ class Project:
             connection.close()
 
     def airflow(self) -> AirflowClient:
-        """Log in to Airflow."""
         return AirflowClient(self.settings)
 
 

@@ -79,7 +79,6 @@ def found(connection: psycopg2.extensions.connection) -> dict[str, list[tuple[An
 
 
 def wanted(files: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Compute the same from the files."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         computed = {what: connection.execute(FLEW + query, [str(files)]).fetchall() for what, query in WANTED.items()}

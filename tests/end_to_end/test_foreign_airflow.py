@@ -50,16 +50,13 @@ class Foreign:
 
     @property
     def programs(self) -> Path:
-        """The folder of the environment's programs."""
         return self.folder / "environment/bin"
 
     @property
     def shop(self) -> Path:
-        """The project."""
         return self.folder / "shop"
 
     def __call__(self, *arguments: str) -> str:
-        """Run a verb as a person of the other team would, and return what it prints."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_SHELL)}
         bundles = [bundle("team", self.folder / "team/dags"), bundle("shop", self.shop / "dags")]
         environment |= {
@@ -79,7 +76,6 @@ class Foreign:
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        """Run a verb with --json and return its output."""
         return json.loads(self(*arguments, "--json"))
 
     def install(self, lock: str) -> None:
@@ -99,7 +95,6 @@ class Foreign:
         assert done.returncode == 0, done.stderr
 
     def seen(self, process: str) -> list[dict[str, Any]]:
-        """Return what processes of a kind have noted."""
         return [json.loads(file.read_text()) for file in sorted((self.folder / "seen").glob(f"{process}-*.json"))]
 
 

@@ -64,12 +64,10 @@ class Shop(Project):
 
     @cached_property
     def client(self) -> AirflowClient:
-        """Log in to Airflow, once."""
         return self.airflow()
 
     @property
     def stack(self) -> Stack:
-        """The same stack, as the operating system sees it."""
         return Stack(self.home)
 
     def sell(self, files: int) -> list[int]:
@@ -92,7 +90,6 @@ class Shop(Project):
         assert self.committed("orders") == len(files)
 
     def revenue(self) -> list[tuple[Any, ...]]:
-        """Return the state of orders."""
         return self.ask("SELECT shop, orders, cents FROM state.revenue ORDER BY shop")
 
     def ledger(self, pipeline: str = "orders") -> list[tuple[Any, ...]]:
@@ -105,7 +102,6 @@ class Shop(Project):
         ]
 
     def depart(self, *numbers: int) -> None:
-        """Let files with departures arrive."""
         for number in numbers:
             kinds.depart(self.home / f"data/departures/{number:03}.csv", number)
 
@@ -129,7 +125,6 @@ class Shop(Project):
         return str(wait_for(state, f"the end of a run of {pipeline}", every=0.5))
 
     def tasks(self, run_id: str, task_id: str, pipeline: str = "orders") -> dict[str, str]:
-        """Return the state of a task of each batch, by the name that Airflow shows."""
         found = [task for task in self.client.task_instances(pipeline, run_id) if task["task_id"] == task_id]
         return {t["rendered_map_index"]: t["state"] for t in sorted(found, key=lambda task: task["map_index"])}
 
@@ -394,14 +389,12 @@ def test_a_followed_run_goes_on_after_most_of_airflow_was_killed(shop: Shop) -> 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser."""
     with launched() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def operator(browser: Browser, shop: Shop) -> Visit:
-    """The administrator."""
     return Visit(browser, shop, "admin")
 
 
