@@ -78,7 +78,6 @@ def stack(whole_stack: Settings) -> Settings:
 
 @pytest.fixture(scope="session")
 def kafka_stack(whole_stack: Settings) -> Settings:
-    """Settings of the run's stack with Kafka."""
     fetch_kafka()
     return whole_stack
 
@@ -97,14 +96,12 @@ def usual_server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="session")
 def server(stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The Postgres server of the session."""
     with usual_server(stack, tmp_path_factory) as usual:
         yield usual
 
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> str:
-    """A migrated database without pipelines; each test gets a copy."""
     return shared_template(server)
 
 

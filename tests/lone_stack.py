@@ -12,14 +12,12 @@ __all__ = ["kafka_stack", "server", "stack", "template"]
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of a stack of the module's own: Postgres and Spark Connect."""
     with running_stack(tmp_path_factory.mktemp("stack")) as settings:
         yield settings
 
 
 @pytest.fixture(scope="module")
 def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings of a stack of the module's own with Kafka."""
     fetch_kafka()
     with running_stack(tmp_path_factory.mktemp("kafka_stack"), "kafka") as settings:
         yield settings
@@ -27,12 +25,10 @@ def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 @pytest.fixture(scope="module")
 def server(stack: Settings) -> Server:
-    """The Postgres server of that stack."""
     return Server(stack)
 
 
 @pytest.fixture(scope="module")
 def template(server: Server) -> Iterator[str]:
-    """A migrated database without pipelines on that server."""
     with migrated_database(server) as name:
         yield name

@@ -87,7 +87,6 @@ class AnyPostgres(EmbeddedPostgres):
         return binaries(self.version), super()._places(stack_folder)[1]
 
     def component(self) -> Component:
-        """Return how to start the server."""
         usual = super().component()
         options = [part for name, value in self.options.items() for part in ("-c", f"{name}={value}")]
         return replace(usual, command=[*usual.command, *options])
@@ -98,7 +97,6 @@ class AnyPostgres(EmbeddedPostgres):
         self.passfile.write_text(self.passfile.read_text().replace("127.0.0.1:", "*:"))
 
     def start(self) -> None:
-        """Start the server and wait until it answers."""
         self.process = server_process.start(self.component(), self._stack_folder)
         assert server_process.wait_until(lambda: self.component().check() is None, START_SECONDS), self.log()[-4000:]
 
@@ -114,16 +112,13 @@ class AnyPostgres(EmbeddedPostgres):
             self.process = None
 
     def log(self) -> str:
-        """Return the server's log."""
         return server_process.log_file(self._stack_folder, "postgres").read_text(errors="replace")
 
     @property
     def settings(self) -> Settings:
-        """Settings that lead to this server."""
         return Settings(home=self._stack_folder.parent, pg_host=self.host, pg_port=self.port, pg_passfile=self.passfile)
 
     def execute(self, statement: Any, parameters: Any = None, *, user: str = "postgres", database: str = "postgres") -> list:
-        """Run one statement outside any transaction, as the administrator."""
         connection = self.connect(database, user)
         try:
             connection.autocommit = True
@@ -134,7 +129,6 @@ class AnyPostgres(EmbeddedPostgres):
             connection.close()
 
     def connect(self, database: str = "postgres", user: str = "postgres") -> Any:
-        """Connect to this server's address."""
         import psycopg2  # noqa: PLC0415 - as in the class above, which connects to 127.0.0.1 only
 
         where = {"host": self.host, "port": self.port, "user": user, "dbname": database}

@@ -103,7 +103,6 @@ def _slug(text: str) -> str:
 
 
 def _docstring(node: ast.AST) -> str:
-    """Return the first line of a docstring."""
     return (ast.get_docstring(node) or "").partition("\n")[0] if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
 
 
@@ -275,7 +274,6 @@ def rename(root: Path, old: str, new: str) -> None:
 
 
 def main(arguments: Sequence[str], root: Path = ROOT, untested: Sequence[str] = UNTESTED) -> int:
-    """Check the register, and print it if asked to; return the exit code."""
     if arguments[:1] == ["--rename"]:
         rename(root, *arguments[1:])
     found = promises(root)

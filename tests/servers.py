@@ -45,7 +45,6 @@ class Server:
         self.settings = settings
 
     def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
-        """Run one statement outside any transaction."""
         connection = psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": "postgres"})
         try:
             connection.autocommit = True
@@ -64,7 +63,6 @@ class Server:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Drop a database and end its connections."""
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
         _used.discard(name)
 

@@ -14,7 +14,6 @@ from tidegate.state_store import Settings, StateStore
 
 
 def plan(settings: Settings, pipeline: Pipeline | str, *, run_id: str, **limits: Any) -> list[int]:
-    """Plan a run."""
     with Worker.open(settings, pipeline, owner=run_id) as worker:
         return worker.plan(run_id, **limits)
 
@@ -36,13 +35,11 @@ def process(
 
 
 def commit(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str) -> Commit:
-    """Commit a batch."""
     with Worker.open(settings, pipeline, owner=owner) as worker:
         return worker.commit(txid)
 
 
 def complete(settings: Settings, pipeline: Pipeline | str, *txids: int, owner: str = "test", **options: Any) -> None:
-    """Process and commit batches, one after another."""
     for txid in txids:
         process(settings, pipeline, txid, owner=owner, **options)
         commit(settings, pipeline, txid, owner=owner)
@@ -66,13 +63,11 @@ def metadata(settings: Settings, txid: int) -> dict[str, Any]:
 
 
 def rows(settings: Settings, pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return the rows of the pipeline's first state."""
     with StateStore.connect(settings) as store:
         return list(store.state_rows(pipeline.spec.states[0]))
 
 
 def waiting(settings: Settings) -> list[dict[str, Any]]:
-    """Return the records in quarantine."""
     with StateStore.connect(settings) as store:
         return list(store.quarantined("inbox"))
 
@@ -83,7 +78,6 @@ def mend(settings: Settings, record: Mapping[str, Any], payload: str) -> None:
 
 
 def redo(settings: Settings, pipeline: Pipeline | str, txid: int, *, owner: str, reason: str) -> Commit:
-    """Redo the last committed batch."""
     with Worker.open(settings, pipeline, owner=owner) as worker:
         return worker.redo(txid, reason)
 

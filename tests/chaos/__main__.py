@@ -17,7 +17,6 @@ from tests.reaper import reaped
 
 
 def main() -> int:
-    """Run, and print the report."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("minutes", type=float)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))

@@ -112,17 +112,14 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """The time since the beginning."""
         return time.monotonic() - self.began
 
     @property
     def kills(self) -> int:
-        """How many faults were a kill -9."""
         return sum(count for (how, _), count in self.by_victim.items() if how == "kill")
 
     @property
     def missing(self) -> list[tuple[str, str]]:
-        """The listed cells that no fault has reached."""
         return [(row, phase) for row, phases in CELLS.items() for phase in phases if not self.cells[row, phase]]
 
     def note(self, fault: Fault, phases: set[str], trap: Trap) -> None:
@@ -188,7 +185,6 @@ def _parent(process: psutil.Process) -> int | None:
 
 
 def _killed(process: psutil.Process) -> bool:
-    """Kill a process; False if it has ended before."""
     with suppress(psutil.NoSuchProcess):
         process.kill()
         return True

@@ -56,7 +56,6 @@ class Watch:
                             self._violated(f"{state} has {counted}, but {pipeline} has counted {rows} rows up to txid {txid}")
 
     def keep_looking(self, until: threading.Event) -> None:
-        """Look again and again."""
         while not until.wait(SECONDS_BETWEEN_CHECKS):
             with suppress(psycopg2.OperationalError, psycopg2.InterfaceError):
                 self.look()

@@ -37,8 +37,6 @@ UP_TRIES = 3
 
 
 class StackUnderTest:
-    """One project's stack."""
-
     def __init__(self, home: Path) -> None:
         self.home = home
         self.wire = Wire(lambda: ("127.0.0.1", Layout.load(home).ports["postgres"]))
@@ -139,7 +137,6 @@ class StackUnderTest:
             self._stopped.discard(process)
 
     def is_supervised(self) -> bool:
-        """Return whether the supervisor lives."""
         return bool(self.component("supervisor"))
 
     # work

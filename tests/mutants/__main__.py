@@ -31,8 +31,6 @@ KILLED, SURVIVED, HUNG, INVALID, NOT_RUN = "killed", "SURVIVED", "killed by time
 
 
 class Failure(NamedTuple):
-    """A test that has failed, and why."""
-
     test: str
     why: str
 
@@ -170,13 +168,11 @@ def chosen(names: Sequence[str], rooms: Sequence[str]) -> list[Mutant]:
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run the chosen faults; return 0 if a test of behaviour has noticed each."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--room", action="append", default=[], choices=("protocol", *ROOMS), help="may be repeated")

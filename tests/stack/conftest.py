@@ -31,7 +31,7 @@ from tidegate.stack.components.server_process import (
 from tidegate.stack.layout import USUAL_PORTS
 from tidegate.state_store import Settings
 
-OF_ITS_OWN = {"small", "with_kafka"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
+OF_ITS_OWN = {"small"}  # fixtures: a stack costs 25 core seconds at each start, and Spark after each kill 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,26 +54,21 @@ class Stack:
 
     @property
     def settings(self) -> Settings:
-        """The current settings that lead to the stack."""
         return Settings.load(self.environ)
 
     @property
     def folder(self) -> Path:
-        """The folder of the stack."""
         return self.settings.stack_folder
 
     def tidegate(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run the command line as an operator does."""
         return subprocess.run(
             [COMMAND, *arguments], env=self.environ | environ, capture_output=True, text=True, check=False, timeout=200
         )
 
     def statuses(self) -> dict[str, embedded.ComponentStatus]:
-        """Return the state of each component, by name."""
         return {status.name: status for status in embedded.status(self.settings)}
 
     def supervisor(self) -> psutil.Process:
-        """Return the supervisor's process."""
         (process,) = [process for process in self.marked() if marker(process)[1] == "supervisor"]
         return process
 
@@ -90,7 +85,6 @@ class Stack:
         return self.statuses()[name]
 
     def marked(self) -> list[psutil.Process]:
-        """Return the processes with the stack's marker in their environment."""
         return [process for process in psutil.process_iter() if marker(process)[0] == str(self.folder)]
 
     def processes(self) -> list[psutil.Process]:
@@ -102,8 +96,6 @@ class Stack:
         return [process for process in psutil.process_iter() if session(process) in leaders - {None} and is_alive(process)]
 
     def working_in(self, *folders: Path) -> list[psutil.Process]:
-        """Return the processes whose working folder is one of these or below."""
-
         def works(process: psutil.Process) -> bool:
             with suppress(psutil.Error, OSError):
                 return any(Path(process.cwd()).is_relative_to(folder) for folder in folders)

@@ -30,7 +30,6 @@ def account() -> int:
 
 
 def run_as(user: int, program: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a Python program as another user."""
     return subprocess.run(command_as(user, program, *arguments), capture_output=True, text=True, timeout=400, check=check)
 
 
@@ -161,7 +160,6 @@ class Impostor:
 
 @contextmanager
 def impostor(user: int, server: Server, address: str, port: int) -> Iterator[Impostor]:
-    """Run a server as another user."""
     process = subprocess.Popen(
         command_as(user, server.program, address, port, imports=server.imports), stdout=subprocess.PIPE, text=True
     )

@@ -20,12 +20,10 @@ jvm = launch_gateway().jvm
 
 
 def single(package: Any, name: str) -> Any:
-    """Return a Scala object."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
 def configuration() -> Any:
-    """Return the settings of a client without a secret and with short timeouts."""
     settings = jvm.org.apache.spark.SparkConf(False)
     for name in ("spark.rpc.askTimeout", "spark.rpc.lookupTimeout"):
         settings.set(name, SECONDS)
@@ -71,7 +69,6 @@ def blocks(port: int) -> str:
 
 
 def causes(error: Py4JJavaError) -> str:
-    """Return an exception and its causes in one line."""
     texts, cause = [], error.java_exception
     while cause is not None:
         texts.append(str(cause.toString()).splitlines()[0])

@@ -21,7 +21,6 @@ ROW = [("a", 1, 1, 1, 1)]
 
 
 def commit(tally: Tally, *txids: int) -> None:
-    """Plan, process and commit these batches, the next ones."""
     assert tally.plan(len(txids), run_id=f"run {txids}") == list(txids)
     for txid in txids:
         tally.process(txid, ROW)

@@ -23,25 +23,7 @@ from tidegate.stack.components.server_process import wait_until
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 
-PARTITIONS = 8
 SECONDS = 30
-
-
-@pytest.fixture(scope="module")
-def with_kafka(new_stack: Callable[[str], Stack]) -> Stack:
-    """A stack without Airflow, in a folder with a difficult name, with Kafka added while it runs."""
-    fetch_kafka()
-    stack = new_stack("Zürich à la carte")
-    embedded.up(stack.settings, without_airflow=True)
-    embedded.up(stack.settings, without_airflow=True, extras=["kafka"])
-    return stack
-
-
-@pytest.fixture
-def running(with_kafka: Stack) -> Stack:
-    """The same stack, restored if the previous test has changed it."""
-    embedded.up(with_kafka.settings, without_airflow=True, extras=["kafka"])
-    return with_kafka
 
 
 @pytest.fixture
@@ -50,52 +32,55 @@ def shared(kafka_stack: Settings) -> Stack:
     return Stack(kafka_stack.home)
 
 
-def create_topic(settings: Settings, name: str) -> None:
-    """Create a topic."""
-    admin = AdminClient(kafka_client(settings))
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(SECONDS)
+@pytest.mark.soak
+def test_kafka_is_a_component_like_the_others(new_stack: Callable[[str], Stack]) -> None:
+    """Added to a running stack, in a folder with a difficult name."""
+    fetch_kafka()
+    running = new_stack("Zürich à la carte")
+    embedded.up(running.settings, without_airflow=True)
+    embedded.up(running.settings, without_airflow=True, extras=["kafka"])
 
-
-def produce(settings: Settings, topic: str, values: range) -> None:
-    """Write numbers to the partitions of a topic in turn, and wait until the broker has them."""
-    producer = Producer(kafka_client(settings))
-    for value in values:
-        producer.produce(topic, str(value), partition=value % PARTITIONS)
-    assert producer.flush(SECONDS) == 0
-
-
-def consume(settings: Settings, topic: str, group: str, count: int) -> list[tuple[int, int]]:
-    """Read `count` records as a new consumer group; return partitions and numbers."""
-    consumer = Consumer({**kafka_client(settings), "group.id": group, "auto.offset.reset": "earliest"})
-    found: list[tuple[int, int]] = []
-
-    def has_all() -> bool:
-        found.extend((message.partition(), int(message.value())) for message in consumer.consume(count, 0.5))
-        return len(found) >= count
-
-    try:
-        consumer.subscribe([topic])
-        assert wait_until(has_all, SECONDS), found
-    finally:
-        consumer.close()
-    return sorted(found)
-
-
-# -- the broker --------------------------------------------------------------------------------------------------------
-
-
-def test_kafka_is_added_to_a_running_stack(running: Stack) -> None:
-    """Kafka is a component like the others, and the settings lead to it; a plain `up` leaves it running."""
+    # The settings lead to it, and a plain `up` leaves it running.
     before = running.statuses()
-    assert list(before) == ["postgres", "spark", "kafka"]
-    assert {status.state for status in before.values()} == {"up"}
+    assert {name: status.state for name, status in before.items()} == {"postgres": "up", "spark": "up", "kafka": "up"}
     assert before["kafka"].address == running.settings.kafka_bootstrap
-
     done = running.tidegate("up", "--without-airflow")
-
     assert done.returncode == 0, done.stderr
     assert str(running.settings.kafka_properties_file) in done.stderr.replace("\n", "")
     assert running.statuses() == before
+
+    # A stopped broker still listens; `status` says that it does not answer.
+    process = psutil.Process(before["kafka"].pid)
+    process.suspend()
+    try:
+        status = running.statuses()["kafka"]
+    finally:
+        process.resume()
+    assert (status.state, "does not answer" in status.reason) == ("starting", True)
+    assert wait_until(lambda: running.statuses()["kafka"].state == "up", SECONDS)
+
+    # A plain `up` restarts it too, after the death of the supervisor.
+    running.supervisor().kill()
+    embedded.up(running.settings, without_airflow=True)
+    assert running.statuses()["kafka"].state == "up"
+
+    # After `down` no process is left, and a plain `up` starts no Kafka; a new one needs no network, and has the records.
+    admin = AdminClient(kafka_client(running.settings))
+    admin.create_topics([NewTopic("lasting", 1, 1)])["lasting"].result(SECONDS)
+    producer = Producer(kafka_client(running.settings))
+    producer.produce("lasting", "kept")
+    assert producer.flush(SECONDS) == 0
+    assert_ends(running)
+    assert "kafka" not in running.statuses()
+    assert running.settings.kafka_bootstrap is None
+    done = running.tidegate("up", "--without-airflow", "--with", "kafka", JAVA_TOOL_OPTIONS=NO_NETWORK)
+    assert done.returncode == 0, done.stderr
+    assert "Fetching" not in done.stderr
+    consumer = Consumer({**kafka_client(running.settings), "group.id": "later", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["lasting"])
+    (found,) = consumer.consume(1, SECONDS)
+    consumer.close()
+    assert found.value() == b"kept"
 
 
 def test_a_topic_is_not_created_by_accident(shared: Stack) -> None:
@@ -156,52 +141,17 @@ def test_kafkas_secrets_are_in_private_files_only(shared: Stack) -> None:
     assert not (folder / "kafka_format_arguments").exists()
 
 
-def test_a_broker_that_does_not_answer_is_not_healthy(running: Stack) -> None:
-    """A stopped broker still listens; `status` says that it does not answer."""
-    process = psutil.Process(running.statuses()["kafka"].pid)
-    process.suspend()
-    try:
-        status = running.statuses()["kafka"]
-    finally:
-        process.resume()
-
-    assert status.state == "starting"
-    assert "does not answer" in status.reason
-    assert wait_until(lambda: running.statuses()["kafka"].state == "up", SECONDS)
-
-
-def test_down_ends_the_broker_and_up_finds_its_data(running: Stack) -> None:
-    """After `down` no process is left and a plain `up` starts no Kafka; a new one needs no network and has the topics."""
-    create_topic(running.settings, "lasting")
-    produce(running.settings, "lasting", range(10))
-    assert_ends(running)
-    assert list(running.statuses()) == ["postgres", "spark", *(n for n in running.statuses() if n.startswith("airflow"))]
-    assert running.settings.kafka_bootstrap is None
-
-    done = running.tidegate("up", "--without-airflow", "--with", "kafka", JAVA_TOOL_OPTIONS=NO_NETWORK)
-
-    assert done.returncode == 0, done.stderr
-    assert "Fetching" not in done.stderr
-    assert len(consume(running.settings, "lasting", "later", 10)) == 10
-
-
-def test_kafka_stays_part_of_the_stack_after_a_killed_supervisor(running: Stack) -> None:
-    """After kill -9 of the supervisor a plain `up` restarts the broker too."""
-    running.supervisor().kill()
-
-    embedded.up(running.settings, without_airflow=True)
-
-    assert {name: status.state for name, status in running.statuses().items()}["kafka"] == "up"
-
-
-def test_an_unknown_extra_is_refused(new_stack: Callable[[str], Stack]) -> None:
-    """The refusal lists the known ones; nothing is started."""
+def test_a_misspelt_extra_or_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
+    """The refusal shows what is known, or the expected form; nothing is started."""
     stack = new_stack("misspelt")
 
     done = stack.tidegate("up", "--with", "kafak")
-
     assert (done.returncode, "'kafak' is not 'kafka'" in done.stderr) == (2, True)
     assert not stack.folder.exists()
+
+    done = stack.tidegate("up", TIDEGATE_SPARK_PACKAGES="org.slf4j:slf4j-simple")
+    assert done.returncode == 1
+    assert done.stderr.startswith("tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version.\n")
 
 
 # -- the libraries -----------------------------------------------------------------------------------------------------
@@ -256,19 +206,6 @@ def test_two_processes_that_fetch_the_same_wait_for_each_other(tmp_path: Path) -
     (found,) = [path for path in left_over.parent.iterdir() if path.is_dir()]
     assert {jar.name for jar in found.iterdir()} == {"slf4j-simple-1.7.36.jar", "slf4j-api-1.7.36.jar"}
     assert fetch(cache, SMALL, JAVA_TOOL_OPTIONS=NO_NETWORK).communicate(timeout=200)[0] == "done\n"
-
-
-def test_a_malformed_package_is_refused(new_stack: Callable[[str], Stack]) -> None:
-    """The refusal shows the misspelt setting and the expected form; nothing is started."""
-    stack = new_stack("no-package")
-
-    done = stack.tidegate("up", TIDEGATE_SPARK_PACKAGES="org.slf4j:slf4j-simple")
-
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "tidegate: 'org.slf4j:slf4j-simple' is no Maven package: write group:artifact:version.",
-        "More: tidegate error SETTINGS_INVALID",
-    ]
 
 
 def test_the_setting_adds_to_kafkas_packages() -> None:

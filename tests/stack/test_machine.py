@@ -51,7 +51,6 @@ def small_disk() -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Fill a disk; return the file that does."""
     ballast = disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
@@ -133,65 +132,54 @@ def test_logs_are_truncated_while_they_are_written(tmp_path: Path, monkeypatch: 
 # -- moved, copied and damaged folders ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Path]:
-    """The project folder of a stack with an initialized cluster."""
-    home = tmp_path / "home"
-    EmbeddedPostgres(home / ".tidegate", 1).initialize()
-    yield home
-    for folder in tmp_path.glob("*/.tidegate"):
-        EmbeddedPostgres(folder, 1).delete()
-
-
-@pytest.mark.soak
-def test_a_moved_project_keeps_its_ledger(cluster: Path) -> None:
-    """The place of Postgres' files is recorded, not derived from the folder's name."""
-    before = Cluster.at(EmbeddedPostgres(cluster / ".tidegate", 1).data)
-    moved = cluster.rename(cluster.with_name("moved"))
-
-    postgres = EmbeddedPostgres(moved / ".tidegate", 1)
-    postgres.initialize()
-
-    assert Cluster.at(postgres.data).identifier == before.identifier
-
-
-def test_a_missing_ledger_is_noticed(cluster: Path) -> None:
+def test_a_ledger_is_never_overwritten_replaced_or_shared(tmp_path: Path) -> None:
     """An empty one in its place would begin all pipelines at txid 1, without their states."""
-    postgres = EmbeddedPostgres(cluster / ".tidegate", 1)
-    aside = postgres.data.rename(postgres.data.with_name("aside"))
+    home = tmp_path / "home"
+    postgres = EmbeddedPostgres(home / ".tidegate", 1)
+
+    def refuses(because: str, folder: Path = home) -> None:
+        with pytest.raises(PermanentError, match=because):
+            EmbeddedPostgres(folder / ".tidegate", 1).initialize()
+
     try:
-        with pytest.raises(PermanentError, match=f"were in {postgres.data}, and are gone"):
-            EmbeddedPostgres(cluster / ".tidegate", 1).initialize()
+        postgres.initialize()
+        known = Cluster.at(postgres.data).identifier
+
+        # Its passwords are gone.
+        passwords = postgres.passfile.rename(tmp_path / "passwords")
+        refuses("holds the ledger and the states of an earlier stack here")
+        assert not postgres.passfile.exists()
+        passwords.rename(postgres.passfile)
+
+        # Its files are gone.
+        aside = postgres.data.rename(postgres.data.with_name("aside"))
+        refuses(f"were in {postgres.data}, and are gone")
         assert not postgres.data.exists()
-    finally:
         aside.rename(postgres.data)
 
+        # Another cluster is in its place.
+        record = home / ".tidegate" / "cluster.json"
+        content = record.read_text()
+        record.write_text(json.dumps({**json.loads(content), "identifier": known + 1}))
+        refuses(rf"cluster {known}, but .* were in cluster {known + 1}")
+        record.write_text(content)
 
-def test_another_ledger_in_its_place_is_noticed(cluster: Path) -> None:
-    """The cluster's system identifier differs."""
-    record = cluster / ".tidegate" / "cluster.json"
-    known = json.loads(record.read_text())
-    record.write_text(json.dumps({**known, "identifier": known["identifier"] + 1}))
+        # Root's clusters are outside of the project's folder: two stacks would each end the other's server.
+        if os.geteuid() == 0:
+            shutil.copytree(home, copy := home.with_name("copy"))
+            refuses(f"is a copy of {home}/.tidegate", copy)
+            of_copy = EmbeddedPostgres(copy / ".tidegate", 1)
+            assert of_copy.processes() == []
+            of_copy.delete()
+            assert postgres.data.exists()
 
-    with pytest.raises(
-        PermanentError, match=rf"cluster {known['identifier']}, but .* were in cluster {known['identifier'] + 1}"
-    ):
-        EmbeddedPostgres(cluster / ".tidegate", 1).initialize()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's clusters are outside their stack's folder: run the tests as root")
-def test_a_copy_of_a_project_does_not_take_its_ledger(cluster: Path) -> None:
-    """Root's copy records the same cluster: two stacks on it would each end the other's server."""
-    original = EmbeddedPostgres(cluster / ".tidegate", 1)
-    copy = cluster.with_name("copy")
-    shutil.copytree(cluster, copy)
-    postgres = EmbeddedPostgres(copy / ".tidegate", 1)
-
-    with pytest.raises(PermanentError, match=f"is a copy of {cluster}/.tidegate"):
-        postgres.initialize()
-    assert postgres.processes() == []
-    postgres.delete()
-    assert original.data.exists()
+        # Where its files are is recorded, so that the project may move.
+        moved = EmbeddedPostgres(home.rename(home.with_name("moved")) / ".tidegate", 1)
+        moved.initialize()
+        assert Cluster.at(moved.data).identifier == known
+    finally:
+        for folder in tmp_path.glob("*/.tidegate"):
+            EmbeddedPostgres(folder, 1).delete()
 
 
 def test_a_damaged_state_file_stops_neither_up_nor_down(running: Stack) -> None:

@@ -63,12 +63,10 @@ with spark_session(settings, "neighbours") as session:
 
 @pytest.fixture(scope="module")
 def neighbour() -> int:
-    """The user number of another account."""
     return account()
 
 
 def has_ipv6() -> bool:
-    """Return whether this machine has the loopback address ::1."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -85,7 +83,6 @@ def call_spark(settings: Settings) -> str:
 
 
 def end_spark(address: str) -> None:
-    """End the neighbour's Spark server."""
     with grpc.insecure_channel(f"ipv4:{address}") as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary("/END")(b"", timeout=10)
 
@@ -209,7 +206,6 @@ def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> 
 
 
 def refuses(answer: str) -> bool:
-    """Return whether a server has refused a client because it did not log in."""
     return "Expected SaslMessage" in answer
 
 

@@ -45,7 +45,6 @@ class Shop:
         self.home = home
 
     def __call__(self, *arguments: str) -> str:
-        """Run a verb and return what it prints."""
         environment = {name: value for name, value in os.environ.items() if name != project.HOME_VARIABLE}
         environment |= {"PYTHONPATH": str(REPOSITORY), "TIDEGATE_MIN_FILE_AGE_SECONDS": "0"}
         command = [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments]
@@ -59,13 +58,11 @@ class Shop:
         (self.home / f"orders/{name}.csv").write_text(f"shop,euros\n{name},{euros}\n")
 
     def prices(self, factor: int) -> None:
-        """Write the module that the pipeline imports."""
         (self.home / "pipelines/_prices.py").write_text(PRICES.replace("@FACTOR@", str(factor)))
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    """A project with a stack."""
     subprocess.run([COMMAND, "init", tmp_path / "shop"], check=True, capture_output=True)
     shop = Shop(tmp_path / "shop")
     (shop.home / "pipelines/orders.py").write_text(ORDERS)

@@ -27,11 +27,9 @@ from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.stack.components.server_process import Component, is_alive, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.stack.supervisor import HUNG_AFTER_SECONDS, Supervised
-from tidegate.state_store.base.errors import PermanentError
 
 
 def can_query(stack: Stack) -> bool:
-    """Return whether the ledger answers."""
     connection = psycopg2.connect(**stack.settings.conninfo())
     try:
         with connection, connection.cursor() as cursor:
@@ -55,21 +53,6 @@ def test_two_operators_start_one_stack(small: Stack, bystander: psutil.Process) 
     assert can_query(small)
     assert is_alive(bystander)
     assert bystander.pid not in {status.pid for status in small.statuses().values()}
-
-
-def test_down_with_stale_pid_files_harms_no_other_process(new_stack: Callable[[str], Stack], bystander: psutil.Process) -> None:
-    """`down` does not trust such files either, and removes them."""
-    stack = new_stack("stale")
-    run = stack.folder / "run"
-    run.mkdir(parents=True)
-    for name in ("supervisor", "postgres"):
-        (run / f"{name}.json").write_text(json.dumps({"pid": bystander.pid, "started": "another boot 4711"}))
-
-    done = stack.tidegate("down")
-
-    assert (done.returncode, done.stderr.strip()) == (0, "Nothing was running.")
-    assert is_alive(bystander)
-    assert list(run.iterdir()) == []
 
 
 NO_JAVA = {"nothing": None, "too old": 'openjdk version "11.0.2"', "too new": 'openjdk version "25" 2025-09-16'}
@@ -118,29 +101,22 @@ def test_a_component_that_cannot_start_is_named_with_its_log(new_stack: Callable
     assert_ends(stack)
 
 
-def test_airflow_keeps_the_python_path_of_its_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow finds the pipelines that the shell's Python finds; the project's own modules come first."""
+def test_airflow_has_its_operators_environment_but_for_what_the_stack_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The project's modules come first on the path, and addresses, folders and keys are the stack's; settings are shown."""
     with ExitStack() as ports:
         airflow = Layout.choose(tmp_path, ports).airflow
     monkeypatch.delenv("PYTHONPATH", raising=False)
     ours = airflow.environment()["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/srv/authors", "/srv/others"]))
-
-    assert ours[0] == str(PROJECT)
-    assert airflow.environment()["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
-
-
-def test_a_setting_of_airflow_in_the_environment_wins_over_the_stacks_proposal_and_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """But not over what the stack decides: addresses, folders, keys."""
-    with ExitStack() as ports:
-        airflow = Layout.choose(tmp_path, ports).airflow
     monkeypatch.setenv("AIRFLOW__CORE__PARALLELISM", "3")
     monkeypatch.setenv("AIRFLOW__API__HOST", "0.0.0.0")
 
     found = airflow.environment()
 
+    assert ours[0] == str(PROJECT)
+    assert found["PYTHONPATH"].split(os.pathsep) == [*ours, "/srv/authors", "/srv/others"]
     assert (found["AIRFLOW__CORE__PARALLELISM"], found["AIRFLOW__API__HOST"]) == ("3", "127.0.0.1")
     settings.callback(as_json=True)
     shown = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
@@ -191,9 +167,30 @@ def test_a_component_that_lives_without_a_heartbeat_is_started_again(tmp_path: P
         supervised.stop()
 
 
+@pytest.fixture
+def computing(running: Stack) -> Iterator[psutil.Process]:
+    """A busy backend of the stack's Postgres, which does not notice the death of its server."""
+    settings = running.settings
+    query = "SELECT sum(a) FROM generate_series(1, 100000) a, generate_series(1, 10000000) b"
+    program = f"import psycopg2; psycopg2.connect(**{settings.conninfo()!r}).cursor().execute({query!r})"
+    client = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, start_new_session=True)
+    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
+
+        def backend() -> int | None:
+            cursor.execute("SELECT pid FROM pg_stat_activity WHERE query = %s AND state = 'active'", [query])
+            connection.rollback()
+            return next((pid for (pid,) in cursor.fetchall()), None)
+
+        assert wait_until(lambda: backend() is not None, 30)
+        pid = backend()
+    yield psutil.Process(pid)
+    client.kill()
+    client.wait()
+
+
 @pytest.mark.parametrize("name", ["postgres", "spark"])
-def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
-    """After kill -9 the supervisor starts the component again, at the same address, and counts it."""
+def test_a_killed_component_comes_back(name: str, running: Stack, computing: psutil.Process) -> None:
+    """At the same address, and counted; a backend that computes, which keeps a new server from starting, is ended first."""
     before = running.statuses()
     remnant = running.folder / "spark" / "tmp" / "blockmgr-of-the-killed" / "rows"
     remnant.parent.mkdir(parents=True)
@@ -208,6 +205,7 @@ def test_a_killed_component_comes_back(name: str, running: Stack) -> None:
     assert len(running.sessions_of(name)) == 1
     others = {other: status for other, status in before.items() if other != name}
     assert {other: running.statuses()[other] for other in others} == others
+    assert is_alive(computing) is (name != "postgres")
     assert can_query(running)
 
 
@@ -234,59 +232,6 @@ def assert_ends(stack: Stack) -> None:
     assert stack.marked() == []
     data = Layout.load(stack.home).postgres.data
     assert stack.working_in(stack.folder, data) == []
-
-
-# -- the cluster -------------------------------------------------------------------------------------------------------
-
-
-def test_a_cluster_whose_passwords_are_gone_is_kept(tmp_path: Path) -> None:
-    """If the secrets are deleted, the ledger is neither overwritten nor silently replaced by an empty one."""
-    cluster = EmbeddedPostgres(tmp_path / ".tidegate", 1)
-    cluster.initialize()
-    content = (cluster.data / "PG_VERSION").read_text()
-    cluster.passfile.unlink()
-    try:
-        with pytest.raises(PermanentError, match="holds the ledger and the states of an earlier stack here"):
-            cluster.initialize()
-        assert (cluster.data / "PG_VERSION").read_text() == content
-        assert not cluster.passfile.exists()
-    finally:
-        cluster.delete()
-
-
-# -- machines ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def computing(running: Stack) -> Iterator[psutil.Process]:
-    """A busy backend of the stack's Postgres, which does not notice the death of its server."""
-    settings = running.settings
-    query = "SELECT sum(a) FROM generate_series(1, 100000) a, generate_series(1, 10000000) b"
-    program = f"import psycopg2; psycopg2.connect(**{settings.conninfo()!r}).cursor().execute({query!r})"
-    client = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, start_new_session=True)
-    with closing(psycopg2.connect(**settings.conninfo())) as connection, connection.cursor() as cursor:
-
-        def backend() -> int | None:
-            cursor.execute("SELECT pid FROM pg_stat_activity WHERE query = %s AND state = 'active'", [query])
-            connection.rollback()
-            return next((pid for (pid,) in cursor.fetchall()), None)
-
-        assert wait_until(lambda: backend() is not None, 30)
-        pid = backend()
-    yield psutil.Process(pid)
-    client.kill()
-    client.wait()
-
-
-def test_postgres_comes_back_though_a_backend_computes(running: Stack, computing: psutil.Process) -> None:
-    """A busy backend does not notice its server's death, and while it lives no server starts, so it is ended first."""
-    before = running.statuses()["postgres"]
-
-    after = running.kill("postgres")
-
-    assert not is_alive(computing)
-    assert after.restarts == before.restarts + 1
-    assert can_query(running)
 
 
 @pytest.mark.parametrize("verb", ["up", "down"])
