@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from tests import promises
 from tests.chaos.faults import CELLS, Tally
 from tests.chaos.wire import PHASES
 
@@ -42,8 +40,6 @@ class Report:
         for row, phases in CELLS.items():
             yield _row(row, *(self._cell(row, phase) if phase in phases else "" for phase in PHASES))
         yield f"Not reached: {', '.join(f'{row} in {phase}' for row, phase in tally.missing) or 'none'}"
-        yield "\nWhat no kill, stop or cut can cause is tested elsewhere"
-        yield from (f"  {fault}: {_first(tests)}" for fault, tests in elsewhere().items())
         yield "\nBy victim"
         yield from (f"  {how:4} {victim:22} {count:5}" for (how, victim), count in sorted(tally.by_victim.items()))
         by_phase = ", ".join(f"{tally.unanswered[phase]} in {phase}" for phase in PHASES if tally.unanswered[phase])
@@ -60,24 +56,5 @@ class Report:
         return f"{count} ({self.tally.reached[row, phase] / 60:.1f} min)" if count else "0"
 
 
-@cache
-def elsewhere() -> dict[str, list[str]]:
-    """Return the tests of the fault table's cells in the rows that chaos does not cause.
-
-    Raises: KeyError if a row that it causes is not in the table.
-    """
-    found = promises.promises(promises.ROOT)
-    promises.hold(found, list(promises.marks(promises.ROOT)))
-    for row in CELLS:
-        found[f"fault:{row}:processing"]
-    faults = {each.removeprefix("fault:"): held.tests for each, held in found.items() if promises.kind_of(each) == "fault"}
-    return {cell: tests for cell, tests in faults.items() if cell.rpartition(":")[0] not in CELLS}
-
-
 def _row(name: str, *cells: str) -> str:
     return f"{name:48}" + "".join(f"{cell:>16}" for cell in cells)
-
-
-def _first(tests: Sequence[str]) -> str:
-    more = f", and {len(tests) - 1} more" if len(tests) > 1 else ""
-    return f"{tests[0]}{more}" if tests else promises.NO_TEST
