@@ -33,16 +33,23 @@ def launched() -> Iterator[Browser]:
 
 
 @contextmanager
-def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
-    """Open an empty tab of a user of an api-server without Dags; nothing may go wrong in the browser."""
+def tab(browser: Browser, **options: Any) -> Iterator[Page]:
+    """Open an empty tab in a context of its own; nothing may go wrong in the browser."""
     errors: list[str] = []
-    with browser.new_context(base_url=server.url) as context:
+    with browser.new_context(**options) as context:
         context.set_default_timeout(PATIENCE_MS)
-        context.add_cookies([{"name": "_token", "value": token_of(server, user), "url": server.url}])
         page = context.new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page
     assert errors == []
+
+
+@contextmanager
+def tab_of(browser: Browser, server: Site, user: str) -> Iterator[Page]:
+    """Open an empty tab of a user of an api-server without Dags."""
+    with tab(browser, base_url=server.url) as page:
+        page.context.add_cookies([{"name": "_token", "value": token_of(server, user), "url": server.url}])
+        yield page
 
 
 class Visit:
@@ -50,28 +57,21 @@ class Visit:
         self._browser = browser
         self.url = project.settings.airflow_url
         passwords = json.loads((project.settings.stack_folder / "secrets/airflow_passwords.json").read_text())
-        with self._browser.new_context() as context:
-            page = context.new_page()
+        with tab(browser) as page:
             page.goto(f"{self.url}/tidegate/")  # leads to Airflow's login, and back
-            page.locator("input[name=username]").fill(name, timeout=PATIENCE_MS)
+            page.locator("input[name=username]").fill(name)
             page.locator("input[name=password]").fill(passwords[name])
             page.keyboard.press("Enter")
-            page.wait_for_url(f"{self.url}/tidegate/", timeout=PATIENCE_MS)
+            page.wait_for_url(f"{self.url}/tidegate/")
             expect(page.get_by_role("heading", level=1)).to_have_text("Pipelines")
-            self.login = context.storage_state()
+            self.login = page.context.storage_state()
 
     @contextmanager
     def page(self, view: str | None = "", size: str = "wide", scheme: Any = "light", path: str = "") -> Iterator[Page]:
-        errors: list[str] = []
-        shown: Any = {"viewport": SIZES[size], "color_scheme": scheme, "reduced_motion": "reduce"}
-        context = self._browser.new_context(storage_state=self.login, **shown)
-        context.set_default_timeout(PATIENCE_MS)
-        with context:
-            page = context.new_page()
-            page.on("pageerror", lambda error: errors.append(str(error)))
+        shown = {"viewport": SIZES[size], "color_scheme": scheme, "reduced_motion": "reduce"}
+        with tab(self._browser, storage_state=self.login, **shown) as page:
             page.goto(f"{self.url}{path}" if path else f"{self.url}/tidegate/#/{view}")
             yield page
-        assert errors == []
 
 
 class Trouble:

@@ -13,7 +13,7 @@ from tests.page.conftest import Server
 from tests.page.pipelines import CLICKS
 from tidegate.state_store import StateStore
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.soak]
 
 CLICKS_VIEW = "/tidegate/#/pipelines/clicks"
 AWAY = {"code": "STORE_UNAVAILABLE", "message": "The ledger is away.", "page": None}
@@ -30,7 +30,6 @@ def clicks(server: Server) -> Iterator[Batches]:
 
 
 @pytest.mark.promise("decision:0056")
-@pytest.mark.soak
 @pytest.mark.parametrize("width", [1440, 390])
 def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
     browser: Browser, server: Server, clicks: Batches, monkeypatch: pytest.MonkeyPatch, width: int
@@ -49,7 +48,6 @@ def test_a_permission_that_is_taken_away_stands_beside_what_was_shown(
         expect(page.get_by_role("button", name="live")).to_be_visible()
 
 
-@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     page.goto(CLICKS_VIEW)
@@ -62,7 +60,6 @@ def test_a_route_that_fails_hides_behind_no_other(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
     for view in ("", "/batches"):
@@ -77,7 +74,6 @@ def test_a_wait_goes_on_while_nothing_changes(page: Page) -> None:
             pass
 
 
-@pytest.mark.soak
 @pytest.mark.promise("decision:0056")
 def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     def spoil(route: Route) -> None:
@@ -95,7 +91,6 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing_else(page: Page) -> None:
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.soak
 def test_a_view_that_could_not_be_drawn_is_drawn_again_after_a_while(page: Page) -> None:
     """Nothing asks for its answer meanwhile, so a better one would never come."""
     page.clock.install()
@@ -108,7 +103,6 @@ def test_a_view_that_could_not_be_drawn_is_drawn_again_after_a_while(page: Page)
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.soak
 def test_a_dialog_at_work_stays_until_its_outcome_is_shown(page: Page) -> None:
     """A browser closes a dialog when Escape is pressed again and again; the outcome would be lost, and the button dead."""
     page.goto(CLICKS_VIEW)
@@ -129,7 +123,6 @@ def test_a_dialog_at_work_stays_until_its_outcome_is_shown(page: Page) -> None:
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
 
 
-@pytest.mark.soak
 def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> None:
     page.goto(CLICKS_VIEW)
     expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
@@ -148,7 +141,6 @@ def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> No
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
 
 
-@pytest.mark.soak
 def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
     page.goto(f"{CLICKS_VIEW}/batches/2")
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
