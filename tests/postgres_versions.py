@@ -16,7 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psycopg2
+
 from tests.jars import fetch_or_skip
+from tests.statements import execute
 from tests.store import STACK_FOLDER
 from tidegate.stack.components import java_libraries, server_process
 from tidegate.stack.components.postgres import ROOTS_FOLDER, EmbeddedPostgres
@@ -119,20 +122,14 @@ class AnyPostgres(EmbeddedPostgres):
         return Settings(home=self._stack_folder.parent, pg_host=self.host, pg_port=self.port, pg_passfile=self.passfile)
 
     def execute(self, statement: Any, parameters: Any = None, *, user: str = "postgres", database: str = "postgres") -> list:
-        connection = self.connect(database, user)
-        try:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(statement, parameters)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
+        return execute(self._conninfo(database, user), statement, parameters)
 
     def connect(self, database: str = "postgres", user: str = "postgres") -> Any:
-        import psycopg2  # noqa: PLC0415 - as in the class above, which connects to 127.0.0.1 only
+        return psycopg2.connect(**self._conninfo(database, user))  # the class above connects to 127.0.0.1 only
 
+    def _conninfo(self, database: str, user: str) -> dict[str, Any]:
         where = {"host": self.host, "port": self.port, "user": user, "dbname": database}
-        return psycopg2.connect(**where, passfile=str(self.passfile), connect_timeout=3)
+        return {**where, "passfile": str(self.passfile), "connect_timeout": 3}
 
 
 @contextmanager

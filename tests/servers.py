@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import psycopg2
 import pytest
 from psycopg2 import sql
 
 from tests.jars import fetch_or_skip
 from tests.reaper import VARIABLE, Run
+from tests.statements import execute
 from tests.store import STACK_FOLDER
 from tidegate import migrations
 from tidegate import stack as embedded
@@ -45,14 +45,7 @@ class Server:
         self.settings = settings
 
     def execute(self, statement: sql.Composable, parameters: object = None) -> list[tuple]:
-        connection = psycopg2.connect(**{**self.settings.conninfo(user="postgres"), "dbname": "postgres"})
-        try:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(statement, parameters)
-                return cursor.fetchall() if cursor.description else []
-        finally:
-            connection.close()
+        return execute({**self.settings.conninfo(user="postgres"), "dbname": "postgres"}, statement, parameters)
 
     def create_database(self, template: str | None = None) -> str:
         """Create a database that the owner role owns; return its name."""

@@ -15,6 +15,7 @@ from tests.chaos import pipelines
 from tests.chaos.wire import Link, Wire
 from tests.conftest import register_pipelines
 from tests.servers import QUICK_TO_START, do_not_sync
+from tests.statements import execute
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
 from tidegate.stack.components.server_process import RunFolder
@@ -92,12 +93,9 @@ class StackUnderTest:
                 return
         embedded.up(self.settings)
 
-    def connect(self, database: str = "tidegate") -> psycopg2.extensions.connection:
+    def connect(self) -> psycopg2.extensions.connection:
         """Connect as the administrator, past the wire."""
-        found: psycopg2.extensions.connection = psycopg2.connect(
-            **self.settings.conninfo(user="postgres") | {"dbname": database}
-        )
-        return found
+        return psycopg2.connect(**self.settings.conninfo(user="postgres"))
 
     # processes
 
@@ -158,9 +156,8 @@ class StackUnderTest:
 
         Raises: psycopg2.OperationalError while Postgres is away.
         """
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline")
-            counted = dict(cursor.fetchall())
+        query = "SELECT pipeline, count(*) FROM tidegate.source_file GROUP BY pipeline"
+        counted = dict(execute(self.settings.conninfo(user="postgres"), query))
         return {name: pipelines.file_count(self.home, name) - counted.get(name, 0) for name in pipelines.PIPELINES}
 
     def await_all_counted(self, seconds: float) -> None:
@@ -173,9 +170,8 @@ class StackUnderTest:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _has_run(self, name: str) -> bool:
-        with closing(self.connect("airflow")) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM dag_run WHERE dag_id = %s AND state IN ('queued', 'running')", [name])
-            return cursor.fetchone() is not None
+        query = "SELECT 1 FROM dag_run WHERE dag_id = %s AND state IN ('queued', 'running')"
+        return bool(execute(self.settings.conninfo(user="postgres") | {"dbname": "airflow"}, query, [name]))
 
     def _trigger(self, name: str) -> None:
         try:

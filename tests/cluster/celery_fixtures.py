@@ -27,7 +27,7 @@ from tidegate.state_store import Settings
 PYTHON = Path(sys.executable)
 # A dead worker is noticed after seconds, for the test; docs/airflow-workers.md has the values for production.
 SHORT = {"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20", "AIRFLOW__CELERY__WORKER_CONCURRENCY": "3"}
-OF_THE_SYSTEM = ("LANG", "JAVA_HOME", "LD_LIBRARY_PATH", "TESTS_OF_TIDEGATE")
+OF_THE_SYSTEM = ("LANG", "JAVA_HOME", "TESTS_OF_TIDEGATE")
 DAG = 'from tidegate.dags.batch_dag import batch_dag\n\ndag = batch_dag("sales")\n'
 # What each component is given, by docs/airflow-workers.md: roles of Postgres, and secrets.
 FERNET, JWT, LOG = "AIRFLOW__CORE__FERNET_KEY_CMD", "AIRFLOW__API_AUTH__JWT_SECRET_CMD", "AIRFLOW__API__SECRET_KEY_CMD"

@@ -199,7 +199,8 @@ class Pair:
         backup = [self.primary.binaries / "pg_basebackup", *source, "-D", data, "-X", "stream", "--checkpoint=fast"]
         done = subprocess.run([*map(str, backup)], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        (password,) = [row[4] for row in self._passwords() if row[3] == "postgres"]
+        rows = [line.split(":") for line in self.primary.passfile.read_text().splitlines()]
+        (password,) = [row[4] for row in rows if row[3] == "postgres"]
         (data / "standby.signal").touch()
         with (data / "postgresql.auto.conf").open("a") as settings:
             settings.write(
@@ -216,6 +217,12 @@ class Pair:
         ((place,),) = self.primary.execute("SELECT pg_current_wal_flush_lsn()")
         until(lambda: self.standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", [place])[0][0])
 
+    def wait_for_each_commit(self) -> None:
+        """Let the standby be a synchronous one."""
+        self.primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'second'")
+        self.primary.execute("SELECT pg_reload_conf()")
+        until(lambda: self.primary.execute("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
+
     def cut(self) -> None:
         """Let nothing more reach the standby, as before the loss of a primary whose standby lags."""
         self.standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
@@ -225,9 +232,6 @@ class Pair:
     def promote(self) -> None:
         assert self.standby.execute("SELECT pg_promote()") == [(True,)]
         until(lambda: self.standby.execute("SELECT pg_is_in_recovery()") == [(False,)])
-
-    def _passwords(self) -> list[list[str]]:
-        return [line.split(":") for line in self.primary.passfile.read_text().splitlines()]
 
 
 @contextmanager

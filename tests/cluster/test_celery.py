@@ -5,15 +5,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import psycopg2
 import pytest
 
 from tests.cluster.celery_fixtures import Cluster, Machine, celery_cluster
 from tests.cluster.sales import DIFFERENCE, PER_BATCH, PIPELINE, ROWS, TABLE
 from tests.conftest import register_pipelines
-from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, wait_for, waiting_process
 from tests.servers import Server
+from tests.statements import execute
 from tidegate.airflow_client import AirflowClient
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import UnknownPipeline
@@ -24,21 +24,10 @@ WORKERS = ("worker-1", "worker-2")
 
 def killed_in_commit(cluster: Cluster) -> Machine:
     """Wait until a task is in the middle of its commit, kill the whole machine that it runs on, and return that machine."""
-    query = """SELECT client_port, inet_server_port() FROM pg_stat_activity
-               WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO tidegate.commit%'"""
-
-    def waiting() -> tuple[int, int] | None:
-        with looking.cursor() as cursor:
-            cursor.execute(query)
-            return cursor.fetchone()
-
-    administrator = cluster.settings.conninfo(user="postgres")
-    with closing(psycopg2.connect(**administrator)) as holding, closing(psycopg2.connect(**administrator)) as looking:
-        looking.autocommit = True
+    with closing(psycopg2.connect(**cluster.settings.conninfo(user="postgres"))) as holding:
         holding.cursor().execute("LOCK TABLE tidegate.commit IN EXCLUSIVE MODE")
-        ends = wait_for(waiting, "a commit")
-        (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends}
-        (machine,) = [m for m in cluster.machines.values() if pid in {process.pid for process in m.processes()}]
+        process = waiting_process(cluster.settings, "%INSERT INTO tidegate.commit")
+        (machine,) = [machine for machine in cluster.machines.values() if process in machine.processes()]
         machine.kill()
     return machine
 
@@ -50,8 +39,7 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
 ) -> None:
     register_pipelines(settings, PIPELINE)
     owner = settings.conninfo(user="tidegate_owner")
-    with closing(psycopg2.connect(**owner)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(TABLE, {"rows": ROWS})
+    execute(owner, TABLE, {"rows": ROWS})
     with celery_cluster(tmp_path / "machines", server, settings, free_port, WORKERS) as cluster:
         machines = cluster.machines
         for machine in machines.values():
@@ -77,11 +65,8 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
         assert wait_for(ended, "the end", 600, 1) == "success", alive.log[-5000:]
         assert "execute_workload" in dead.log
         assert "execute_workload" in alive.log
-        with closing(psycopg2.connect(**owner)) as connection, connection, connection.cursor() as cursor:
-            cursor.execute("SELECT txid FROM tidegate.cursor")
-            assert cursor.fetchall() == [(ROWS // PER_BATCH,)]
-            cursor.execute(DIFFERENCE)
-            assert cursor.fetchall() == []
+        assert execute(owner, "SELECT txid FROM tidegate.cursor") == [(ROWS // PER_BATCH,)]
+        assert execute(owner, DIFFERENCE) == []
         _check_that_nothing_is_shared(cluster)
 
 

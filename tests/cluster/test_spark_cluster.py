@@ -14,7 +14,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +21,6 @@ from typing import Any
 
 import duckdb
 import psutil
-import psycopg2
 import pytest
 from psycopg2 import sql
 
@@ -32,6 +30,7 @@ from tests.conftest import register_pipelines
 from tests.postgres_versions import AnyPostgres, running
 from tests.relay import Relay
 from tests.servers import Server
+from tests.statements import execute
 from tidegate import migrations, sample_data
 from tidegate.jobs import Pipeline
 from tidegate.jobs.compute import shortcuts
@@ -458,10 +457,8 @@ class Run:
 
     def _last_start(self) -> Any:
         look = "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name = 'tidegate staging' AND datname = %s"
-        parameters = {**self._settings.conninfo(user="postgres"), "dbname": "postgres"}
-        with closing(psycopg2.connect(**parameters)) as connection, connection.cursor() as cursor:
-            cursor.execute(look, [self._settings.pg_database])
-            return cursor.fetchone()[0]
+        conninfo = {**self._settings.conninfo(user="postgres"), "dbname": "postgres"}
+        return execute(conninfo, look, [self._settings.pg_database])[0][0]
 
 
 def assert_no_project(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from psycopg2 import sql
 from tests.conftest import COMMAND
 from tests.examples import EXAMPLES, copy_examples
 from tests.servers import do_not_sync
+from tests.statements import execute
 from tidegate import sample_data
 from tidegate import stack as embedded
 from tidegate.airflow_client import AirflowClient
@@ -87,23 +88,18 @@ class Project:
 
     def ask(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Query the ledger and the states directly: a verb for each look would keep a core busy."""
-        with closing(self.as_administrator()) as connection, connection.cursor() as cursor:
-            cursor.execute(query, arguments or None)
-            return cursor.fetchall()
+        return execute(self.settings.conninfo(user="postgres"), query, arguments or None)
 
     def as_administrator(self) -> psycopg2.extensions.connection:
         return psycopg2.connect(**self.settings.conninfo(user="postgres"))
 
     @contextmanager
-    def held(self, table: str) -> Iterator["Held"]:
+    def held(self, table: str) -> Iterator[None]:
         """Hold a lock on a table of the ledger, so that the next process that writes it waits until the block ends."""
-        connection = self.as_administrator()
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier("tidegate", table)))
-            yield Held(self)
-        finally:
-            connection.close()
+        with closing(self.as_administrator()) as connection:
+            lock = sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(sql.Identifier("tidegate", table))
+            connection.cursor().execute(lock)
+            yield
 
     def airflow(self) -> AirflowClient:
         return AirflowClient(self.settings)
@@ -115,33 +111,19 @@ SEES_CONNECTIONS_OF_TASKS = pytest.mark.skipif(
 )
 
 
-@dataclass
-class Held:
-    """Processes that wait for the held lock."""
+def waiting_process(settings: Settings, statement: str) -> psutil.Process:
+    """Wait for a process whose statement is like this and waits for a lock; return the process."""
 
-    project: Project
+    def ends_of_its_connection() -> tuple[Any, ...] | None:
+        query = "SELECT client_port, inet_server_port() FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+        return next(iter(execute(settings.conninfo(user="postgres"), query, [f"{statement}%"])), None)
 
-    def kill_waiting_process(self, statement: str) -> int:
-        """Kill the process whose statement is like this and waits for the lock; return its process id."""
-
-        def ends_of_its_connection() -> tuple[int, int] | None:
-            with self.project.as_administrator() as connection, connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT client_port, inet_server_port() FROM pg_stat_activity"
-                    " WHERE wait_event_type = 'Lock' AND query LIKE %s",
-                    [f"{statement}%"],
-                )
-                row = cursor.fetchone()
-            connection.close()
-            return row
-
-        # One local port may belong to connections to several servers at once: both ends identify the process.
-        ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
-        clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
-        (pid,) = {c.pid for c in clients}
-        assert pid is not None, "the system hides whose connection this is"  # without a number, psutil means this very process
-        psutil.Process(pid).kill()
-        return pid
+    # One local port may belong to connections to several servers at once: both ends identify the process.
+    ends = wait_for(ends_of_its_connection, f"waiting in {statement!r}")
+    clients = [c for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == ends]
+    (pid,) = {c.pid for c in clients}
+    assert pid is not None, "the system hides whose connection this is"  # without a number, psutil means this very process
+    return psutil.Process(pid)
 
 
 @contextmanager

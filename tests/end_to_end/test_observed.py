@@ -17,7 +17,7 @@ import yaml
 from openlineage.client import event_v2, facet_v2
 from openlineage.client.generated import base as generated
 
-from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, running_project, wait_for
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, running_project, wait_for, waiting_process
 from tests.end_to_end.listeners import Collector, Mailbox, Span, collector, mailbox
 from tidegate.dags.batch_trigger import COMMIT, PROCESS
 from tidegate.dags.lineage import TidegateBatchRunFacet
@@ -105,8 +105,8 @@ def observed(stack: Observed) -> Observed:
     """The stack after another run, of two txids, in which a task was killed just before the seal."""
     stack.project.next_flights(2)
     run = stack.project.start("trigger", "flights", "--wait")
-    with stack.project.held("seal") as held:
-        held.kill_waiting_process("INSERT INTO tidegate.seal")
+    with stack.project.held("seal"):
+        waiting_process(stack.project.settings, "INSERT INTO tidegate.seal").kill()
     out, err = run.communicate(timeout=400)
     assert run.returncode == 0, err
     assert json.loads(out)["committed"] == [5, 6]

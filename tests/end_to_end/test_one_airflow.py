@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.conftest import COMMAND
 from tests.end_to_end import kinds
-from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for
+from tests.end_to_end.conftest import SEES_CONNECTIONS_OF_TASKS, Project, wait_for, waiting_process
 from tests.page.browsers import Trouble, Visit, dialog_of, focused, launched, needs_chromium, row_of, tab_to
 from tests.readme.console import Shell, blocks
 from tests.readme.test_readme import OWN, README, STACK
@@ -52,6 +52,12 @@ CONCURRENCY = 4  # of a Dag that says nothing else
 COMPONENTS = ["postgres", "spark", *(f"airflow-{process}" for process in PROCESSES)]
 SHOPS = ("Lisbon", "Porto", "Faro")
 NASTY = 'back from "backup" <img src=x onerror=document.title="XSS"> \u202e\u05e9\u05dc\u05d5\u05dd\u202c 🦀'
+RUN_OF_ANOTHER_DAY = """
+    INSERT INTO log (dttm, event) VALUES (now() - make_interval(days => %(age)s), %(name)s);
+    INSERT INTO dag_run (dag_id, run_id, run_type, state, start_date, run_after, log_template_id, clear_number)
+    SELECT 'orders', %(name)s, 'manual', 'success', started, started, max(id), 0
+    FROM log_template, (SELECT now() - make_interval(days => %(age)s)) AS a (started) GROUP BY started
+"""
 # What Airflow keeps of tasks and their runs.
 KEPT_BY_AIRFLOW = ("xcom", "rendered_task_instance_fields", "task_instance", "trigger", "dag_run", "log", "serialized_dag")
 
@@ -309,15 +315,13 @@ def test_a_backlog_is_worked_off_by_a_chain_of_runs_with_a_batch_that_is_skipped
 @SEES_CONNECTIONS_OF_TASKS
 def test_every_kind_of_state_survives_killed_tasks(shop: Shop) -> None:
     """One task dies before its seal, one in a commit that has changed all states: each of them equals what DuckDB computes."""
-    with closing(shop.as_administrator()) as connection, connection.cursor() as cursor:
-        cursor.execute(kinds.OUTBOX_DDL)
-        connection.commit()
+    shop.ask(kinds.OUTBOX_DDL)
     shop.depart(1, 2)
     run_id = shop.client.trigger("kinds", {})
-    with shop.held("seal") as held:
-        held.kill_waiting_process("INSERT INTO tidegate.seal%'kinds'")
-    with shop.held("commit") as held:
-        held.kill_waiting_process("%INSERT INTO tidegate.commit%'kinds'")
+    with shop.held("seal"):
+        waiting_process(shop.settings, "INSERT INTO tidegate.seal%'kinds'").kill()
+    with shop.held("commit"):
+        waiting_process(shop.settings, "%INSERT INTO tidegate.commit%'kinds'").kill()
         assert shop.committed("kinds") == 0
 
     assert shop.end_of("kinds", run_id) == "success"
@@ -581,13 +585,11 @@ def test_the_team_servers_health_check_understands_airflow(shop: Shop) -> None:
 @pytest.mark.promise("security:other-machines")
 def test_everything_listens_on_loopback_only(shop: Shop) -> None:
     """Other machines reach no process of the stack, child processes included."""
-    ours = {process.pid for process in shop.stack.processes()}
-    kinds_of = {psutil.CONN_LISTEN, psutil.CONN_NONE}
-    listening = [c for c in psutil.net_connections("inet") if c.pid in ours and c.status in kinds_of]
+    found = [place for process in shop.stack.processes() for place in listening(process, psutil.CONN_LISTEN, psutil.CONN_NONE)]
 
     ports = Layout.load(shop.home).ports
-    assert {c.laddr.port for c in listening} >= {ports[name] for name in ("postgres", "spark", "airflow")}
-    assert [c for c in listening if c.laddr.ip.removeprefix("::ffff:") not in {"127.0.0.1", "::1"}] == []
+    assert {port for _, port in found} >= {ports[name] for name in ("postgres", "spark", "airflow")}
+    assert [place for place in found if place[0].removeprefix("::ffff:") not in {"127.0.0.1", "::1"}] == []
 
 
 @pytest.mark.promise("security:another-account-in-file-system")
@@ -623,7 +625,7 @@ def test_another_account_sees_nothing(shop: Shop) -> None:
     """A scan by another account, of files, folders, processes and listeners, opens nothing and finds no secret anywhere."""
     user, stack = account(), shop.stack
     paths = [os.path.relpath(path, stack.folder) for path in stack.folder.rglob("*") if not path.is_symlink()]
-    of_process = {process: {(c.laddr.ip, c.laddr.port) for c in listening(process)} for process in stack.processes()}
+    of_process = {process: listening(process, psutil.CONN_LISTEN) for process in stack.processes()}
     listeners = sorted(set().union(*of_process.values()))
     request = {
         "paths": [".", *paths],
@@ -652,59 +654,36 @@ def test_another_account_sees_nothing(shop: Shop) -> None:
     assert others == of_spark - {ports["spark"]}, "only Spark has ports besides, which ask for its secret (test_neighbours.py)"
 
 
-def listening(process: psutil.Process) -> list[Any]:
-    """Return the listeners of a process; none if it has ended."""
+def listening(process: psutil.Process, *kinds: str) -> set[tuple[str, int]]:
+    """Return the addresses of a process's sockets of these kinds; none if it has ended."""
     with suppress(psutil.Error):
-        return [connection for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN]
-    return []
-
-
-def test_a_copy_of_a_running_stack_leaves_it_alone(shop: Shop, tmp_path: Path) -> None:
-    """The copied records name live processes, but those are not the copy's: it neither ends them nor shows them as its own."""
-    copy, left_out = Stack(tmp_path / "copy"), shutil.ignore_patterns("postgres", "spark", "logs")
-    shutil.copytree(shop.stack.folder, copy.home / shop.stack.folder.name, ignore=left_out)
-    before = shop.stack.statuses()
-
-    shown, done = copy.statuses(), copy.tidegate("down")
-
-    assert {status.state for status in shown.values()} == {"stopped"}
-    assert (done.returncode, done.stderr.strip()) == (0, "Nothing was running.")
-    assert shop.stack.statuses() == before
+        return {(c.laddr.ip, c.laddr.port) for c in process.net_connections("inet") if c.laddr and c.status in kinds}
+    return set()
 
 
 @pytest.mark.soak
 def test_airflows_history_is_kept_for_a_while_only(shop: Shop) -> None:
     """Each day the supervisor has old runs removed from Airflow's database, and old logs of tasks; newer ones stay."""
-    airflow = Layout.load(shop.home).airflow
-    kept = shop.settings.airflow_history_days
-    days = {"old": kept + 1, "new": kept - 1}
-    for name, age in days.items():
-        (log := airflow.folder / f"logs/dag_id=former/run_id={name}/attempt=1.log").parent.mkdir(parents=True)
-        log.write_text("text")
-        for path in (log, log.parent):
-            os.utime(path, times=(time.time() - age * airflow_cleanup.DAY_SECONDS,) * 2)
+    airflow, kept = Layout.load(shop.home).airflow, shop.settings.airflow_history_days
+    day = airflow_cleanup.DAY_SECONDS
     owner = {**shop.settings.conninfo(user="airflow"), "dbname": "airflow"}
-    with closing(psycopg2.connect(**owner)) as connection, connection, connection.cursor() as cursor:
-        for name, age in days.items():
-            times = {"name": name, "age": age}
-            cursor.execute("INSERT INTO log (dttm, event) VALUES (now() - make_interval(days => %(age)s), %(name)s)", times)
-            cursor.execute(
-                "INSERT INTO dag_run (dag_id, run_id, run_type, state, start_date, run_after, log_template_id, clear_number)"
-                " SELECT 'orders', %(name)s, 'manual', 'success', started, started, max(id), 0"
-                " FROM log_template, (SELECT now() - make_interval(days => %(age)s)) AS a (started) GROUP BY started",
-                times,
-            )
+    with closing(psycopg2.connect(**owner)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        for name, age in {"old": kept + 1, "new": kept - 1}.items():
+            (log := airflow.folder / f"logs/dag_id=former/run_id={name}/attempt=1.log").parent.mkdir(parents=True)
+            log.write_text("text")
+            for path in (log, log.parent):
+                os.utime(path, times=(time.time() - age * day,) * 2)
+            cursor.execute(RUN_OF_ANOTHER_DAY, {"name": name, "age": age})
 
-    def remembered() -> list[str]:
-        with closing(psycopg2.connect(**owner)) as connection, connection.cursor() as cursor:
+        def remembered() -> list[str]:
             cursor.execute("SELECT event FROM log UNION ALL SELECT run_id FROM dag_run")
-            return sorted(name for (name,) in cursor.fetchall() if name in days)
+            return sorted(name for (name,) in cursor.fetchall() if name in ("old", "new"))
 
-    assert remembered() == ["new", "new", "old", "old"]
-    os.utime(airflow_cleanup.marker(airflow.folder), times=(time.time() - 2 * airflow_cleanup.DAY_SECONDS,) * 2)
-
-    wait_for(lambda: "old" not in remembered(), "the removal of old runs", 120)
-    assert remembered() == ["new", "new"]
+        assert remembered() == ["new", "new", "old", "old"]
+        os.utime(airflow_cleanup.marker(airflow.folder), times=(time.time() - 2 * day,) * 2)
+        wait_for(lambda: "old" not in remembered(), "the removal of old runs", 120)
+        assert remembered() == ["new", "new"]
     assert {folder.name for folder in (airflow.folder / "logs/dag_id=former").iterdir()} == {"run_id=new"}
     assert not airflow_cleanup.is_due(airflow.folder)
 

@@ -2,23 +2,17 @@
 
 from typing import Any
 
-import psycopg2
 from psycopg2 import sql
 
+from tests.statements import execute
 from tidegate.state_store import Settings
 
 PIPELINES, TXIDS = 100, 100_000
 
 
-def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None, *, user: str = "") -> list[tuple]:
-    """Run a statement as the owner of the tables, whom the trigger on state tables lets write as a pipeline, or as another."""
-    connection = psycopg2.connect(**settings.conninfo(user=user or settings.pg_owner))
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
-    finally:
-        connection.close()
+def as_owner(settings: Settings, statement: str | sql.Composable, parameters: Any = None) -> list[tuple]:
+    """Run a statement as the owner of the tables, whom the trigger on state tables lets write as a pipeline."""
+    return execute(settings.conninfo(user=settings.pg_owner), statement, parameters)
 
 
 def write_rows(settings: Settings, pipeline: str, table: str, rows: list[tuple]) -> None:

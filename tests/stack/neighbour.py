@@ -6,7 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,6 @@ def account() -> int:
         pytest.skip("only root can start processes of another account: run the tests as root")
     known = {user.pw_uid for user in pwd.getpwall()}
     return next(number for number in UNUSED_NUMBERS if number not in known)
-
-
-def run_as(user: int, program: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command_as(user, program, *arguments), capture_output=True, text=True, timeout=400, check=check)
 
 
 def command_as(user: int, program: str, *arguments: object, imports: str = "") -> list[str]:
@@ -139,35 +135,23 @@ server.serve_forever()
 )
 
 
-class Impostor:
-    """A neighbour's server, and what it has received."""
-
-    def __init__(self, process: subprocess.Popen[str], address: tuple[str, int], end: bytes) -> None:
-        self._process = process
-        self._address = address
-        self._end = end
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listens\n", "the neighbour's server did not start"
-
-    def received(self) -> list[str]:
-        """End the server after all earlier connections, and return what each of them sent."""
-        if self._end:
-            with socket.create_connection(self._address, 10) as last:
-                last.sendall(self._end)
-        output, _ = self._process.communicate(timeout=30)
-        return output.splitlines()
-
-
 @contextmanager
-def impostor(user: int, server: Server, address: str, port: int) -> Iterator[Impostor]:
-    process = subprocess.Popen(
-        command_as(user, server.program, address, port, imports=server.imports), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield Impostor(process, (address, port), server.end)
-    finally:
-        process.kill()
-        process.wait()
+def impostor(user: int, server: Server, address: str, port: int) -> Iterator[Callable[[], list[str]]]:
+    """Run a server as another user; yield what ends it, and returns what each connection before has sent."""
+    command = command_as(user, server.program, address, port, imports=server.imports)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+
+        def received() -> list[str]:
+            if server.end:
+                with socket.create_connection((address, port), 10) as last:
+                    last.sendall(server.end)
+            return process.communicate(timeout=30)[0].splitlines()
+
+        try:
+            assert process.stdout.readline() == "listens\n", "the neighbour's server did not start"
+            yield received
+        finally:
+            process.kill()
 
 
 def with_hosts(tmp_path: Path, hosts: str, command: list[str]) -> list[str]:

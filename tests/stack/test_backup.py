@@ -1,10 +1,9 @@
 """Ledger and states can be backed up and restored, and commits lost in between are reported."""
 
 import stat
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psycopg2
 import pytest
@@ -12,12 +11,23 @@ import pytest
 from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, Tally
 from tests.stack.conftest import Stack
+from tests.statements import execute
 from tidegate.stack import backup as backups
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected, SchemaOutOfDate, UsageError
 
 ROW = [("a", 1, 1, 1, 1)]
+CRAFTED = """
+    CREATE TABLE said (line text);
+    CREATE FUNCTION act() RETURNS int LANGUAGE plpgsql AS
+        $$ BEGIN EXECUTE 'COPY public.said FROM PROGRAM ''true'''; RETURN 1; END $$;
+    CREATE MATERIALIZED VIEW acted AS SELECT act() AS one;
+"""
+
+
+def administrator(stack: Stack, database: str = "postgres") -> dict[str, Any]:
+    return {**stack.settings.conninfo(user="postgres"), "dbname": database}
 
 
 def commit(tally: Tally, *txids: int) -> None:
@@ -72,11 +82,7 @@ def test_a_damaged_backup_changes_nothing(running: Stack, tmp_path: Path) -> Non
     done = running.tidegate("restore", str(file), "--yes")
     assert done.returncode == 1
     assert "pg_restore failed" in done.stderr
-    connection = psycopg2.connect(**{**running.settings.conninfo(user="postgres"), "dbname": "postgres"})
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT count(*) FROM pg_database WHERE datname LIKE 'tidegate_restored%'")
-        assert cursor.fetchone() == (0,)
-    connection.close()
+    assert execute(administrator(running), "SELECT datname FROM pg_database WHERE datname LIKE 'tidegate_restored%'") == []
     with StateStore.connect(running.settings):
         pass
 
@@ -104,17 +110,10 @@ def test_a_useless_dump_changes_nothing(running: Stack, tmp_path: Path, monkeypa
 def test_a_dump_has_no_more_rights_than_the_ledgers_owner(running: Stack, tmp_path: Path) -> None:
     """It is code, which a restore runs: it can start no program of the server's account, and change no role."""
     file = tmp_path / "dump"
-    postgres = Layout.load(running.settings.home).postgres
-    with closing(backups._connect(postgres)) as connection:
-        connection.autocommit = True
-        connection.cursor().execute("CREATE DATABASE crafted")
-    with closing(backups._connect(postgres, "crafted")) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE said (line text)")
-        program = "COPY public.said FROM PROGRAM ''true''"
-        cursor.execute(f"CREATE FUNCTION act() RETURNS int LANGUAGE plpgsql AS $$ BEGIN EXECUTE '{program}'; RETURN 1; END $$")
-        cursor.execute("CREATE MATERIALIZED VIEW acted AS SELECT act() AS one")
+    execute(administrator(running), "CREATE DATABASE crafted")
+    execute(administrator(running, "crafted"), CRAFTED)
     with file.open("wb") as dump:
-        backups._run(postgres, "pg_dump", ["--format=custom", "--dbname=crafted"], stdout=dump)
+        backups._run(Layout.load(running.home).postgres, "pg_dump", ["--format=custom", "--dbname=crafted"], stdout=dump)
 
     done = running.tidegate("restore", str(file), "--yes")
     assert done.returncode != 0

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import psutil
@@ -35,7 +36,6 @@ from tests.stack.neighbour import (
     account,
     command_as,
     impostor,
-    run_as,
     with_hosts,
 )
 from tidegate import stack as embedded
@@ -45,7 +45,7 @@ from tidegate.jobs.spark import port_owner
 from tidegate.stack.components.airflow import EmbeddedAirflow
 from tidegate.stack.components.airflow_login import ADDRESS_VARIABLE, CONNECT_ARGS, POSTGRES_USER_VARIABLE
 from tidegate.stack.components.postgres import EmbeddedPostgres
-from tidegate.stack.components.server_process import Identity, RunFolder, wait_until
+from tidegate.stack.components.server_process import Identity, RunFolder, is_alive, wait_until
 from tidegate.stack.layout import Layout
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import ListenerNotTrusted, PermanentError
@@ -66,13 +66,9 @@ def neighbour() -> int:
     return account()
 
 
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+def run(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever that is."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, **options)
 
 
 def call_spark(settings: Settings) -> str:
@@ -97,18 +93,18 @@ def test_a_listener_on_the_other_loopback_address_sees_nothing(
     host: str, stack: Settings, neighbour: int, tmp_path: Path
 ) -> None:
     """If ``localhost`` is ::1 first, and a neighbour listens there, only Spark is called."""
-    if not has_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
         pytest.skip("this machine has no ::1: no process can listen there")
     port = int(stack.spark_remote.rpartition(":")[2])
     joins = [sys.executable, "-c", JOINS_SPARK, f"sc://{host}:{port}"]
     command = with_hosts(tmp_path, "::1 localhost\n127.0.0.1 localhost\n", joins)
     environ = {"TIDEGATE_HOME": str(stack.home), "PATH": "/usr/bin:/bin"}
 
-    with impostor(neighbour, LISTENER, "::1", port) as listener:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
-        received = listener.received()
-
-    assert received == []
+    with impostor(neighbour, LISTENER, "::1", port) as received:
+        done = run(command, env=environ)
+        assert received() == []
     assert done.stdout == "3\n", done.stderr[-3000:]
 
 
@@ -118,7 +114,7 @@ def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: in
     port = free_port()
     settings = replace(stack, spark_remote=f"sc://localhost:{port}")
 
-    with impostor(neighbour, SPARK, "127.0.0.1", port) as server:
+    with impostor(neighbour, SPARK, "127.0.0.1", port) as received:
         with (
             pytest.raises(ListenerNotTrusted, match=f"127.0.0.1:{port} is in the hands of user {neighbour}"),
             spark_session(settings, "neighbours"),
@@ -126,7 +122,7 @@ def test_a_neighbour_on_sparks_port_gets_no_token(stack: Settings, neighbour: in
             pass
         failures = [call_spark(settings), call_spark(replace(settings, trusted_users=str(neighbour)))]
         end_spark(f"127.0.0.1:{port}")
-        logins = server.received()
+        logins = received()
 
     token = stack.spark_token_file.read_text()
     assert "is in the hands of" in failures[0]
@@ -147,8 +143,8 @@ def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
     way: str, neighbour: int, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An account that had the port briefly may hold a connection of ours: while it does, the port is not trusted."""
-    if way == "by table":
-        monkeypatch.setattr(port_owner, "_sockets_by_netlink", refuse)
+    if way == "by table":  # where a sandbox forbids the query
+        monkeypatch.setattr(port_owner, "_sockets_by_netlink", Mock(side_effect=PermissionError))
     port = free_port()
     server = port_owner.Server("127.0.0.1", port, "the token", [])
     command = command_as(neighbour, HOLDER, "127.0.0.1", port)
@@ -165,19 +161,9 @@ def test_a_connection_to_a_neighbour_is_refused_though_the_port_is_ours_again(
                 assert ours.recv(1) == b""
                 holder.wait()
                 assert wait_until(lambda: is_trusted(server), 70)  # the kernel closes its end within 60 s
-                assert run_check_as(neighbour, port) == ""  # all accounts trust root's, and the check needs no right
-
-
-def refuse(*_arguments: object) -> None:
-    """Refuse, as a sandbox that forbids the query does."""
-    raise PermissionError
-
-
-def run_check_as(user: int, port: int) -> str:
-    """Check a port as another account; return the error."""
-    program = f"tidegate.jobs.spark.port_owner.Server('127.0.0.1', {port}, 'the token', []).check()"
-    command = command_as(user, program, imports="import tidegate.jobs.spark.port_owner\n")
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+                program = f"tidegate.jobs.spark.port_owner.Server('127.0.0.1', {port}, 'the token', []).check()"
+                checked = run(command_as(neighbour, program, imports="import tidegate.jobs.spark.port_owner\n"))
+                assert checked.stderr == ""  # all accounts trust root's, and the check needs no right
 
 
 @pytest.mark.promise("security:another-account-of-same-machine-at-ports")
@@ -190,11 +176,8 @@ def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> 
     server = psutil.Process(status.pid)
     listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     others = listening - {int(stack.spark_remote.rpartition(":")[2])}
-    program = Path(__file__).with_name("spark_client.py")
 
-    done = subprocess.run(
-        [sys.executable, program, *map(str, others)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = run([sys.executable, Path(__file__).with_name("spark_client.py"), *map(str, others)])
 
     assert done.returncode == 0, done.stderr[-4000:]
     answers = json.loads(done.stdout.splitlines()[-1])
@@ -202,33 +185,27 @@ def test_sparks_own_ports_refuse_clients_without_the_secret(stack: Settings) -> 
     assert control == "answer: 1 block managers"
     assert "incorrect application id" in blocks
     assert len(answers) >= 2, "Spark's driver and its block manager listen"
-    assert [answer for pair in answers.values() for answer in pair if not refuses(answer)] == []
-
-
-def refuses(answer: str) -> bool:
-    return "Expected SaslMessage" in answer
+    assert [answer for pair in answers.values() for answer in pair if "Expected SaslMessage" not in answer] == []
 
 
 # -- passwords ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promise("security:another-account-that-takes-port-while-its")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("verb", [["get", "flights", "daily", "UA", "2013-01-01"], ["status"], ["migrate"]], ids=lambda v: v[0])
 def test_an_impostor_of_postgres_does_not_get_the_password(
-    verb: list[str], stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
+    stack: Settings, neighbour: int, free_port: Callable[[], int], tmp_path: Path
 ) -> None:
-    """A server that asks for the password in clear gets none, and the verb says so and how to allow it."""
+    """A server that asks for the password in clear gets none, and a verb says so and how to allow it."""
     port = free_port()
     copy_examples(tmp_path)
     environ = {**os.environ, "TIDEGATE_HOME": str(tmp_path), "PGPORT": str(port), "PGPASSFILE": str(stack.pg_passfile)}
 
-    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
-        done = subprocess.run([COMMAND, *verb], env=environ, capture_output=True, text=True, check=False)
-        received = server.received()
+    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as received:
+        done = run([COMMAND, "get", "flights", "daily", "UA", "2013-01-01"], env=environ)
+        sent = received()
 
-    assert received, "no client connected"
-    assert set(received) == {"b''"}
+    assert sent, "no client connected"
+    assert set(sent) == {"b''"}
     assert done.returncode == 1
     assert "does not prove that it is the right one" in done.stderr
     assert "PGREQUIREAUTH" in done.stderr
@@ -245,7 +222,7 @@ def test_an_impostor_gets_no_password_of_a_superuser(
     monkeypatch.setenv(ADDRESS_VARIABLE, airflow[ADDRESS_VARIABLE])
     monkeypatch.delenv(POSTGRES_USER_VARIABLE, raising=False)
 
-    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as server:
+    with impostor(neighbour, ASKS_FOR_PASSWORD, "127.0.0.1", port) as received:
         assert postgres.component().check() == f"it does not listen on 127.0.0.1:{port}"
         with pytest.raises(psycopg2.OperationalError, match="server requested a cleartext password"):
             postgres.bootstrap()
@@ -256,7 +233,7 @@ def test_an_impostor_gets_no_password_of_a_superuser(
         monkeypatch.setenv(POSTGRES_USER_VARIABLE, str(neighbour))
         with pytest.raises(Exception, match="connection"):
             asyncio.run(connect(airflow[ADDRESS_VARIABLE], CONNECT_ARGS))
-        *unanswered, last = server.received()
+        *unanswered, last = received()
 
     assert set(unanswered) == {"b''"}
     passwords = dict(line.split(":")[3:] for line in postgres.passfile.read_text().splitlines())
@@ -281,15 +258,15 @@ def test_an_impostor_of_airflow_does_not_get_the_password(
     settings = Settings(airflow_url=f"http://{host}:{port}", airflow_password_file=tmp_path / "password")
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
 
-    with impostor(neighbour, WEB_PAGE, "127.0.0.1", port) as server:
+    with impostor(neighbour, WEB_PAGE, "127.0.0.1", port) as received:
         with pytest.raises(ListenerNotTrusted, match=f"user {neighbour}, so Airflow's password is not sent there"):
             AirflowClient(settings)
         with pytest.raises(PermanentError, match="refuses the user or password"):
             AirflowClient(replace(settings, trusted_users=str(neighbour)))
-        received = server.received()
+        sent = received()
 
-    assert len(received) == 1
-    assert "correct horse" in received[0]
+    assert len(sent) == 1
+    assert "correct horse" in sent[0]
 
 
 # -- files and folders -------------------------------------------------------------------------------------------------
@@ -328,11 +305,9 @@ def test_a_claim_to_a_port_follows_no_link_and_empties_no_file(
     """If a neighbour makes the folder of claims, with a link to our file as a claim, the file is unchanged."""
     precious, port = tmp_path / "precious.txt", free_port() + 1_000
     precious.write_text("her text")
-    run_as(neighbour, LAYS_OUT, shared, os.geteuid(), port, precious, mode)
+    run(command_as(neighbour, LAYS_OUT, shared, os.geteuid(), port, precious, mode)).check_returncode()
 
-    environ = {**os.environ, "TMPDIR": str(shared)}
-    command = [sys.executable, "-c", CLAIM, str(port)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    done = run([sys.executable, "-c", CLAIM, str(port)], env={**os.environ, "TMPDIR": str(shared)})
 
     assert precious.read_text() == "her text"
     assert done.stdout.strip() == str(port), done.stderr
@@ -346,29 +321,17 @@ def test_an_account_without_a_home_claims_no_ports_in_a_neighbours_folder(
     claim = "import tempfile; tempfile.tempdir = sys.argv[2]\n" + CLAIM
     imports = "import tidegate.stack.components.server_process\n"
 
-    def claims() -> subprocess.CompletedProcess[str]:
-        command = command_as(other, claim, port, shared, imports=imports)
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    mine = claims()
+    command = command_as(other, claim, port, shared, imports=imports)
+    mine = run(command)
     (own,) = shared.iterdir()
     shutil.rmtree(own)
-    run_as(neighbour, LAYS_OUT, shared, other, port, tmp_path, "777")
-    refused = claims()
+    run(command_as(neighbour, LAYS_OUT, shared, other, port, tmp_path, "777")).check_returncode()
+    refused = run(command)
 
     assert mine.stdout.strip() == str(port), mine.stderr
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
     assert f"belongs to user {neighbour}" in refused.stderr
     assert refused.returncode == 1
-
-
-LOCKS = """
-files = [open(name) for name in sys.argv[1:]]
-for file in files:
-    fcntl.flock(file, fcntl.LOCK_EX)
-print("listens", flush=True)
-sys.stdin.read()
-"""
 
 
 def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -> None:
@@ -379,11 +342,8 @@ def test_a_neighbour_cannot_hold_up_the_operator(neighbour: int, shared: Path) -
     assert embedded.down(Settings(home=folder.parent)) == 0
 
     assert stat.S_IMODE((folder / "lock").stat().st_mode) == 0o600
-    done = subprocess.run(
-        command_as(neighbour, LOCKS, folder / "lock"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "PermissionError" in done.stderr
+    done = run(command_as(neighbour, "open(sys.argv[1])", folder / "lock"))
+    assert (done.returncode, "PermissionError" in done.stderr) == (1, True)
 
 
 def test_a_waiting_operator_sees_the_process_that_blocks(tmp_path: Path) -> None:
@@ -401,20 +361,20 @@ def test_a_waiting_operator_sees_the_process_that_blocks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("verb", [["up", "--without-airflow"], ["down"]], ids=["up", "down"])
-def test_a_neighbours_stack_is_neither_started_nor_ended(verb: list[str], neighbour: int, shared: Path) -> None:
+def test_a_neighbours_stack_is_neither_started_nor_ended(
+    verb: list[str], neighbour: int, shared: Path, bystander: psutil.Process
+) -> None:
     """Files in a neighbour's folder that name our process as the supervisor end nothing; the verb names the owner."""
-    run = shared / ".tidegate" / "run"
-    run.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as bystander:
-        RunFolder(run.parent).write("supervisor", Identity.of(bystander.pid))
-        for path in (run.parent, run, *run.iterdir()):
-            os.chown(path, neighbour, neighbour)
-        environ = {name: value for name, value in os.environ.items() if name != "TIDEGATE_HOME"}
+    folder = shared / ".tidegate" / "run"
+    folder.mkdir(parents=True)
+    RunFolder(folder.parent).write("supervisor", Identity.of(bystander.pid))
+    for path in (folder.parent, folder, *folder.iterdir()):
+        os.chown(path, neighbour, neighbour)
+    environ = {name: value for name, value in os.environ.items() if name != "TIDEGATE_HOME"}
 
-        done = subprocess.run([COMMAND, *verb], cwd=shared, env=environ, capture_output=True, text=True, check=False)
+    done = run([COMMAND, *verb], cwd=shared, env=environ)
 
-        assert bystander.poll() is None
-        bystander.kill()
+    assert is_alive(bystander)
     assert done.returncode == 1
     assert f"belongs to user {neighbour}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -20,6 +20,7 @@ import psycopg2
 import pytest
 
 from tests.stack.conftest import Stack
+from tests.statements import execute
 from tidegate.commands.setup.pipeline_verbs import settings
 from tidegate.stack.components import postgres
 from tidegate.stack.components.airflow import PROJECT
@@ -30,13 +31,7 @@ from tidegate.stack.supervisor import HUNG_AFTER_SECONDS, Supervised
 
 
 def can_query(stack: Stack) -> bool:
-    connection = psycopg2.connect(**stack.settings.conninfo())
-    try:
-        with connection, connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM tidegate.pipeline")
-            return cursor.fetchone()[0] > 0
-    finally:
-        connection.close()
+    return execute(stack.settings.conninfo(), "SELECT count(*) > 0 FROM tidegate.pipeline") == [(True,)]
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------
