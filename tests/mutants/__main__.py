@@ -30,16 +30,11 @@ SECONDS = 300  # for the tests of one fault; what takes longer hangs
 KILLED, SURVIVED, HUNG, INVALID, NOT_RUN = "killed", "SURVIVED", "killed by timeout", "INVALID", "not run"
 
 
-class Failure(NamedTuple):
-    test: str
-    why: str
-
-
 class Run(NamedTuple):
-    """A run of pytest: its exit code (None: it had to be ended), its failures, how long it took, the end of its output."""
+    """A run of pytest: its exit code (None: it had to be ended), why tests failed, how long it took, the end of its output."""
 
     code: int | None
-    failures: list[Failure]
+    failures: dict[str, str]
     seconds: float
     output: str
 
@@ -70,35 +65,26 @@ class Runner:
         before = (self._copy.folder / mutant.file).read_text()
         self._copy.write(mutant.file, planted)
         try:
-            return self._outcome_of_tests(mutant.noticed_by)
+            run = self.run(["-x"], mutant.noticed_by, self._seconds)
         finally:
             self._copy.write(mutant.file, before)
+        for test, why in run.failures.items():
+            return Outcome(KILLED, run.seconds, test, why)
+        if run.code is None:
+            return Outcome(HUNG, run.seconds, why=f"nothing had failed within {self._seconds} s")
+        if run.code != 0:
+            return Outcome(INVALID, run.seconds, why=f"pytest ended with {run.code}: {run.output}")
+        return Outcome(SURVIVED, run.seconds)
 
-    def _outcome_of_tests(self, tests: Sequence[str]) -> Outcome:
-        """Run single tests, then whole files, which may have the same ones."""
-        took = 0.0
-        for some in ([test for test in tests if "::" in test], [test for test in tests if "::" not in test]):
-            if not some:
-                continue
-            run = self.run(["-x", *some], some, self._seconds)
-            took += run.seconds
-            if run.failures:
-                return Outcome(KILLED, took, *run.failures[0])
-            if run.code is None:
-                return Outcome(HUNG, took, why=f"nothing had failed within {self._seconds} s")
-            if run.code != 0:
-                return Outcome(INVALID, took, why=f"pytest ended with {run.code}: {run.output}")
-        return Outcome(SURVIVED, took)
-
-    def failing(self, tests: Collection[str]) -> list[Failure]:
-        """Return those of these tests that fail without any fault."""
-        found: list[Failure] = []
+    def failing(self, tests: Collection[str]) -> dict[str, str]:
+        """Return those of these tests that fail without any fault, and why."""
+        found: dict[str, str] = {}
         for _, of_folder in groupby(sorted(tests), key=lambda test: test.split("/")[1]):
             some = list(of_folder)
-            run = self.run(some, some, 600 + 60 * len(some))
-            found += run.failures
+            run = self.run([], some, 600 + 60 * len(some))
+            found |= run.failures
             if run.code not in (0, 1):
-                found += [Failure(test, f"pytest ended with {run.code}: {run.output}") for test in some]
+                found |= dict.fromkeys(some, f"pytest ended with {run.code}: {run.output}")
         return found
 
     def run(self, arguments: Sequence[str], tests: Sequence[str], seconds: int) -> Run:
@@ -110,9 +96,9 @@ class Runner:
                 environment["STACK_OF_TESTS"] = str(self._stack)
             quiet = ["-q", "--no-header", "-p", "tests.mutants.failed_tests", "-p", "no:cacheprovider"]
             began = time.monotonic()
-            code, output = self._pytest([*quiet, "--timeout", str(self._seconds), *arguments], environment, seconds)
+            code, output = self._pytest([*quiet, "--timeout", str(self._seconds), *arguments, *tests], environment, seconds)
             lines = report.read_text().splitlines() if report.exists() else []
-            failures = [Failure(**json.loads(line)) for line in lines]
+            failures = {failure["test"]: failure["why"] for failure in map(json.loads, lines)}
             return Run(code, failures, time.monotonic() - began, output)
 
     def _pytest(self, arguments: Sequence[str], environment: dict[str, str], seconds: int) -> tuple[int | None, str]:
@@ -200,10 +186,10 @@ def main() -> int:
     return conclude(outcomes, unsound)
 
 
-def conclude(outcomes: dict[str, Outcome], unsound: Sequence[Failure]) -> int:
+def conclude(outcomes: dict[str, Outcome], unsound: dict[str, str]) -> int:
     """Say what is wrong; return the exit code."""
     wrong = {name: outcome.what for name, outcome in outcomes.items() if outcome.what in (SURVIVED, INVALID)}
-    for test, why in unsound:
+    for test, why in unsound.items():
         wrong |= {name: f"without it, {test} fails too: {why}" for name, outcome in outcomes.items() if outcome.by == test}
     left = sum(outcome.what == NOT_RUN for outcome in outcomes.values())
     say(
