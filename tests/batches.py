@@ -1,8 +1,46 @@
-"""Batches without rows, which tests move through the real ledger without Spark."""
+"""Batches that tests move through the real ledger without Spark: those without rows, and rows that a test stages itself."""
 
-from tests.store import AirflowTry, Attempt, Commit, Tracked, encode_metadata
+import io
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from tests.store import (
+    AirflowTry,
+    Attempt,
+    Commit,
+    Staged,
+    StagedPartition,
+    Tracked,
+    copy_partition,
+    digest_statement,
+    encode_metadata,
+    state_tables,
+)
 from tidegate.jobs import Pipeline
-from tidegate.state_store import StateStore
+from tidegate.state_store import Settings, StateStore
+
+Row = Sequence[Any]
+_task_attempts = count(100)
+
+
+def stage(settings: Settings, attempt: Attempt, staged: Staged, rows: Iterable[Row], partition: int = 0) -> StagedPartition:
+    """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal.
+
+    A row has the columns in their order, as text that Postgres reads.
+    """
+    task_attempt = next(_task_attempts)
+    table = state_tables.staging_table_of(staged, attempt.txid, attempt.number)
+    content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
+    conninfo = settings.conninfo(user=settings.pg_stager)
+    digest = digest_statement(staged, attempt.txid, attempt.number)
+    written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
+    return StagedPartition(staged.name, partition, task_attempt, written, checksum)
+
+
+def _csv_line(values: Row) -> str:
+    """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
+    return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 
 
 class Batches:

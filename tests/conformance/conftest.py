@@ -4,14 +4,12 @@ The source is a list of numbered records. A batch is a range of it, so that the 
 the ranges of the committed batches lie end to end, and Python computes the states from the records in them.
 """
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
-from itertools import count
 from operator import xor
 from typing import Any
 
@@ -19,6 +17,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tests.batches import Row, stage
 from tests.conftest import usual_server
 from tests.postgres_versions import running_version
 from tests.servers import Server, shared_template, show_transactions
@@ -39,8 +38,6 @@ from tests.store import (
     StateKind,
     StateSpec,
     Tracked,
-    copy_partition,
-    digest_statement,
     encode_metadata,
     partitions,
     position_of,
@@ -59,11 +56,9 @@ EXACTLY_ONCE: list[tuple[SourceKind, StateKind]] = [
     ("opaque", "opaque"),
 ]
 STATE_KINDS: list[StateKind] = ["transactional", "opaque", "non-transactional"]
-_task_attempts = count(100)
 
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
-Row = Sequence[Any]
 
 
 # both versions of Postgres
@@ -242,16 +237,10 @@ class Flow:
         return attempt
 
     def stage(self, attempt: Attempt, staged: str | Staged, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal."""
+        """Copy rows into staging as a Spark task would."""
         spec = self.spec.state(staged) if isinstance(staged, str) else staged
         assert spec is not None
-        task_attempt = next(_task_attempts)
-        table = state_tables.staging_table_of(spec, attempt.txid, attempt.number)
-        content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
-        conninfo = self.settings.conninfo(user=self.settings.pg_stager)
-        digest = digest_statement(spec, attempt.txid, attempt.number)
-        written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
-        return StagedPartition(spec.name, partition, task_attempt, written, checksum)
+        return stage(self.settings, attempt, spec, rows, partition)
 
     def seal(self, attempt: Attempt, *staged: StagedPartition, tracked: Tracked | None = None) -> None:
         self.store.seal(attempt, staged, tracked or Tracked(0))
@@ -377,11 +366,6 @@ def plan_again(replan: ReplanNeeded, size: int | None) -> SourceMetadata:
         return {**replan.current, "source": position_of(replan.previous)}
     start = end_of(replan.previous)
     return {"start": start, "end": max(start, replan.current["end"]) if size is None else start + size}
-
-
-def _csv_line(values: Row) -> str:
-    """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
-    return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 
 
 @pytest.fixture

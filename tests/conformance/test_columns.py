@@ -331,15 +331,6 @@ def test_the_column_that_divides_a_table_stays(team: Team) -> None:
     with pytest.raises(SchemaOutOfDate, match=refusal):
         migrations.upgrade(team.settings, [without])
     assert refusal in migrations.upgrade_all_but_broken(team.settings, [without])["shop"]
-    whole = replace(spec, states=tuple(replace(s, ranges=None) if s.name == "log" else s for s in spec.states))
-    migrations.new_revision(team.settings, [whole], "one table")
-    migrations.upgrade(team.settings, [whole])
-    without = replace(without, version=3)
-    migrations.new_revision(team.settings, [without], "columns")
-    migrations.upgrade(team.settings, [without])
-    assert "at" not in [
-        name for (name,) in team.asked("SELECT attname FROM pg_attribute WHERE attrelid = 'state.log'::regclass")
-    ]
 
 
 def test_no_migration_leaves_a_registered_pipeline_without_its_column(team: Team) -> None:

@@ -240,18 +240,7 @@ def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin, keys: 
 
 # Names that the statements of a commit might use themselves, for tables, columns and whole records.
 TAKEN = [
-    "begins",
-    "ends",
-    "found",
-    "is_kept",
-    "judged",
-    "number",
-    "piece",
-    "pieces",
-    "record",
-    "removed",
-    "sessions",
-    "touched",
+    *("begins", "ends", "found", "is_kept", "judged", "number", "piece", "pieces", "record", "removed", "sessions", "touched")
 ]
 
 

@@ -1,13 +1,11 @@
 """A pipeline with two states, whose batches go through the real ledger without Spark: tests stage the rows."""
 
-import io
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import sqlalchemy as sa
 from psycopg2 import sql
 
 from tests import in_process
+from tests.batches import Row, stage
 from tests.store import (
     Attempt,
     Commit,
@@ -24,8 +23,6 @@ from tests.store import (
     PipelineSpec,
     StagedPartition,
     Tracked,
-    copy_partition,
-    digest_statement,
     encode_metadata,
     state_tables,
     tables,
@@ -58,9 +55,7 @@ CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON tidegate.commit DEFERRABLE INITI
 FOR EACH ROW EXECUTE FUNCTION public.waits()
 """
 BIGINT_MAX = 2**63 - 1
-_task_attempts = count(100)
 
-Row = Sequence[Any]
 Execute = Callable[..., list[tuple]]
 
 
@@ -84,16 +79,10 @@ class Tally:
         return attempt
 
     def stage(self, attempt: Attempt, state: str, rows: Iterable[Row], *, partition: int = 0) -> StagedPartition:
-        """Copy rows into staging as a Spark task would, in the stager's role; nothing counts before the seal."""
+        """Copy rows into staging as a Spark task would."""
         spec = self.spec.state(state)
         assert spec is not None
-        task_attempt = next(_task_attempts)
-        table = state_tables.staging_table_of(spec, attempt.txid, attempt.number)
-        content = io.BytesIO("".join(_csv_line([*row, task_attempt]) for row in rows).encode())
-        conninfo = self.store.settings.conninfo(user=self.store.settings.pg_stager)
-        digest = digest_statement(spec, attempt.txid, attempt.number)
-        written, checksum = copy_partition(conninfo, table.name, list(table.c.keys()), content, task_attempt, digest)
-        return StagedPartition(state, partition, task_attempt, written, checksum)
+        return stage(self.store.settings, attempt, spec, rows, partition)
 
     def process(self, txid: int, shops: Iterable[Row] = (), days: Iterable[Row] = (), *, mode: Mode = "resume") -> Attempt:
         return self.process_states(txid, {"per_shop": shops, "per_day": days}, mode=mode)
@@ -162,11 +151,6 @@ def until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, f"not true within {PATIENCE_SECONDS} s"
         time.sleep(0.01)
     return found
-
-
-def _csv_line(values: Row) -> str:
-    """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
-    return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
 
 
 @pytest.fixture

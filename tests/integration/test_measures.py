@@ -101,6 +101,3 @@ def test_a_skip_is_shown_until_many_have_committed_since(
     assert (measured.paused_at, measured.is_whole) == (None, True)
     as_role("tidegate_owner", "UPDATE tidegate.cursor SET txid = 0, attempt = NULL, source_digest = NULL")
     assert not measured_of(store.settings)[0].is_whole
-
-
-PIPELINES, BATCHES = 20, 5_000

@@ -144,20 +144,6 @@ def test_of_two_operators_who_mend_at_once_one_is_told(waiting: Tally) -> None:
     assert len(waiting.store.batch_history("tally", 1).actions) == 20
 
 
-def test_a_mend_during_a_replay_counts_or_is_refused(waiting: Tally, as_role: Execute) -> None:
-    for txid in range(2, 22):
-        results = outcomes(
-            lambda store, n=txid: store.mend_quarantined("tally", 1, 1, Mend(f"a,{n}", "anna", "why", again=True)),
-            lambda store: store.replay_quarantined(waiting.spec, "berta", "now"),
-            store=waiting.store,
-        )
-        assert results[1] == (txid, 2)
-        ((payload,),) = as_role("tidegate", "SELECT mended_payload FROM tidegate.quarantine WHERE txid = 1 AND number = 1")
-        assert (payload == f"a,{txid}") == isinstance(results[0], Original)
-        assert isinstance(results[0], Original | RangeRefused)
-        as_role("tidegate", "UPDATE tidegate.quarantine SET replayed_txid = NULL")
-
-
 def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, settings: Settings) -> None:
     with waiting.store.engine.connect() as connection:
         with connection.begin():
@@ -174,9 +160,3 @@ def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, set
 
 def _mend_first(store: StateStore) -> None:
     store.mend_quarantined("tally", 1, 1, Mend("a,5", "anna", "why"))
-
-
-def test_the_original_cannot_be_changed_by_the_role_that_mends(waiting: Tally, as_role: Execute) -> None:
-    for column in ("payload", "origin", "reason", "is_raw", "quarantined_at"):
-        with pytest.raises(Exception, match="permission denied"):
-            as_role("tidegate", f"UPDATE tidegate.quarantine SET {column} = {column}")

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.integration.conftest import TALLY, Tally
-from tests.store import Answer, LedgerReader, ask, state_tables
+from tests.store import Answer, LedgerReader, ask
 from tidegate.jobs import Query
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import DeclarationInvalid, StoreUnavailable, TidegateError, UnknownPipeline, UsageError
@@ -191,14 +191,3 @@ def test_an_answer_is_of_one_moment(reader: LedgerReader, tally: Tally, settings
     found = ask(reader, query(answer), {})
     assert (found.txids, found.rows) == ({"tally": 2}, [(2,)])
     assert next(row for row in tally.state() if row[0] == "north")[1] == 102
-
-
-def test_the_reader_may_not_write_even_if_it_tried(settings: Settings, tally: Tally) -> None:
-    del tally
-    table = state_tables.state_table_of(TALLY.spec.states[0])
-    with (
-        StateStore.connect(settings, user=settings.pg_reader) as store,
-        store.engine.connect() as connection,
-        pytest.raises(sa.exc.ProgrammingError, match="permission denied for table per_shop"),
-    ):
-        connection.execute(sa.delete(table))

@@ -1,6 +1,5 @@
 """Reads for programs: one snapshot each, whole batches only, with the txid that they belong to."""
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 
@@ -167,30 +166,3 @@ def test_times_are_in_utc_whatever_zone_the_session_has(
         store.pause("clock", "an operator", "x")
         with pytest.raises(PipelinePaused, match=f"on {datetime.now(UTC):%Y-%m-%d %H}:"):
             store.check_not_paused("clock")
-
-
-@pytest.mark.promise("I17")
-def test_a_reader_never_sees_half_a_batch_nor_goes_back(settings: Settings, tally: Tally) -> None:
-    seen: list[int] = []
-    done = threading.Event()
-    wrong: list[object] = []
-
-    def read() -> None:
-        with StateReader.open(settings, "tally", "per_shop") as reader:
-            while not done.is_set():
-                found = reader.get_many([[shop] for shop in SHOPS])
-                sold = {row["sold"] if row else 0 for row in found.rows}
-                if sold != {found.txid}:
-                    wrong.append(found)
-                seen.append(found.txid)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        commit(tally, 20)
-    finally:
-        done.set()
-        thread.join()
-    assert not wrong
-    assert seen == sorted(seen)
-    assert len(set(seen)) > 3, "the reader was too slow to see anything"

@@ -36,7 +36,6 @@ MUTANTS = (
     ),
     DATABASE("a-reader-s-snapshot-is-not-one", "I17", "Database._snapshot")(
         'isolation_level="[-REPEATABLE READ-]{+READ COMMITTED+}"',
-        f"{STATE_ROWS}::test_a_reader_never_sees_half_a_batch_nor_goes_back",
         "tests/integration/test_queries.py::test_an_answer_is_of_one_moment",
     ),
     DATABASE("a-reader-takes-its-snapshot-before-it-holds-the-table", "I17", "Database._snapshot")(
