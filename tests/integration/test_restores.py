@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import register_pipelines
-from tests.integration.conftest import TALLY, Execute, Tally, contents, until
+from tests.integration.conftest import TALLY, Execute, Tally, refused, until
 from tests.servers import Server
 from tests.store import Mark, Witness, commit_witness, cursors
 from tidegate import migrations
@@ -47,13 +47,15 @@ class Machine:
         self.process.wait(30)
         self.process = None
 
-    def copy(self, source: Path, target: Path) -> None:
-        subprocess.run(["cp", "-a", source, target], check=True)
+    def back_up(self, backup: Path) -> None:
+        self.stop()
+        subprocess.run(["cp", "-a", self.postgres.data, backup], check=True)
+        self.start()
 
     def put_back(self, backup: Path) -> None:
         self.stop()
         shutil.rmtree(self.postgres.data)
-        self.copy(backup, self.postgres.data)
+        subprocess.run(["cp", "-a", backup, self.postgres.data], check=True)
         self.start()
 
     def base_backup(self, target: Path, *arguments: str) -> None:
@@ -73,8 +75,8 @@ class Machine:
 
 
 @pytest.fixture
-def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
-    """A second Postgres server, with Tidegate's roles and an empty database."""
+def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
+    """A server with pipeline tally, whose txids 1 and 2 have committed."""
     postgres = EmbeddedPostgres(tmp_path / ".tidegate", free_port())
     postgres.initialize()
     settings = Settings(home=tmp_path, pg_port=postgres.port, pg_passfile=postgres.passfile)
@@ -82,20 +84,14 @@ def other_server(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machi
     machine.start()
     try:
         postgres.bootstrap()
+        migrations.upgrade(settings, [])
+        register_pipelines(settings, TALLY)
+        commit_next(settings, 2)
         yield machine
     finally:
         if machine.process is not None:
             machine.stop()
         postgres.delete()
-
-
-@pytest.fixture
-def machine(other_server: Machine) -> Machine:
-    """A server with pipeline tally, whose txids 1 and 2 have committed."""
-    migrations.upgrade(other_server.settings, [])
-    register_pipelines(other_server.settings, TALLY)
-    commit_next(other_server.settings, 2)
-    return other_server
 
 
 def plan_next(settings: Settings) -> int:
@@ -118,7 +114,6 @@ def commit_next(settings: Settings, number: int = 1) -> int:
 
 def assert_halted(settings: Settings, message: str) -> None:
     """Check that every step of a batch is refused with this message, and nothing is written."""
-    before = contents(settings)
     with StateStore.connect(settings) as store:
         tally = Tally(store)
         next_txid = store.committed("tally") + 1
@@ -132,29 +127,20 @@ def assert_halted(settings: Settings, message: str) -> None:
         if store.uncommitted("tally", 1):
             steps.append(lambda: tally.start(next_txid))
         for step in steps:
-            with pytest.raises(HoleDetected, match=message):
+            with refused(settings, HoleDetected, message):
                 step()
-    assert contents(settings) == before
 
 
 # older copies in the place of the database
 
 
 @pytest.mark.promise("I9", "fault:database-is-restored-copied-or-promoted:after", "decision:0023")
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("how", ["cold copy", "base backup"])
-def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path, how: str) -> None:
+def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine, tmp_path: Path) -> None:
     """System identifier, timeline and database are the same: only the witness knows of the third commit."""
-    backup = tmp_path / "backup"
     assert plan_next(machine.settings) == 3
-    if how == "cold copy":
-        machine.stop()
-        machine.copy(machine.postgres.data, backup)
-        machine.start()
-    else:
-        machine.base_backup(backup)
+    machine.back_up(tmp_path / "backup")
     assert commit_next(machine.settings) == 3
-    machine.put_back(backup)
+    machine.put_back(tmp_path / "backup")
 
     (file,) = machine.settings.marks_folder.glob("tally.*.json")
     assert_halted(
@@ -176,9 +162,7 @@ def test_an_older_copy_in_the_place_of_the_database_is_noticed(machine: Machine,
 
 
 def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: Machine, tmp_path: Path) -> None:
-    machine.stop()
-    machine.copy(machine.postgres.data, tmp_path / "backup")
-    machine.start()
+    machine.back_up(tmp_path / "backup")
     assert commit_next(machine.settings) == 3
     machine.put_back(tmp_path / "backup")
     other_machine = replace(machine.settings, witness_folder=tmp_path / "other machine")
@@ -211,22 +195,12 @@ def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None
 
 
 @pytest.mark.promise("fault:database-is-restored-copied-or-promoted:processing", "decision:0023")
-@pytest.mark.parametrize("how", ["template", "dump"])
-def test_a_copy_within_the_server_is_noticed(
-    tally: Tally, settings: Settings, server: Server, stack: Settings, tmp_path: Path, how: str
-) -> None:
+def test_a_copy_within_the_server_is_noticed(tally: Tally, settings: Settings, server: Server) -> None:
     """Two databases must not share a history: the one that acks a file takes it from the other."""
     commit_next(settings, 2)
     plan_next(settings)
-    if how == "template":
-        tally.store.close()
-        copy = replace(settings, pg_database=server.create_database(settings.pg_database))
-    else:
-        copy = replace(settings, pg_database=server.create_database())
-        postgres = EmbeddedPostgres(stack.stack_folder, stack.pg_port)
-        dump = str(tmp_path / "dump")
-        _tool(postgres, "pg_dump", settings, "--format=custom", f"--file={dump}")
-        _tool(postgres, "pg_restore", copy, "--exit-on-error", dump)
+    tally.store.close()
+    copy = replace(settings, pg_database=server.create_database(settings.pg_database))
     try:
         assert_halted(copy, "restored, promoted or copied.*commits after txid 2 may be lost.*--accept-epoch")
         assert commit_next(settings) == 3  # the original was never halted
@@ -238,18 +212,6 @@ def test_a_copy_within_the_server_is_noticed(
         assert commit_next(settings) == 4
     finally:
         server.drop_database(copy.pg_database)
-
-
-def _tool(postgres: EmbeddedPostgres, tool: str, settings: Settings, *arguments: str) -> None:
-    where = settings.conninfo(user="postgres")
-    target = [f"--host={where['host']}", f"--port={where['port']}", "--username=postgres", f"--dbname={where['dbname']}"]
-    done = subprocess.run(
-        [postgres.binaries / tool, *target, *arguments],
-        env={**os.environ, "PGPASSFILE": where["passfile"]},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode()
 
 
 # no false alarms

@@ -1,7 +1,7 @@
 """A retired pipeline never counts again under its name; what it was is kept, and may be reinstated where it stood."""
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, refused, until
 from tests.servers import Server
 from tests.store import (
+    Attempt,
     LedgerReader,
     PipelineSpec,
     Request,
@@ -209,26 +210,16 @@ def test_a_pipeline_at_work_is_not_retired(busy: Tally, owner: StateStore, setti
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:commit")
 def test_a_commit_and_a_retirement_wait_for_each_other(busy: Tally, owner: StateStore, waiting: Callable[[], int]) -> None:
     busy.process(3, ROW, DAY)
-    with busy.store.engine.begin() as connection:
+    with ThreadPoolExecutor(2) as threads, busy.store.engine.begin() as connection:
         connection.execute(sa.text("SELECT FROM tidegate.cursor WHERE pipeline = 'tally' FOR UPDATE"))
-        outcome: list[object] = []
-        retiring = threading.Thread(target=lambda: outcome.append(retire(owner)))
-        retiring.start()
+        retiring = threads.submit(retire, owner)
         until(lambda: waiting() == 1)
-        committing = threading.Thread(target=lambda: outcome.append(raised(lambda: busy.commit(2))))
-        committing.start()
+        committing = threads.submit(busy.commit, 2)
         until(lambda: waiting() == 2)
-    retiring.join()
-    committing.join()
-    assert [type(each) for each in outcome] == [Retirement, PipelineRetired]
+    assert not retiring.result().already
+    with pytest.raises(PipelineRetired):
+        committing.result()
     assert busy.store.committed("tally") == 1
-
-
-def raised(call: Callable[[], object]) -> object:
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return error
 
 
 def ask(settings: Settings, query: str) -> list[tuple]:
@@ -241,31 +232,23 @@ def test_an_attempt_that_begins_meanwhile_is_refused(
     busy: Tally, owner: StateStore, waiting: Callable[[], int], as_role: Execute
 ) -> None:
     """It waits for the batch, which the retirement has locked; so no staging is made that nothing would drop."""
-    outcome: list[object] = []
-    beginning = threading.Thread(target=lambda: outcome.append(raised(lambda: busy.start(3))))
-    seen: list[str] = []
+    begun: list[Future[Attempt]] = []
+    with ThreadPoolExecutor(1) as threads:
 
-    def start_when_decided(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        if statement.startswith("UPDATE tidegate.pipeline SET retired_at"):
-            seen.append(statement)
-            beginning.start()
-            until(lambda: waiting() == 1)
+        def start_when_decided(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("UPDATE tidegate.pipeline SET retired_at"):
+                begun.append(threads.submit(busy.start, 3))
+                until(lambda: waiting() == 1)
 
-    sa.event.listen(owner.engine, "before_cursor_execute", start_when_decided)
-    retire(owner)
-    beginning.join()
-    assert (len(seen), [type(each) for each in outcome]) == (1, [PipelineRetired])
+        sa.event.listen(owner.engine, "before_cursor_execute", start_when_decided)
+        retire(owner)
+    with pytest.raises(PipelineRetired):
+        begun[0].result()
     assert drop_all_staging(busy.store) == 2
     assert staging_tables(as_role) == []
 
 
 # who else needs it
-
-
-FOLLOWERS = {
-    "follows": lambda: Changes("shop.sales"),
-    "follows by an input": lambda: Inputs({"sales": Changes("shop.sales"), "more": FixedBatches([], {"a": "int"})}),
-}
 
 
 @pytest.fixture
@@ -296,11 +279,9 @@ def commit_sales(shop: Tally, values: list[int]) -> None:
     shop.commit(txid)
 
 
-@pytest.mark.parametrize("how", FOLLOWERS)
-def test_a_followed_pipeline_is_not_retired(
-    shop: Tally, owner: StateStore, settings: Settings, register: Callable, how: str
-) -> None:
-    follower = Pipeline("totals", FOLLOWERS[how](), states={"total": State({}, {"n": Count()})}, transform=lambda rows: rows)
+def test_a_followed_pipeline_is_not_retired(shop: Tally, owner: StateStore, settings: Settings, register: Callable) -> None:
+    inputs = Inputs({"sales": Changes("shop.sales"), "more": FixedBatches([], {"a": "int"})})
+    follower = Pipeline("totals", inputs, states={"total": State({}, {"n": Count()})}, transform=lambda rows: rows)
     register(follower)
     with refused(
         settings, UsageError, match=r"shop cannot be retired: totals follows or reads its states\. First retire totals"
@@ -431,12 +412,12 @@ STATE_RELATIONS = "SELECT relname FROM pg_class WHERE relnamespace = 'state'::re
 
 
 @pytest.mark.promise("decision:0046")
-@pytest.mark.parametrize("at_once", [400, 2])
 def test_states_are_dropped_with_all_their_parts(
-    shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch, at_once: int
+    shop: Tally, owner: StateStore, as_role: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By several transactions, during which the pipeline cannot be reinstated any more."""
     commit_sales(shop, [1, 11, 21])
-    monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", at_once)
+    monkeypatch.setattr(range_partitions, "MOST_AT_ONCE", 2)
     looked = owner.retire("shop", replace(REQUEST, drops_states=True, is_confirmed=False))
     assert sorted(looked.dropped) == ["names", "names_versions", "sales", "sums"]
     assert (looked.retired.at, looked.are_more) == (None, False)
