@@ -33,14 +33,7 @@ from tidegate.jobs import Changes, Count, Pipeline, Ranges, Rows, State
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    BadKey,
-    GuardMismatch,
-    Overflow,
-    SchemaOutOfDate,
-    SourceChanged,
-    UsageError,
-)
+from tidegate.state_store.base.errors import BadKey, GuardMismatch, Overflow, SchemaOutOfDate, SourceChanged, UsageError
 
 pytestmark = BOTH_POSTGRES
 AsOwner = Callable[[sa.Executable], sa.CursorResult]

@@ -21,21 +21,14 @@ from tidegate.jobs import Avg, Changes, Newest, Pipeline, State, Sum
 from tidegate.jobs.sources import changes as changes_source
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import (
-    AccessRefused,
-    RangeRefused,
-    SourceChanged,
-    TidegateError,
-)
+from tidegate.state_store.base.errors import AccessRefused, RangeRefused, SourceChanged, TidegateError
 
 pytestmark = BOTH_POSTGRES
 # How many txids a partition has: one, few, and as many as in use.
 EACH, FEW, MANY = 1, 3, range_partitions.TXIDS
 # What a batch adds: cents, by shop.
 Sums = dict[str, int]
-TOTALS = {
-    "total": State(key={"shop": "text"}, aggregates={"cents": Sum("cents")}, kind="opaque", changes=True),
-}
+TOTALS = {"total": State(key={"shop": "text"}, aggregates={"cents": Sum("cents")}, kind="opaque", changes=True)}
 
 
 @dataclass

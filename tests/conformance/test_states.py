@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.conformance.conftest import (
-    BOTH_POSTGRES,
-    EXACTLY_ONCE,
-    STATE_KINDS,
-    Flow,
-    Record,
-    Stream,
-    divide,
-    partial,
-)
+from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, divide, partial
 from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import refused, until
 from tests.store import (

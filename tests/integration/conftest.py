@@ -16,17 +16,7 @@ from psycopg2 import sql
 
 from tests import in_process
 from tests.batches import Row, stage
-from tests.store import (
-    Attempt,
-    Commit,
-    Mode,
-    PipelineSpec,
-    StagedPartition,
-    Tracked,
-    encode_metadata,
-    state_tables,
-    tables,
-)
+from tests.store import Attempt, Commit, Mode, PipelineSpec, StagedPartition, Tracked, encode_metadata, state_tables, tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Min, Pipeline, State, Sum
 from tidegate.state_store import Settings, StateStore

@@ -54,10 +54,7 @@ def test_the_view_follows_the_declaration(empty: Settings) -> None:
         empty, declare(collapse=False), "CREATE VIEW public.of_people AS SELECT tail FROM state.plane"
     )
     more = declare(columns={"model": "text", "seats": "integer"})
-    people = [
-        "GRANT SELECT ON state.plane TO PUBLIC",
-        'ALTER TABLE state.plane_versions ADD model text COLLATE "C"',
-    ]
+    people = ["GRANT SELECT ON state.plane TO PUBLIC", 'ALTER TABLE state.plane_versions ADD model text COLLATE "C"']
     view = register(empty, more, *people)
     assert "version.model" in view, "beside a view of people's"
     (relation,) = (line for line in shape(empty)["relations"] if line.startswith("state.plane v"))

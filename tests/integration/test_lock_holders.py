@@ -26,36 +26,12 @@ ACKS = "SELECT count(*) FROM tidegate.batch WHERE awaits_ack AND txid = 1"
 WINDOW = "SELECT count(*) FROM tidegate.pipeline WHERE in_flight = 7"
 # A lock that a session holds while a plan runs: what it does, the words of the log, and what is left, once for each: count.
 LOCKS = {
-    "table of attempts": (
-        "LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE",
-        "dropping old staging of tally",
-        STAGED,
-    ),
-    "row of an attempt's table": (
-        "SELECT FROM staging.per_shop_1_1",
-        "dropping the staging of tally 1:1",
-        STAGED,
-    ),
-    "row of a batch": (
-        "SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE",
-        "noting the ack of tally 1",
-        ACKS,
-    ),
-    "row of the window": (
-        "SELECT FROM tidegate.pipeline FOR NO KEY UPDATE",
-        "noting the window of tally",
-        WINDOW,
-    ),
-    "row of a file": (
-        "SELECT FROM tidegate.source_file FOR UPDATE",
-        "noting when files of tally were touched",
-        TOUCHED,
-    ),
-    "row of plans": (
-        "SELECT FROM tidegate.plan FOR UPDATE",
-        "noting that a plan of tally has succeeded",
-        FAILED,
-    ),
+    "table of attempts": ("LOCK TABLE tidegate.attempt IN EXCLUSIVE MODE", "dropping old staging of tally", STAGED),
+    "row of an attempt's table": ("SELECT FROM staging.per_shop_1_1", "dropping the staging of tally 1:1", STAGED),
+    "row of a batch": ("SELECT FROM tidegate.batch WHERE txid = 1 FOR UPDATE", "noting the ack of tally 1", ACKS),
+    "row of the window": ("SELECT FROM tidegate.pipeline FOR NO KEY UPDATE", "noting the window of tally", WINDOW),
+    "row of a file": ("SELECT FROM tidegate.source_file FOR UPDATE", "noting when files of tally were touched", TOUCHED),
+    "row of plans": ("SELECT FROM tidegate.plan FOR UPDATE", "noting that a plan of tally has succeeded", FAILED),
 }
 
 

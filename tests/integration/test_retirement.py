@@ -31,18 +31,7 @@ from tests.store import (
 )
 from tidegate import migrations
 from tidegate.explain.why import explain
-from tidegate.jobs import (
-    Changes,
-    Count,
-    FixedBatches,
-    History,
-    Inputs,
-    Pipeline,
-    PostgresTable,
-    Ranges,
-    Rows,
-    State,
-)
+from tidegate.jobs import Changes, Count, FixedBatches, History, Inputs, Pipeline, PostgresTable, Ranges, Rows, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import (
     AttemptFenced,

@@ -13,13 +13,7 @@ from tests.store import WINDOW, ColumnType, PipelineSpec, ValueColumn, registrat
 from tidegate import migrations
 from tidegate.jobs import FixedBatches, Pipeline, Update
 from tidegate.state_store import Settings, StateStore
-from tidegate.state_store.base.errors import (
-    AccessRefused,
-    DeclarationChanged,
-    SchemaOutOfDate,
-    StoreUnavailable,
-    Unprocessed,
-)
+from tidegate.state_store.base.errors import AccessRefused, DeclarationChanged, SchemaOutOfDate, StoreUnavailable, Unprocessed
 
 Register = Callable[[PipelineSpec], bool]
 

@@ -28,10 +28,7 @@ def ledger(tally: Tally, as_role: Execute) -> Tally:
         kind = "committed" if txid <= 40 else chance.choice(["processed", "failed", "halted", "processing"])
         if kind == "committed" and txid % 7 == 0:
             kind = "skipped"
-        ends = {
-            "processing": "NULL, NULL, NULL, NULL",
-            "failed": "NULL, %(at)s::timestamptz + interval '5 s', %(error)s, true",
-        }
+        ends = {"processing": "NULL, NULL, NULL, NULL", "failed": "NULL, %(at)s::timestamptz + interval '5 s', %(error)s, true"}
         ends["halted"] = ends["skipped"] = ends["failed"]
         as_role("tidegate_owner", attempt + ends.get(kind, "%(at)s::timestamptz + interval '5 s', NULL, NULL, NULL"), at)
         if kind in ("committed", "skipped"):

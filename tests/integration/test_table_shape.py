@@ -92,10 +92,7 @@ SHAPES = {
     "deferrable key": (
         ["ALTER {table} DROP CONSTRAINT pk_per_shop", "ALTER {table} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop) DEFERRABLE"],
         r"key \(shop\) is unique, deferrable, not unique",
-        [
-            "ALTER {table} DROP CONSTRAINT pk_per_shop",
-            "ALTER {table} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop)",
-        ],
+        ["ALTER {table} DROP CONSTRAINT pk_per_shop", "ALTER {table} ADD CONSTRAINT pk_per_shop PRIMARY KEY (shop)"],
     ),
     "unlogged": (
         ["ALTER {table} SET UNLOGGED"],

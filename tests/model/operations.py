@@ -6,18 +6,7 @@ Steps of the core that something here forbids are wrapped below; all others are 
 from typing import Literal
 
 from tests.model import core
-from tests.model.core import (
-    Aside,
-    Attempt,
-    Batch,
-    Input,
-    Step,
-    World,
-    attempt,
-    input_before,
-    poison_tries,
-    with_batch,
-)
+from tests.model.core import Aside, Attempt, Batch, Input, Step, World, attempt, input_before, poison_tries, with_batch
 
 LOSES_COMMITS = {"restore"}  # the steps after which what has committed may be gone
 DROPS_AT_ONCE = 20

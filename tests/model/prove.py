@@ -48,11 +48,7 @@ def prove(minutes: float, first_seed: int) -> int:
 
 
 _SETTINGS = settings(
-    HISTORIES,
-    max_examples=HISTORIES_AT_ONCE,
-    stateful_step_count=STEPS,
-    report_multiple_bugs=False,
-    verbosity=Verbosity.quiet,
+    HISTORIES, max_examples=HISTORIES_AT_ONCE, stateful_step_count=STEPS, report_multiple_bugs=False, verbosity=Verbosity.quiet
 )
 
 

@@ -29,10 +29,7 @@ def test_the_store_does_what_the_model_says(actors: Actors, capsys: pytest.Captu
     StoreMachine.fired.clear()
     machine = seed(SEED)(type("Machine", (StoreMachine,), {}))
     try:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(HISTORIES, max_examples=EXAMPLES, stateful_step_count=STEPS),
-        )
+        run_state_machine_as_test(machine, settings=settings(HISTORIES, max_examples=EXAMPLES, stateful_step_count=STEPS))
     finally:
         with capsys.disabled():
             print(f"\nseed {SEED} (MODEL_SEED): {StoreMachine.fired['histories']} histories")  # noqa: T201
