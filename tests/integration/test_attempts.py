@@ -30,11 +30,7 @@ from tidegate.state_store.base.errors import (
 
 
 def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, settings: Settings) -> None:
-    """A run gets its first answer again, whatever the source holds by now; a planner with a stale view has to look again.
-
-    Nothing that was opened is forgotten, in the order of the txids, which have no gaps, whatever a caller claims to have seen
-    (I3).
-    """
+    """A run gets its first answer again, whatever the source holds by now; a planner with a stale view has to look again."""
     store = tally.store
     assert tally.plan(2, run_id="monday") == [1, 2]
     before = contents(settings)
@@ -53,10 +49,7 @@ def test_a_plan_continues_what_was_opened_and_is_made_once(tally: Tally, setting
 
 @pytest.mark.promise("limit:MAX_METADATA_BYTES")
 def test_what_opens_no_batch_writes_at_most_that_a_plan_succeeded(tally: Tally, settings: Settings, store: StateStore) -> None:
-    """A plan beyond a limit is refused as a whole; one may find nothing to do any number of times.
-
-    Only a planned txid is processed.
-    """
+    """A plan beyond a limit is refused as a whole; one may find nothing to do any number of times."""
     before = contents(settings)
     with pytest.raises(RangeRefused, match="tally has used up its txids"):
         tally.store.open_batches(tally.spec, "run", [], seen_batch(MAX_TXID), frozen(1))
@@ -234,13 +227,7 @@ def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settin
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")
 def test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else(tally: Tally, settings: Settings) -> None:
-    """A repeated task finds its work done.
-
-    What has crashed, failed or is restaged is followed by the next number with its own staging.
-
-    COPY is one transaction: rows of a broken stream are gone. A failed attempt cannot be sealed, and its halt is lifted by the
-    next.
-    """
+    """A repeated task finds its work done."""
     tally.plan(2)
     dying = tally.start(1)
     with closing(psycopg2.connect(**settings.conninfo(user="tidegate_stager"))) as connection, connection.cursor() as cursor:
@@ -278,10 +265,7 @@ def test_a_retry_keeps_what_was_sealed_and_begins_anew_after_all_else(tally: Tal
 def test_after_a_deploy_old_code_goes_on_with_nothing_and_old_partials_never_meet_the_state(
     tally: Tally, settings: Settings
 ) -> None:
-    """A worker that was not restarted gets an error that says so.
-
-    The code that commits the batch processes it again (I16, row 33).
-    """
+    """A worker that was not restarted gets an error that says so."""
     tally.plan(2)
     tally.process(1, [("a", 1, 1, 1, 1)])
     newer = replace(tally.spec, version=2)
@@ -335,12 +319,7 @@ STAGING_TABLES = (
 def test_staging_is_kept_until_its_batch_committed_and_the_retention_is_over(
     dated: Tally, settings: Settings, as_role: Execute
 ) -> None:
-    """The staging of an old batch is dropped once.
-
-    That of young attempts, such as a redo, and of uncommitted ones is kept (I18).
-
-    A zombie that locks an old table stops neither the plan nor the dropping of other tables (I20).
-    """
+    """The staging of an old batch is dropped once."""
     state = dated.state()
     with StateStore.connect(replace(settings, staging_retention_hours=50)) as patient:
         assert patient.drop_old_staging(dated.spec) == 0

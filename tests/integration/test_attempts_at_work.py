@@ -57,10 +57,7 @@ def unbegun(tally: Tally, run_id: str = "run") -> list[int]:
 
 @pytest.mark.promise("performance:task-that-is-finished-goes-on-with")
 def test_an_idle_task_finds_the_batches_that_no_task_has_begun_in_order(tally: Tally) -> None:
-    """Not those that have an attempt, in whichever state, those given up, and those of another run.
-
-    The later of two must not fence the other.
-    """
+    """Not those that have an attempt, in whichever state, those given up, and those of another run."""
     tally.plan(6)
     tally.plan(1, run_id="another")
     tally.process(1)

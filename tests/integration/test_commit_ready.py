@@ -268,10 +268,7 @@ SWALLOW = (
 
 @pytest.mark.promise("I14")
 def test_a_foreign_row_or_trigger_stops_all_batches(tally: Tally, settings: Settings, as_role: Execute) -> None:
-    """Together or alone, no incomplete batch commits (I14).
-
-    A row with a later txid is never overwritten, nor is its update dropped.
-    """
+    """Together or alone, no incomplete batch commits (I14)."""
     tally.plan(4)
     tally.process(1, [("a", 1, 1, 1, 1), ("b", 1, 1, 1, 1)])
     tally.commit(1)

@@ -77,10 +77,7 @@ def test_measures_follow_the_ledger_step_by_step(tally: Tally, agree: Callable[[
 def test_a_skip_is_shown_until_many_have_committed_since(
     tally: Tally, agree: Callable[[], PipelineMeasures], monkeypatch: pytest.MonkeyPatch, as_role: Execute, store: StateStore
 ) -> None:
-    """So that its alert ends, and no scrape reads all commits. A pause shows since when.
-
-    A hole is seen before any run meets it.
-    """
+    """So that its alert ends, and no scrape reads all commits. A pause shows since when."""
     monkeypatch.setattr("tidegate.state_store.read_ledger.pipeline_facts.RECENT", 3)
     tally.plan(4)
     tally.start(1)

@@ -143,10 +143,7 @@ def test_migrations_lead_to_the_declared_tables_and_back(empty: Settings, home: 
 
 
 def test_without_a_project_no_migration_is_written(empty: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """States have migrations in a project only; the ledger has none.
-
-    The worker's role cannot create tables, and is not given the right to.
-    """
+    """States have migrations in a project only; the ledger has none."""
     with pytest.raises(AccessRefused, match=r"run by role tidegate_owner.*pg_owner names tidegate"):
         migrations.upgrade(replace(empty, pg_owner="tidegate"), [])
     monkeypatch.setenv(project.HOME_VARIABLE, str(tmp_path))
@@ -238,11 +235,7 @@ def test_a_state_moves_to_a_pipeline_that_is_named_first(empty: Settings, home: 
 def test_a_table_in_use_delays_a_migration_by_seconds_only(
     settings: Settings, home: Path, monkeypatch: pytest.MonkeyPatch, waiting: Callable[[], int], as_role: Execute
 ) -> None:
-    """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again.
-
-    Of two migrations at once, such as by `tidegate up` beside `tidegate migrate`, the second waits, and finds nothing to do.
-    The owner's search_path may name Tidegate's schemas, for people who use psql.
-    """
+    """A waiting ALTER would delay every later merge: it gives up, changes nothing, and may be tried again."""
     with ThreadPoolExecutor(1) as pool:
         with migrations.connected(settings) as connection:
             assert migrations._upgrade(connection, [], may_wait=False).refused == {}

@@ -55,12 +55,7 @@ from tidegate.state_store.base.errors import (
     "fault:process-dies-at-any-statement:after",
 )
 def test_batches_add_up_in_txid_order(tally: Tally, settings: Settings) -> None:
-    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid.
-
-    A batch that is ready early is refused with the txids and a command, and nothing of it is visible (I3). A committed txid
-    always answers with its first commit (I8). A txid that Postgres took for an int4 would be converted row by row, in a
-    separate and costly step.
-    """
+    """Each commit merges its partials into the existing rows and stamps them; other rows keep their txid."""
     tally.plan(3)
     tally.process(2, [("b", 1, 7, 7, 7), ("c", 1, -1, -1, -1)], [("2013-01-01", 1), ("2013-01-02", 1)])
     tally.process(3, [("a", 1, 1, 1, 1)])

@@ -43,10 +43,7 @@ def sold(states: Any, shops: list[str], least: int = 0) -> Any:
 
 
 def test_an_answer_has_the_txid_of_its_snapshot(reader: LedgerReader, tally: Tally) -> None:
-    """Columns have their types, and the next answer is that of the next batch; an array may be empty.
-
-    States may be joined and aggregated, also with common table expressions, unions and functions that give rows.
-    """
+    """Columns have their types, and the next answer is that of the next batch; an array may be empty."""
 
     def answer(states: Any) -> Any:
         shop, day = states[SHOPS].c, states[DAYS].c
@@ -88,10 +85,7 @@ ARGUMENTS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.promise("security:user-who-asks-query")
 def test_an_argument_is_a_value_of_its_type(reader: LedgerReader) -> None:
-    """Postgres converts its text, and nothing is rounded. What is none is named with its type, before the query is made.
-
-    So is a state that is gone.
-    """
+    """Postgres converts its text, and nothing is rounded. What is none is named with its type, before the query is made."""
     given: list[Any] = []
 
     def answer(_states: Any, value: Any) -> Any:

@@ -226,10 +226,7 @@ def test_a_database_does_not_disturb_its_successor_or_another_with_the_same_fold
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Same pipeline name and folder, different databases; or a pipeline that is registered again, which begins a new history.
-
-    A folder that cannot be written breaks nothing: the warning says what goes unnoticed, and the remedy.
-    """
+    """Same pipeline name and folder, different databases; or a pipeline that is registered again: it begins a new history."""
     commit_next(settings, 3)
     other = replace(settings, pg_database=server.create_database(template))
     try:

@@ -90,14 +90,7 @@ def staging_tables(as_role: Execute) -> list[tuple]:
 
 @pytest.mark.promise("I23", "fault:pipeline-is-retired:processing", "error:PIPELINE_RETIRED", "decision:0046")
 def test_no_step_of_a_retired_pipeline_goes_on(busy: Tally, owner: StateStore, settings: Settings) -> None:
-    """Plan, attempt, commit and every verb name who retired it, when and why.
-
-    Nothing is written, and nothing lists it any more.
-
-    Its batches, and why it is retired, can still be looked up; its states are read by SQL, `tidegate get` and programs. A new
-    pipeline of its name, or with a state of the same name, would count on top of what is there. Only the owner of the tables
-    may retire what is registered.
-    """
+    """Plan, attempt, commit and every verb name who retired it, when and why."""
     untouched = contents(settings)
     for step in (lambda: retire(busy.store), lambda: busy.store.reinstate("tally", "x", "x")):
         with pytest.raises(Exception, match="permission denied"):
@@ -296,13 +289,7 @@ def register_spec(settings: Settings, spec: PipelineSpec) -> bool:
 def test_what_needs_the_tables_of_a_state_keeps_them(
     owner: StateStore, register: Callable, busy: Tally, as_role: Execute, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A team's view, or a table that inherits from one, is named, and nothing is done.
-
-    A reader delays the drop by seconds only.
-
-    Whether a source that names a table reads the same one cannot be known for sure: that is told, and no reason to refuse.
-    States of a retired pipeline can be dropped later, which the ledger records.
-    """
+    """A team's view, or a table that inherits from one, is named, and nothing is done."""
     as_role("tidegate_owner", "CREATE SCHEMA reports; CREATE VIEW reports.shops AS SELECT shop FROM state.per_shop")
     as_role("postgres", "CREATE TABLE state.more () INHERITS (state.per_shop); ALTER TABLE state.more OWNER TO tidegate_owner")
     as_role("postgres", "CREATE SCHEMA kept; CREATE TABLE kept.per_day () INHERITS (state.per_shop)")

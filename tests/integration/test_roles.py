@@ -90,13 +90,7 @@ def by_name(rows: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
 
 
 def test_a_role_has_the_privileges_of_its_work_and_no_other(busy: Tally, as_role: Execute, settings: Settings) -> None:
-    """A grant that is added anywhere has to be added here too, with a reason.
-
-    No role is a member of another, but for what tests grant.
-
-    The worker cannot rewrite history or change tables, the stager reaches only staging, the reader writes nothing; status,
-    history, state and lookups need no more than the reader's role.
-    """
+    """A grant that is added anywhere has to be added here too, with a reason."""
     for role in ROLES:
         tables = as_role(
             "postgres",
@@ -202,13 +196,7 @@ DELETES = ["DELETE FROM state.per_shop", "TRUNCATE state.per_shop"]
 
 @pytest.mark.promise("I15", "fault:another-program-writes-state-table:processing")
 def test_only_the_commit_writes_a_state_table(busy: Tally, settings: Settings, as_role: Execute) -> None:
-    """A role with grants still gets an error that names the owning pipeline and the way to insist.
-
-    Which works for its session only (I15).
-
-    The commit names its pipeline for its own transaction: a pooled connection that is used again is refused. Bulk loading does
-    not bypass the trigger, and an owner that is missing from the ledger does not open the table to other writers (I19).
-    """
+    """A role with grants still gets an error that names the owning pipeline and the way to insist."""
     before = contents(settings)
     by_role = {"tidegate": WRITES, "tidegate_owner": [*WRITES, *DELETES], "postgres": DELETES}
     prefixes = ("", "SET tidegate.writer = ''; ", "SET tidegate.writer = another_pipeline; ")

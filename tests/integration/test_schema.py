@@ -23,10 +23,7 @@ Register = Callable[[PipelineSpec], bool]
 
 @pytest.mark.promise("error:SCHEMA_OUT_OF_DATE", "error:ACCESS_REFUSED")
 def test_a_database_that_cannot_be_used_says_why(settings: Settings, server: Server, as_role: Execute) -> None:
-    """Tidegate never migrates by itself, nor uses a ledger that another schema.sql has made.
-
-    A server that is away is worth a retry, a wrong name or user is not.
-    """
+    """Tidegate never migrates by itself, nor uses a ledger that another schema.sql has made."""
     name = server.create_database()
     try:
         with pytest.raises(SchemaOutOfDate, match=rf"Database {name} has no Tidegate tables\. Run: tidegate migrate"):
@@ -54,10 +51,7 @@ def test_a_database_that_cannot_be_used_says_why(settings: Settings, server: Ser
 
 
 def test_tables_of_statements_are_those_of_the_schema(as_role: Execute) -> None:
-    """tables.py reads from schema.sql what Postgres makes of it: names, types, and what may be NULL.
-
-    So has the usual window.
-    """
+    """tables.py reads from schema.sql what Postgres makes of it: names, types, and what may be NULL."""
     made = as_role(
         "tidegate_owner",
         "SELECT relname, attname, format_type(atttypid, atttypmod), NOT attnotnull FROM pg_attribute "
@@ -121,13 +115,7 @@ def test_a_declaration_may_change_until_the_first_commit(tally: Tally, register_
 
 @pytest.mark.promise("I16", "decision:0007")
 def test_a_declaration_is_fixed_from_the_first_commit_on(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """Existing values keep their meaning: the change is refused, and the old code goes on (I16).
-
-    Registering again changes nothing.
-
-    The source may change if the version is raised: committed batches stay, batches computed in between are computed again. The
-    version alone, which marks a changed transform, may change at any time.
-    """
+    """Existing values keep their meaning: the change is refused, and the old code goes on (I16)."""
     tally.plan(3)
     tally.process(1)
     tally.commit(1)
@@ -158,10 +146,7 @@ def test_a_declaration_is_fixed_from_the_first_commit_on(tally: Tally, settings:
 
 @pytest.mark.promise("I15")
 def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec: Register) -> None:
-    """A second pipeline on the same table is refused before it can write (I15); so is one that exchanges states with another.
-
-    An update owns no table, but its rows are staged by its name: two pipelines would take each other's staging for their own.
-    """
+    """A second pipeline on the same table is refused before it can write (I15); so are two that exchange states."""
     outbox = Pipeline(
         "one", FixedBatches([], {"a": "int"}), states={"outbox": Update({"a": "integer"}, lambda _batch: None)}
     ).spec

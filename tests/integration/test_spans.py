@@ -83,13 +83,7 @@ def test_an_attempt_and_its_commit_are_recorded_with_the_ledgers_times(tally: Ta
 def test_an_attempt_that_did_not_count_is_recorded_by_its_code(
     tally: Tally, recorded: Recorded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The task that took over records what it has fenced, and not itself while it works.
-
-    A message may hold data, and a trace goes elsewhere.
-
-    A skipped batch has waited for nothing, as it was never sealed. If the store is away, the spans are missing, and the caller
-    goes on.
-    """
+    """The task that took over records what it has fenced, and not itself while it works."""
     away = StateStore(replace(tally.store.settings, pg_port=9))
     with caplog.at_level(logging.WARNING):
         recorded.spans.on_attempts(away, "tally", 1, {1})

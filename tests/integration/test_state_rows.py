@@ -39,12 +39,7 @@ def commit(tally: Tally, times: int = 1) -> None:
 def test_rows_are_read_by_key_in_ranges_and_by_pages(
     tally: Tally, shops: StateReader, days: StateReader, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys are text or Python's values; a key without a row is None, and may be requested twice. Ranges include both ends.
-
-    Each row is on one page, in the order of the keys, however many fit; a row that is too long is alone on its page. A read
-    logs in as the reader and changes nothing. A key that cannot be is refused with the key's columns, or what is wrong with
-    its value.
-    """
+    """Keys are text or Python's values; a key without a row is None, and may be requested twice. Ranges include both ends."""
     assert (shops.get_many([["north"]]).txid, shops.get_many([["north"]]).rows) == (0, [None])
     commit(tally, 2)
     before = contents(settings)

@@ -91,11 +91,7 @@ def test_each_step_of_a_batch(tally: Tally) -> None:
 
 
 def test_tries_are_counted_and_the_first_failure_of_a_kind_dates_the_outage(tally: Tally, as_owner: AsOwner) -> None:
-    """Try 4 of 6 because Spark is away since the first of these failures; an attempt that was fenced is no try.
-
-    A process that died is named; a heartbeat from the future is no silence. A batch at which an attempt is at work is not
-    given up, so the advice does not name that.
-    """
+    """Try 4 of 6 because Spark is away since the first of these failures; an attempt that was fenced is no try."""
     tally.plan(1)
     fail(tally, 1, "SPARK_FAILED: out of memory")
     tally.start(1)
@@ -214,10 +210,7 @@ def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
 
 
 def test_a_ready_batch_waits_to_be_merged_with_others(tally: Tally, as_owner: AsOwner) -> None:
-    """As long as the ledger's turns say so. A changed declaration is the root: what was processed before is processed again.
-
-    Waiting quarantine is mentioned when nothing else waits, with the button that takes it up again.
-    """
+    """As long as the ledger's turns say so. A changed declaration is the root: what was processed before is processed again."""
     tally.plan(3)
     tally.process(1)
     tally.commit(1)
