@@ -26,7 +26,7 @@ PER_SHOP = {"per_shop": State(key={"shop": "text"}, aggregates={"sold": Count(),
 WRITE = """
     COPY (
         SELECT CASE WHEN i = {bad} THEN '{shop}' ELSE 'shop ' || (i * 7919 + {number}) % 997 END AS shop,
-               CASE WHEN i = {bad} THEN '{value}' ELSE ((i * 31 + {number}) % 1000)::VARCHAR END AS cents
+               CASE WHEN i = {bad} THEN 'ten' ELSE ((i * 31 + {number}) % 1000)::VARCHAR END AS cents
         FROM range({records}) AS t(i)
     ) TO '{folder}/{number}.csv' (HEADER)
 """
@@ -37,12 +37,12 @@ GOOD_RECORDS = """
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, value: str) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of files, the second with one bad record in its middle."""
     path = tmp_path_factory.mktemp("poison")
     for number in range(1, FILES + 1):
         bad = BAD_POSITION if number == BAD_TXID else -1
-        duckdb.execute(WRITE.format(folder=path, bad=bad, shop=BAD_SHOP, value=value, number=number, records=PER_FILE))
+        duckdb.execute(WRITE.format(folder=path, bad=bad, shop=BAD_SHOP, number=number, records=PER_FILE))
     yield path
     for file in path.iterdir():
         file.unlink()  # they may be large, and pytest would keep them
@@ -54,25 +54,10 @@ def transform_of_text(rows: Any) -> Any:
 
 
 TEXT = {"schema": {"shop": "string", "cents": "string"}, "transform": transform_of_text}
-CHECK = {"cents are not negative": "cents >= 0"}
-MILDER = {"cents are not far below": "cents >= -10"}
-# The bad value, how it is kept, the author's checks, the new declaration when the record turns out to be right, what it adds.
-KINDS = {
-    "does not parse": ("ten", f"{BAD_SHOP},ten", {}, TEXT, 0),
-    "fails the check": ("-5", f'{{"shop":"{BAD_SHOP}","cents":-5}}', {"check": CHECK}, {"check": MILDER}, -5),
-}
-OF_SOAK = [pytest.param(*KINDS[kind], id=kind, marks=[pytest.mark.soak] * (kind == "fails the check")) for kind in KINDS]
 
 
-@pytest.mark.parametrize(("value", "payload", "strict", "fixed", "cents"), OF_SOAK)
 def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(
-    settings: Settings,
-    register: Callable[..., None],
-    folder: Path,
-    payload: str,
-    strict: dict[str, Any],
-    fixed: dict[str, Any],
-    cents: int,
+    settings: Settings, register: Callable[..., None], folder: Path
 ) -> None:
     """The others count at once; once the pipeline is fixed, the replay is a batch of that one record."""
 
@@ -91,14 +76,14 @@ def test_quarantine_sets_one_record_aside_and_a_replay_counts_it(
     good = {shop: (sold, sum_) for shop, sold, sum_ in duckdb.execute(GOOD_RECORDS, [f"{folder}/*.csv"]).fetchall()}
     assert sum(sold for sold, _ in good.values()) == RECORDS - 1
     with StateStore.connect(settings) as store:
-        assert run("first", 1, **strict) == [1, 2, 3, 4]
+        assert run("first", 1) == [1, 2, 3, 4]
         assert counted() == good
         waiting = [(record["txid"], record["origin"], record["payload"]) for record in store.quarantined("shops")]
-        assert waiting == [(BAD_TXID, ORIGIN, payload)]
+        assert waiting == [(BAD_TXID, ORIGIN, f"{BAD_SHOP},ten")]
         (attempt,) = store.batch_history("shops", BAD_TXID).attempts
         assert (attempt["source_rows"], attempt["quarantined_rows"]) == (PER_FILE, 1)
 
-        assert run("second", 2, **fixed) == [5]
+        assert run("second", 2, **TEXT) == [5]
         assert list(store.quarantined("shops")) == []
         sold, sum_ = good[BAD_SHOP]
-        assert counted() == {**good, BAD_SHOP: (sold + 1, sum_ + cents)}
+        assert counted() == {**good, BAD_SHOP: (sold + 1, sum_)}

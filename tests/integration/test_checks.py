@@ -217,12 +217,3 @@ def test_a_check_that_cannot_be_evaluated_is_named(words: Callable[..., Words], 
     with pytest.raises(CheckFailed, match=found.format("at least 20")):
         many.commit(1)
     assert many.rows("log") == []
-
-    flow = words(few=Check(between("counted", "lines", most=2)), known=Check(no_nulls("log", "word"), otherwise="warn"))
-    flow.finish_words(1, [("a", 1), ("a", 1)], mode="restage")
-    flow.finish_words(2, [("a", 1)])
-    assert [commit.txid for commit in flow.store.commit_ready(flow.spec, "test")] == [1]
-    assert outcome(flow, 1) == {"few": None, "known": None}
-    with pytest.raises(CheckFailed):
-        flow.store.commit_ready(flow.spec, "test")
-    assert flow.store.committed("words") == 1

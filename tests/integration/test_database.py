@@ -3,7 +3,6 @@
 import gc
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import psycopg2
 import pytest
@@ -44,20 +43,6 @@ def test_the_last_store_closes_all_connections(server: Server, settings: Setting
     StateStore.connect(settings).close()
 
     assert wait_until(lambda: not has_connections(server, settings), SECONDS)
-
-
-@pytest.mark.promise("performance:one-engine-per-process-and-settings-connections")
-def test_connections_are_kept_and_the_one_given_back_last_is_used_first(settings: Settings) -> None:
-    def sessions_of_three_at_once(store: StateStore) -> list[int]:
-        with ExitStack() as at_once:  # the first to be opened is the last to be given back
-            connections = [at_once.enter_context(store.engine.connect()) for _ in range(3)]
-            return [connection.scalar(sa.select(sa.func.pg_backend_pid())) for connection in connections]
-
-    with StateStore.connect(settings) as held:
-        first = sessions_of_three_at_once(held)
-        with StateStore.connect(settings) as another:
-            assert sessions_of_three_at_once(another) == first
-    assert len(set(first)) == 3
 
 
 def test_a_forked_process_opens_its_own_connections(settings: Settings) -> None:
