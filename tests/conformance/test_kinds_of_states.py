@@ -1,4 +1,7 @@
-"""All kinds of states in one pipeline: crashes at any statement of a commit leave each of them as a clean run would."""
+"""Histories, estimates and updates in one pipeline: crashes at any statement of a commit leave each as a clean run would.
+
+All other kinds: tests/acceptance/test_crashes.py.
+"""
 
 from collections.abc import Callable
 from functools import reduce
@@ -10,7 +13,7 @@ import sqlalchemy as sa
 from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.store import UpdateBatch
-from tidegate.jobs import ApproxDistinct, Count, History, Newest, Pipeline, Ranges, Rows, State, Update
+from tidegate.jobs import ApproxDistinct, History, Pipeline, State, Update
 from tidegate.state_store import Settings
 
 OUTBOX = sa.Table(
@@ -34,11 +37,8 @@ PIPELINE = Pipeline(
     "kinds",
     Stream("transactional"),
     {
-        "counted": State(key={"word": "text"}, aggregates={"lines": Count()}, kind="opaque", changes=True),
-        "newest": Newest({"word": "text"}, {}, {"moment": "bigint"}),
         "versions": History({"word": "text"}, {"label": "text"}, {"moment": "bigint"}),
         "estimated": State(key={"word": "text"}, aggregates={"moments": ApproxDistinct("moment", "bigint", error=0.3)}),
-        "log": Rows({"word": "text", "moment": "bigint"}, range_partitions=Ranges("moment", 5)),
         "own": Update({"word": "text", "moment": "bigint"}, to_outbox),
     },
 )
@@ -54,14 +54,10 @@ class Kinds(Flow):
     def finish_words(self, txid: int, words: list[tuple[str, int]]) -> None:
         attempt = self.start(txid)
         by_word = {word: [moment for other, moment in words if other == word] for word, _ in words}
-        numbered = [(place, *row) for place, row in enumerate(words)]
         staged = [
-            self.stage(attempt, "counted", [(word, len(moments)) for word, moments in by_word.items()]),
-            self.stage(attempt, "newest", [(word, max(moments)) for word, moments in by_word.items()]),
             self.stage(attempt, "versions", [(word, moment, f"at {moment}") for word, moment in words]),
             self.stage(attempt, "estimated", [(word, f"{{{bits(moments)},0,0}}") for word, moments in by_word.items()]),
-            self.stage(attempt, "log", numbered),
-            self.stage(attempt, "own", numbered),
+            self.stage(attempt, "own", [(place, *row) for place, row in enumerate(words)]),
         ]
         self.seal(attempt, *staged)
 
@@ -93,11 +89,7 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
         except Crash:
             f.die()
             f.commit(txid)
-    counts = {word: sum(word == other for other, _, _ in words) for word, _, _ in words}
-    assert {row["word"]: row["lines"] for row in f.rows("counted")} == counts
-    assert {row["word"]: row["moment"] for row in f.rows("newest")} == {word: moment for word, moment, _ in words}
-    assert sorted((row["word"], row["moment"], row["txid"]) for row in f.rows("log")) == sorted(words)
-    moments = {word: sorted(moment for other, moment, _ in words if other == word) for word in counts}
+    moments = {word: sorted(moment for other, moment, _ in words if other == word) for word, _, _ in words}
     assert {(row["word"], row["moment"], row["label"], row["valid_to"]) for row in f.rows("versions")} == {
         (word, start, f"at {start}", end)
         for word, starts in moments.items()
@@ -108,16 +100,8 @@ def test_a_crash_at_any_statement_of_a_commit_leaves_every_kind_of_state_whole(
     }
     with f.store.engine.connect() as connection:
         assert sorted(map(tuple, connection.execute(sa.select(OUTBOX)))) == sorted(words)
-    changes = list(f.store.changes(PIPELINE.spec.states[0]))
-    added = dict.fromkeys(counts, 0)
-    for change in changes:
-        added[change["word"]] += change["lines"] - (change["previous_lines"] or 0)
-    assert added == counts
-    assert len(changes) == len({(change["txid"], change["word"]) for change in changes}) == 2 * (len(deaths.points) + 1)
     for step in (
         "INSERT INTO shop.outbox",
-        "INSERT INTO state.log",
-        "WITH written",
         "INSERT INTO tidegate.open_commit",
         "after COMMIT",
     ):

@@ -351,30 +351,6 @@ def test_the_sequence_ends_at_the_first_batch_that_is_not_ready(tally: Tally, se
     assert tally.state() == [("a", 6, 6, 1, 1, 6)]
 
 
-@pytest.mark.promise("fault:one-postgres-backend-or-server-dies:commit")
-def test_a_connection_that_breaks_leaves_all_or_nothing(tally: Tally, settings: Settings) -> None:
-    tally.plan(3)
-    for txid in (1, 2, 3):
-        tally.process(txid, [("a", 1, 1, 1, 1)])
-    killer = psycopg2.connect(**settings.conninfo(user="postgres"))
-    killer.autocommit = True
-    with killer.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION state.stop() RETURNS trigger LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; "
-            "CREATE TRIGGER stop AFTER INSERT ON state.per_shop EXECUTE FUNCTION state.stop()"
-        )
-        migrations.accept_table(settings, "per_shop", "ann")
-        with pytest.raises(Exception, match="Postgres"):
-            tally.store.commit_ready(tally.spec, "test")
-        cursor.execute("ALTER TABLE state.per_shop DISABLE TRIGGER stop")
-        cursor.execute("UPDATE tidegate.state_table SET accepted_shape = '{}'")
-    killer.close()
-    assert tally.store.committed("tally") == 0
-    assert [c.txid for c in tally.store.commit_ready(tally.spec, "test")] == [1, 2, 3]
-    assert tally.state() == [("a", 3, 3, 1, 1, 3)]
-
-
 @pytest.mark.promise("limit:MERGE_PATIENCE_FACTOR", "performance:ready-batch-waits-for-others-up-to", "decision:0005")
 def test_a_ready_batch_waits_for_company_as_long_as_merges_take(tally: Tally, as_role: Execute) -> None:
     def opens() -> bool:

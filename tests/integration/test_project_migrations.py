@@ -10,12 +10,10 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from tests.conftest import register_pipelines
 from tests.integration.conftest import TALLY, run_verb
 from tests.servers import Server
 from tests.store import project
 from tidegate import migrations
-from tidegate.jobs import Count, Pipeline, State
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import SchemaOutOfDate
 
@@ -132,27 +130,3 @@ def test_every_process_needs_the_projects_revision(shop: Settings) -> None:
     assert re.search("newer than those in.*Update the project.", refusal(shop, "migrate"))
     asked(shop, "UPDATE tidegate.alembic_version_of_project SET version_num = '0001' RETURNING 1", shop.pg_owner)
     assert migrated(shop, '"first": Min("shop", "text")') == "0002_sales.py"
-
-
-@pytest.mark.promise("decision:0020")
-def test_a_migration_that_fails_changes_nothing(shop: Settings) -> None:
-    assert run_verb(shop, shop.home, "migrate", "--new", "sales").returncode == 0
-    with pytest.raises(SchemaOutOfDate, match=r"at revision none of the project's migrations, which are at 0001. Run"):
-        StateStore.connect(shop)
-    file = shop.home / "migrations/0001_sales.py"
-    content = file.read_text()
-    file.write_text(content.replace("def downgrade", "    op.execute('SELECT 1/0')\n\n\ndef downgrade", 1))
-
-    refusal(shop, "migrate")
-
-    assert columns(shop, "daily") == []
-    assert asked(shop, "SELECT count(*) FROM tidegate.alembic_version_of_project") == [(0,)]
-    assert asked(shop, "SELECT count(*) FROM tidegate.pipeline") == [(0,)]
-
-    file.write_text(content)
-    register_pipelines(
-        shop, Pipeline("others", TALLY.source, states={"daily": State(key={"day": "date"}, aggregates={"sold": Count()})})
-    )
-    before = columns(shop, "daily")
-    assert "already exists" in refusal(shop, "migrate")
-    assert columns(shop, "daily") == before

@@ -1,21 +1,19 @@
 """A retired pipeline never counts again under its name; what it was is kept, and may be reinstated where it stood."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
 import psycopg2
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import Connection
 
 from tests.conftest import copied
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import TALLY, Execute, Tally, contents, refused, until
 from tests.servers import Server
 from tests.store import (
-    Attempt,
     LedgerReader,
     PipelineSpec,
     Request,
@@ -208,26 +206,6 @@ def ask(settings: Settings, query: str) -> list[tuple]:
     with closing(psycopg2.connect(**settings.conninfo(user="postgres"))) as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return cursor.fetchall()
-
-
-def test_an_attempt_that_begins_meanwhile_is_refused(
-    busy: Tally, owner: StateStore, waiting: Callable[[], int], as_role: Execute
-) -> None:
-    """It waits for the batch, which the retirement has locked; so no staging is made that nothing would drop."""
-    begun: list[Future[Attempt]] = []
-    with ThreadPoolExecutor(1) as threads:
-
-        def start_when_decided(_connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-            if statement.startswith("UPDATE tidegate.pipeline SET retired_at"):
-                begun.append(threads.submit(busy.start, 3))
-                until(lambda: waiting() == 1)
-
-        sa.event.listen(owner.engine, "before_cursor_execute", start_when_decided)
-        retire(owner)
-    with pytest.raises(PipelineRetired):
-        begun[0].result()
-    assert drop_all_staging(busy.store) == 2
-    assert staging_tables(as_role) == []
 
 
 # who else needs it

@@ -165,31 +165,3 @@ def test_a_state_has_one_writer(tally: Tally, settings: Settings, register_spec:
     with pytest.raises(DeclarationChanged, match="per_month of pipeline tally belongs to pipeline other"):
         register_spec(exchanged[0])
     assert contents(settings) == before
-
-
-def test_a_state_may_move_to_another_pipeline_until_the_first_commit(
-    tally: Tally, settings: Settings, register_spec: Register
-) -> None:
-    (txid,) = tally.plan()
-    left = tally.process(txid, [("a", 1, 1, 1, 1)], [("2013-01-01", 1)])
-    keeping, taking = replace(SPEC, states=SPEC.states[:1]), replace(SPEC, name="other", states=SPEC.states[1:])
-    with migrations.connected(settings) as connection:
-        ordered = registration.in_order(connection, [taking, keeping])
-    assert ordered == [keeping, taking], "the new owner is registered after the one that gives the state away"
-    for spec in ordered:
-        register_spec(spec)
-
-    new = Tally(tally.store, taking)
-    new.plan()
-    attempt = new.process_states(txid, {"per_day": [("2013-01-02", 5)]}, source_rows=1)
-    assert attempt.number == left.number, "their staging has the same name"
-    with pytest.raises(DeclarationChanged):
-        tally.commit(txid)
-    assert new.commit(txid).key_count == 1
-    assert [row[1] for row in new.state("per_day")] == [5]
-
-    old = Tally(tally.store, keeping)
-    with pytest.raises(Unprocessed, match="another declaration"):
-        old.commit(txid)
-    old.process_states(txid, {"per_shop": [("a", 1, 1, 1, 1)]}, source_rows=1)
-    assert old.commit(txid).key_count == 1

@@ -106,28 +106,3 @@ def test_the_error_of_a_batch_is_that_of_its_newest_attempt(tally: Tally) -> Non
     assert [batch.error for batch in tally.store.batch_statuses("tally")] == ["SPARK_FAILED", "SOURCE_CHANGED", None]
     assert tally.store.batch_history("tally", 2).status.error == "SOURCE_CHANGED"
     assert tally.store.search("nothing", BatchFilter()) == SearchResult([], None)
-
-
-def test_a_search_among_many_batches_goes_on_page_by_page(
-    ledger: Tally, monkeypatch: pytest.MonkeyPatch, as_role: Execute
-) -> None:
-    with monkeypatch.context() as few:
-        few.setattr(batch_search, "LOOKED_AT", 5)
-        looked: list[int | None] = []
-        before = None
-        while True:
-            looked.append(before)
-            answer = ledger.store.search("tally", BatchFilter(since=NOON + timedelta(minutes=38)), before=before)
-            if (before := answer.before) is None:
-                break
-        assert looked == [None, 56, 51, 46, 41, 36]
-
-    as_role(
-        "tidegate_owner",
-        "INSERT INTO tidegate.batch (pipeline, txid, source_metadata, source_digest, opened_by) "
-        "SELECT 'tally', n, '', '', 'test' FROM generate_series(61, 60000) n",
-    )
-    as_role("tidegate_owner", "ANALYZE tidegate.batch")
-    found = ledger.store.search("tally", BatchFilter(phase="halted"))
-    assert (found.batches, found.before) == ([], 60_000 - batch_search.LOOKED_AT + 1)
-    assert ledger.store.search("tally", BatchFilter(phase="committed")).batches[0].txid == 40

@@ -12,19 +12,17 @@ import sqlalchemy as sa
 
 from tests import command_lines
 from tests.integration.conftest import TALLY, Tally
-from tests.store import Attempt, BatchStatus, Mark, Tracked, project, tables
+from tests.store import Attempt, BatchStatus, Mark, Tracked, tables
 from tidegate.explain import error_pages, remedies
 from tidegate.explain.batch_causes import LONGEST_QUOTE, Cause
 from tidegate.explain.why import explain, of_error, root_causes
 from tidegate.jobs import Changes, Pipeline
 from tidegate.jobs.engine.poison import OUTCOMES
 from tidegate.state_store import StateStore
-from tidegate.state_store.base.errors import RangeRefused, SchemaOutOfDate, SourceChanged, UnknownBatch, UnknownPipeline
+from tidegate.state_store.base.errors import RangeRefused, SourceChanged, UnknownBatch, UnknownPipeline
 
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
-OFTEN = replace(TALLY, on_poison="skip", tries=3)
 SHOP = ("a", 1, 10, 10, 10)
-MANY = 1_000
 
 
 def causes(tally: Tally, txid: int | None = None, pipeline: Pipeline = TALLY) -> tuple[Cause, ...]:
@@ -141,44 +139,6 @@ def test_a_halted_batch_says_the_way_out_of_its_error(tally: Tally) -> None:
         assert halted.command.startswith(f"tidegate {verb} tally 1")
 
 
-def test_content_that_fails_is_given_up_after_its_tries(tally: Tally) -> None:
-    tally.plan(2)
-    for _ in range(2):
-        fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-    failed = causes(tally, 2, OFTEN)[0]
-    assert "in try 2 of 3" in failed.sentence
-    fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-    assert tally.store.give_up(
-        "tally", 2, "the pipeline's policy", "it failed in try 3 of 3, with MALFORMED_RECORD: a", tries=3
-    )
-
-    given_up, waits, _ = causes(tally, 2, OFTEN)
-    assert (given_up.code, given_up.error, given_up.action.verb) == ("GIVEN_UP", "MALFORMED_RECORD", "retry")
-    assert "waits for its turn to be skipped" in given_up.sentence
-    assert waits.code == "WAITS_FOR_TXID"
-    tally.process(1)
-    tally.commit(1)
-    assert "its turn has come" in causes(tally, pipeline=OFTEN)[0].sentence
-    tally.store.retry("tally", 2, "ann", "it is mended")
-    fail(tally, 2, "MALFORMED_RECORD: a.csv, line 3.", is_poison=True)
-    assert "in try 1 of 3" in causes(tally, 2, OFTEN)[0].sentence
-    tally.store.skip_batch(tally.spec, 2, "ann", "it is of no use")
-    (skipped,) = causes(tally, 2)
-    assert (skipped.code, skipped.sentence) == ("SKIPPED", "Txid 2 was skipped, without its rows: it is of no use.")
-
-
-def test_a_full_window_and_a_thousand_waiting_txids(store: StateStore, register: Callable[..., None]) -> None:
-    register(TALLY)
-    tally = Tally(store, replace(TALLY, window=2).spec)
-    tally.plan(MANY)
-    full, planned = causes(tally, MANY)
-    assert (full.code, planned.code, planned.txid) == ("WINDOW_FULL", "PLANNED", 1)
-    assert f"may begin when txid {MANY - 2} has committed" in full.sentence
-    tally.process(2)
-    assert codes(tally, 2) == ["WAITS_FOR_TXID", "PLANNED"]
-    assert codes(tally, 3) == ["WINDOW_FULL", "PLANNED"]
-
-
 def test_a_pause_is_the_root_unless_work_goes_on(tally: Tally) -> None:
     tally.store.pause("tally", "ann", "the warehouse is moved.")
     idle, paused = causes(tally)
@@ -268,19 +228,6 @@ def test_a_pipeline_whose_plans_fail_is_not_idle(tally: Tally, as_owner: AsOwner
     assert failed.advice.startswith("Read the whole error (tidegate status --json)")
     tally.store.pause("tally", "ann", "the source is moved")
     assert codes(tally) == ["PLAN_FAILED", "ACK_OUTSTANDING", "QUARANTINED", "PAUSED"]
-
-
-def test_a_migration_of_states_that_was_not_run_is_the_root(tally: Tally, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tally.store.settings.home
-    for part in ("pipelines", "migrations"):
-        (home / part).mkdir()
-    (home / "migrations/9999_more.py").touch()
-    monkeypatch.setenv(project.HOME_VARIABLE, str(home))
-    idle, outdated = causes(tally)
-    assert (idle.code, outdated.code, outdated.command) == ("IDLE", "SCHEMA_OUT_OF_DATE", "tidegate migrate")
-    assert "the project's migrations, which are at 9999. Run: tidegate migrate." in outdated.sentence
-    with pytest.raises(SchemaOutOfDate):
-        StateStore.connect(tally.store.settings)
 
 
 def test_a_restored_database_is_the_root(tally: Tally, as_owner: AsOwner) -> None:

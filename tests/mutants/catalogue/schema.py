@@ -118,7 +118,6 @@ MUTANTS = (
     )("GRANT SELECT{+, UPDATE+} ON", f"{ROLES}::test_a_role_has_the_privileges_of_its_work_and_no_other"),
     FILE("a-window-is-full-one-batch-early", "limit:WINDOW", "CREATE VIEW tidegate.batches")(
         "b.txid - k.txid >{+=+} (",
-        f"{WHY}::test_a_full_window_and_a_thousand_waiting_txids",
         f"{WHY}::test_causes_agree_with_the_view_whatever_was_done",
     ),
     FILE("a-halted-batch-is-shown-as-failed", "I19", "CREATE VIEW tidegate.batches")(
