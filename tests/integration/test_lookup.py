@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.conftest import Tally
 from tests.servers import Server
-from tests.store import key_lookup, prepare_times, registration, state_tables
+from tests.store import StateReader, key_lookup, prepare_times, registration, state_tables
 from tidegate import migrations
 from tidegate.jobs import Count, Files, Max, Pipeline, State
 from tidegate.state_store import Settings, StateStore
@@ -29,6 +29,8 @@ KEYED = Pipeline(
         "big_numbers": State(key={"number": "bigint"}, aggregates={"seen": Count()}),
         "days": State(key={"day": "date"}, aggregates={"last": Max("at", "timestamptz")}),
         "flags": State(key={"flag": "boolean"}, aggregates={"seen": Count()}),
+        "blobs": State(key={"digest": "bytea"}, aggregates={"seen": Count()}),
+        "prices": State(key={"price": "numeric(10,2)", "shop": "text"}, aggregates={"seen": Count()}, null_keys=True),
     },
 )
 TEXTS = ["plain", "", " ", "'", '"', "a'b\"c", "'; DROP TABLE state.words; --", "%s", "%(word)s", "{}", "\\", "a,b\nc"]
@@ -47,6 +49,8 @@ ROWS = {
         ("12000-02-03", "20000-01-01T00:00:00Z"),
     ],
     "flags": [("true", 1), ("false", 2)],
+    "blobs": [(r"\x00ff", 1), (r"\x01", 1), (r"\x62", 1)],
+    "prices": [("1.00", "a", 1), ("1.01", "a", 2), (None, "a", 3), ("1.00", None, 4), (None, None, 5)],
 }
 MISSES = [
     ("words", ("a ",)),
@@ -137,6 +141,23 @@ def test_any_text_finds_its_own_row(get: Get) -> None:
     found = get("words", *keys)
     assert len(found) == count
     assert [number for number, row in enumerate(found) if row] == list(range(0, count, 7))
+
+
+def test_bytes_are_keys_and_bounds(filled: Settings) -> None:
+    with StateReader.open(filled, "keyed", "blobs") as reader:
+        assert [bytes(row["digest"]) for row in reader.get_many([[b"\x01"], [b"b"]]).rows if row] == [b"\x01", b"b"]
+        assert [bytes(row["digest"]) for row in reader.range([b"\x01"], [b"b"], limit=9).rows if row] == [b"\x01", b"b"]
+
+
+def test_a_key_of_null_and_bounds_of_more_digits(filled: Settings) -> None:
+    with StateReader.open(filled, "keyed", "prices") as reader:
+        keys = [(None, "a"), ("1.00", "a"), (None, None), ("1", None), (None, "b"), ("1.004", "a")]
+        assert [row and row["seen"] for row in reader.get_many(keys).rows] == [3, 1, 5, 4, None, None]
+        for first, last, found in (("1.004", "2", [2]), ("0", "1.006", [1]), ("0", "1.01", [1, 2])):
+            rows_found = reader.range([first], [last], limit=9).rows
+            assert [row["seen"] for row in rows_found if row and row["shop"]] == found, (first, last)
+        with pytest.raises(UsageError, match="has no such key"):
+            reader.range(["1", "a\0"], limit=1)
 
 
 def test_a_value_that_its_column_cannot_hold_is_a_usage_error(get: Get) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,7 @@ class Author:
 
 @pytest.fixture
 def author(empty: Settings, tmp_path: Path) -> Author:
-    return Author(empty, tmp_path / "author")
+    return Author(empty, tmp_path / "100% my shop")
 
 
 @pytest.mark.promise("verb:migrate")
@@ -525,3 +526,66 @@ def test_what_a_table_that_is_made_again_would_lack_stops_the_migration(empty: S
 
 def _digest(folder: Path) -> dict[str, str]:
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.rglob("*.py"))}
+
+
+# a project's line of migrations
+
+WIDER = VISITS.replace('"number": "bigint"}', '"number": "bigint", "more": "bigint"}')
+
+
+@pytest.fixture
+def settled(author: Author, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings of a project, which functions of this process use too, with one migration that was run."""
+    monkeypatch.setenv(project.HOME_VARIABLE, str(author.folder))
+    author.migrates(VISITS)
+    return replace(author.settings, home=author.folder)
+
+
+@pytest.mark.promise("decision:0045")
+def test_a_project_has_a_line_of_its_own(settled: Settings, author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    author.migrates(WIDER)
+    assert sorted(file.name for file in (author.folder / "migrations").glob("*.py")) == ["0001_visits.py", "0002_visits.py"]
+    assert author.by_hand("SELECT more FROM state.visit") == []
+
+    (author.folder / "pipelines").rename(author.folder / "elsewhere")  # it is not mounted, or not in this branch
+    said = r"at revision 0002 of a project's migrations, and .*100% my shop has no folder pipelines\. Go into that project's"
+    for step in (migrations.upgrade, migrations.upgrade_all_but_broken, partial(migrations.new_revision, message="flights")):
+        with pytest.raises(SchemaOutOfDate, match=said):
+            step(settled, SPECS)
+    assert author.by_hand("SELECT pipeline FROM tidegate.pipeline") == [("visits",)]
+    monkeypatch.delenv(project.HOME_VARIABLE)
+    StateStore.connect(settled).close()  # programs that read states need no project
+
+
+def test_every_process_needs_the_projects_revision(settled: Settings, author: Author) -> None:
+    own, other, more = (
+        author.folder / f"migrations/{name}.py" for name in ("0001_visits", "0001_of_another_branch", "0002_more")
+    )
+    for role in ("tidegate", "tidegate_reader"):
+        with StateStore.connect(settled, user=role) as store, store.engine.connect() as connection:
+            assert connection.scalar(sa.text("SELECT version_num FROM tidegate.alembic_version_of_project")) == "0001"
+
+    more.write_text(own.read_text())
+    with pytest.raises(SchemaOutOfDate, match=r"at revision 0001 of the project's migrations, which are at 0002. Run"):
+        StateStore.connect(settled)
+    more.unlink()
+
+    other.write_text(own.read_text())
+    for verb in (["migrate"], ["migrate", "--new", "x"]):
+        assert "Migrations 0001_of_another_branch.py and 0001_visits.py in" in (said := author.tries(*verb)), said
+        assert "Traceback" not in said
+    kept = own.read_text()
+    own.unlink()
+    for verb in (["migrate"], ["migrate", "--new", "x"], ["run", "visits"]):
+        said = author.tries(*verb)
+        assert "has had migration 0001_visits.py of a project, and" in said
+        assert "has 0001_of_another_branch.py in its place" in said
+    other.unlink()
+
+    for verb in (["inspect", "visits"], ["migrate"], ["migrate", "--new", "x"]):
+        assert re.search("newer than those in.*Update the project.", author.tries(*verb))
+    own.write_text(kept)
+    author.by_hand("UPDATE tidegate.alembic_version_of_project SET version_num = '0007'")
+    assert re.search("newer than those in.*Update the project.", author.tries("migrate"))
+    author.by_hand("UPDATE tidegate.alembic_version_of_project SET version_num = '0001'")
+    author.migrates(WIDER)

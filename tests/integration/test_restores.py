@@ -3,95 +3,53 @@
 import fcntl
 import json
 import logging
-import os
 import shutil
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import register_pipelines
-from tests.integration.conftest import TALLY, Execute, Tally, refused, until
+from tests.integration.conftest import TALLY, Execute, Tally, refused
+from tests.postgres_versions import AnyPostgres, running
 from tests.servers import Server
 from tests.store import Mark, Witness, commit_witness, cursors
 from tidegate import migrations
-from tidegate.stack.components import server_process as components
-from tidegate.stack.components.postgres import EmbeddedPostgres
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import HoleDetected
 
 ROW = [("a", 1, 1, 1, 1)]
 
 
-@dataclass
-class Machine:
-    """A separate Postgres server with a pipeline, whose data folder can be copied and restored."""
-
-    postgres: EmbeddedPostgres
-    settings: Settings
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        component = self.postgres.component()
-        self.process = components.start(component, self.settings.stack_folder)
-        until(lambda: component.check() is None)
-
-    def stop(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(self.postgres.component().stop_signal)
-        self.process.wait(30)
-        self.process = None
+class Machine(AnyPostgres):
+    """A server of a test's own, whose data folder can be copied and put back."""
 
     def back_up(self, backup: Path) -> None:
         self.stop()
-        subprocess.run(["cp", "-a", self.postgres.data, backup], check=True)
+        subprocess.run(["cp", "-a", self.data, backup], check=True)
         self.start()
 
     def put_back(self, backup: Path) -> None:
         self.stop()
-        shutil.rmtree(self.postgres.data)
-        subprocess.run(["cp", "-a", backup, self.postgres.data], check=True)
+        shutil.rmtree(self.data)
+        subprocess.run(["cp", "-a", backup, self.data], check=True)
         self.start()
-
-    def base_backup(self, target: Path, *arguments: str) -> None:
-        target.mkdir(mode=0o700)
-        if self.postgres.user is not None:
-            os.chown(target, self.postgres.user, -1)
-        command = [self.postgres.binaries / "pg_basebackup", "-h", "127.0.0.1", "-p", str(self.postgres.port), "-U", "postgres"]
-        done = subprocess.run(
-            [*command, "-D", target, "-X", "stream", "--checkpoint=fast", *arguments],
-            env={**os.environ, "PGPASSFILE": str(self.postgres.passfile)},
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        if self.postgres.user is not None:
-            subprocess.run(["chown", "-R", str(self.postgres.user), target], check=True)
 
 
 @pytest.fixture
 def machine(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Machine]:
     """A server with pipeline tally, whose txids 1 and 2 have committed."""
-    postgres = EmbeddedPostgres(tmp_path / ".tidegate", free_port())
-    postgres.initialize()
-    settings = Settings(home=tmp_path, pg_port=postgres.port, pg_passfile=postgres.passfile)
-    machine = Machine(postgres, settings)
-    machine.start()
-    try:
-        postgres.bootstrap()
-        migrations.upgrade(settings, [])
-        register_pipelines(settings, TALLY)
-        commit_next(settings, 2)
-        yield machine
-    finally:
-        if machine.process is not None:
-            machine.stop()
-        postgres.delete()
+    with running(Machine(tmp_path, free_port())) as postgres:
+        assert isinstance(postgres, Machine)
+        migrations.upgrade(postgres.settings, [])
+        register_pipelines(postgres.settings, TALLY)
+        commit_next(postgres.settings, 2)
+        yield postgres
 
 
 def plan_next(settings: Settings) -> int:
@@ -177,15 +135,11 @@ def test_a_copy_that_went_on_elsewhere_is_noticed_by_its_other_commits(machine: 
 def test_a_promoted_standby_is_noticed(machine: Machine, tmp_path: Path) -> None:
     """Commits that had not reached it may be lost, so a person decides; the message has what the witness knows."""
     standby = tmp_path / "standby"
-    machine.base_backup(standby, "--write-recovery-conf")
+    machine.back_up(standby)
+    (standby / "standby.signal").touch()
     assert commit_next(machine.settings) == 3
     machine.put_back(standby)  # the primary is gone, so no further commits reach it
-    connection = machine.postgres.connect()
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_promote()")
-    finally:
-        connection.close()
+    machine.execute("SELECT pg_promote()")
     assert_halted(machine.settings, "txid 3 is lost|restored, promoted or copied")
     machine.settings.stack_folder.joinpath("witness").rename(tmp_path / "lost")
     assert_halted(machine.settings, "restored, promoted or copied.*commits after txid 2 may be lost")

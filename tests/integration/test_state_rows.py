@@ -95,39 +95,6 @@ def test_rows_are_read_by_key_in_ranges_and_by_pages(
     assert contents(settings) == before
 
 
-def test_bytes_are_keys_and_bounds(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
-    state = State(key={"digest": "bytea"}, aggregates={"n": Count()})
-    pipeline = Pipeline("blobs", Files("blobs", format="csv", schema={"digest": "binary"}), {"blob": state})
-    register(pipeline)
-    blobs = Tally(store, pipeline.spec)
-    blobs.plan()
-    blobs.process_states(1, {"blob": [(r"\x00ff", 1), (r"\x01", 1), (r"\x62", 1)]}, source_rows=3)
-    blobs.commit(1)
-    with StateReader.open(settings, "blobs", "blob") as reader:
-        assert [bytes(row["digest"]) for row in reader.get_many([[b"\x01"], [b"b"]]).rows if row] == [b"\x01", b"b"]
-        assert [bytes(row["digest"]) for row in reader.range([b"\x01"], [b"b"], limit=9).rows if row] == [b"\x01", b"b"]
-
-
-def test_a_key_of_null_and_bounds_of_more_digits(settings: Settings, store: StateStore, register: Callable[..., None]) -> None:
-    state = State(key={"price": "numeric(10,2)", "shop": "text"}, aggregates={"n": Count()}, null_keys=True)
-    source = Files("prices", format="csv", schema={"price": "decimal(10,2)", "shop": "string"})
-    pipeline = Pipeline("prices", source, {"price": state})
-    register(pipeline)
-    prices = Tally(store, pipeline.spec)
-    prices.plan()
-    rows = [("1.00", "a", 1), ("1.01", "a", 2), (None, "a", 3), ("1.00", None, 4), (None, None, 5)]
-    prices.process_states(1, {"price": rows}, source_rows=15)
-    prices.commit(1)
-    with StateReader.open(settings, "prices", "price") as reader:
-        keys = [(None, "a"), ("1.00", "a"), (None, None), ("1", None), (None, "b"), ("1.004", "a")]
-        assert [row and row["n"] for row in reader.get_many(keys).rows] == [3, 1, 5, 4, None, None]
-        for first, last, found in (("1.004", "2", [2]), ("0", "1.006", [1]), ("0", "1.01", [1, 2])):
-            rows_found = reader.range([first], [last], limit=9).rows
-            assert [row["n"] for row in rows_found if row and row["shop"]] == found, (first, last)
-        with pytest.raises(UsageError, match="has no such key"):
-            reader.range(["1", "a\0"], limit=1)
-
-
 def test_times_are_in_utc_whatever_zone_the_session_has(
     settings: Settings, register: Callable[..., None], as_role: Execute
 ) -> None:
