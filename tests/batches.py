@@ -2,26 +2,52 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from tests.store import (
+    QUARANTINED,
     AirflowTry,
     Attempt,
     Commit,
+    ReplanNeeded,
+    SourceKind,
+    SourceMetadata,
     Staged,
     StagedPartition,
     Tracked,
     copy_partition,
     digest_statement,
     encode_metadata,
+    position_of,
     state_tables,
 )
 from tidegate.jobs import Pipeline
+from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
 
 Row = Sequence[Any]
 _task_attempts = count(100)
+
+
+@dataclass(frozen=True)
+class Stream(Source):
+    """A source of any kind with numbered records; its batches are the ranges that a test chooses."""
+
+    kind: SourceKind = "opaque"
+
+    @property
+    def identity(self) -> str:
+        return "a test's records"
+
+    def coordinator(self, settings: Settings) -> Coordinator:
+        """Not used: tests plan their batches themselves."""
+        raise NotImplementedError
+
+    def emitter(self, spark: Any, settings: Settings) -> Emitter:
+        """Not used: tests stage their partials themselves."""
+        raise NotImplementedError
 
 
 def stage(settings: Settings, attempt: Attempt, staged: Staged, rows: Iterable[Row], partition: int = 0) -> StagedPartition:
@@ -41,6 +67,19 @@ def stage(settings: Settings, attempt: Attempt, staged: Staged, rows: Iterable[R
 def _csv_line(values: Row) -> str:
     """Write one row as staging's CSV: NULL is empty, everything else is quoted."""
     return ",".join("" if value is None else '"' + str(value).replace('"', '""') + '"' for value in values) + "\n"
+
+
+def end_of(metadata: SourceMetadata | None) -> int:
+    position = position_of(metadata)
+    return position["end"] if position else 0
+
+
+def plan_again(replan: ReplanNeeded, size: int | None) -> SourceMetadata:
+    """Plan a batch again after its predecessor: with this size, or up to its former end, if None."""
+    if QUARANTINED in replan.current:
+        return {**replan.current, "source": position_of(replan.previous)}
+    start = end_of(replan.previous)
+    return {"start": start, "end": max(start, replan.current["end"]) if size is None else start + size}
 
 
 class Batches:

@@ -7,7 +7,6 @@ the ranges of the committed batches lie end to end, and Python computes the stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from operator import xor
@@ -17,7 +16,7 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tests.batches import Row, stage
+from tests.batches import Row, Stream, end_of, plan_again, stage
 from tests.conftest import usual_server
 from tests.postgres_versions import running_version
 from tests.servers import Server, shared_template, show_transactions
@@ -40,13 +39,11 @@ from tests.store import (
     Tracked,
     encode_metadata,
     partitions,
-    position_of,
     state_tables,
     tables,
 )
 from tidegate.jobs import Avg, BitXor, CollectSet, Count, Histogram, Last, Max, Min, Pipeline, Rows, State, Sum
 from tidegate.jobs.aggregates import Aggregate
-from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import AttemptNotSealed, Unprocessed
 
@@ -88,25 +85,6 @@ def template(server: Server) -> str:
 
 
 # pipelines of every kind over one source
-
-
-@dataclass(frozen=True)
-class Stream(Source):
-    """A source of any kind with numbered records; its batches are the ranges that a test chooses."""
-
-    kind: SourceKind = "opaque"
-
-    @property
-    def identity(self) -> str:
-        return "a test's records"
-
-    def coordinator(self, settings: Settings) -> Coordinator:
-        """Not used: tests plan their batches themselves."""
-        raise NotImplementedError
-
-    def emitter(self, spark: Any, settings: Settings) -> Emitter:
-        """Not used: tests stage their partials themselves."""
-        raise NotImplementedError
 
 
 AGGREGATES: dict[str, Aggregate] = {
@@ -353,19 +331,6 @@ def divide(connection: sa.Connection, state: StateSpec, before: StateSpec) -> No
         connection.execute(sa.text(statement))
     noted = tables.state_table.c  # by the registration that follows
     connection.execute(sa.update(tables.state_table).where(noted.state == table.name).values(table_oid=None))
-
-
-def end_of(metadata: SourceMetadata | None) -> int:
-    position = position_of(metadata)
-    return position["end"] if position else 0
-
-
-def plan_again(replan: ReplanNeeded, size: int | None) -> SourceMetadata:
-    """Plan a batch again after its predecessor: with this size, or up to its former end, if None."""
-    if QUARANTINED in replan.current:
-        return {**replan.current, "source": position_of(replan.previous)}
-    start = end_of(replan.previous)
-    return {"start": start, "end": max(start, replan.current["end"]) if size is None else start + size}
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ import sqlalchemy as sa
 from psycopg2.errors import UndefinedTable
 from sqlalchemy.dialects.postgresql.psycopg2 import PGDialect_psycopg2
 
+from tests.batches import Stream, end_of, plan_again
+from tests.crashes import Crash
 from tests.model.core import WINDOW, World, is_bad, key_of
 from tests.store import (
     QUARANTINED,
@@ -36,14 +38,12 @@ from tests.store import (
     QuarantineSpec,
     Redo,
     ReplanNeeded,
-    SourceMetadata,
     Staged,
     StagedPartition,
     Tracked,
     copy_rows,
     digest_statement,
     encode_metadata,
-    position_of,
     registration,
     retirement,
     state_tables,
@@ -51,7 +51,6 @@ from tests.store import (
 )
 from tidegate import migrations
 from tidegate.jobs import Count, Pipeline, Rows, State, Sum
-from tidegate.jobs.sources import Coordinator, Emitter, Source
 from tidegate.state_store import Settings, StateStore
 from tidegate.state_store.base.errors import TidegateError
 
@@ -90,10 +89,6 @@ class Call(NamedTuple):
 
 
 # Faults
-
-
-class Crash(BaseException):
-    """The process dies here. It is not an Exception, so that no handler catches it."""
 
 
 class Fault(NamedTuple):
@@ -172,26 +167,6 @@ def scripted() -> Iterator[None]:
 # Pipelines
 
 
-@dataclass(frozen=True)
-class Positions(Source):
-    """A source of either kind whose records are their positions."""
-
-    kind: Literal["transactional", "opaque"] = "opaque"
-
-    @property
-    def identity(self) -> str:
-        """Return the name of the source."""
-        return "positions"
-
-    def coordinator(self, settings: Settings) -> Coordinator:
-        """Not used: the model plans."""
-        raise NotImplementedError
-
-    def emitter(self, spark: Any, settings: Settings) -> Emitter:
-        """Not used: partials are made here."""
-        raise NotImplementedError
-
-
 def declared(kinds: Kinds, version: int) -> PipelineSpec:
     """Declare a pipeline of these kinds, with a keyed state and one of appended rows."""
     name = f"{kinds.source[:2]}_{kinds.states[:2]}"
@@ -199,7 +174,7 @@ def declared(kinds: Kinds, version: int) -> PipelineSpec:
     keyed = State(key={"key": "text"}, aggregates=aggregates, kind=kinds.states, changes=kinds.records_changes)
     return Pipeline(
         name=name,
-        source=Positions(kinds.source),
+        source=Stream(kinds.source),
         states={f"{name}_keyed": keyed, f"{name}_log": Rows({"record": "bigint"})},
         window=WINDOW,
         version=version,
@@ -351,7 +326,7 @@ class Actors:
         while True:
             after = self.store.last_opened(self.spec.name)
             pending = self.store.uncommitted(self.spec.name, 1000) if takes_up else []
-            start, metadata = _end_of(after.metadata if after else None), []
+            start, metadata = end_of(after.metadata if after else None), []
             for size in sizes:
                 metadata.append(encode_metadata({"start": start, "end": start + size}))
                 start += size
@@ -364,7 +339,7 @@ class Actors:
         while True:
             begun = self.store.start_attempt(self.spec, txid, "a process", mode=mode, new_input=new_input)
             if isinstance(begun, ReplanNeeded):
-                new_input = NewInput(encode_metadata(_planned_again(begun, size)), begun.continues)
+                new_input = NewInput(encode_metadata(plan_again(begun, size)), begun.continues)
                 continue
             if isinstance(begun, Attempt):
                 history = self._histories.setdefault(str(begun.history), len(self._histories))
@@ -621,18 +596,6 @@ def _copy(cursor: Any, staged: Staged, attempt: Attempt, rows: list[list[Any]], 
     digest = digest_statement(staged, attempt.txid, attempt.number)
     written, checksum = copy_rows(cursor, table.name, list(table.c.keys()), content, task_attempt, digest)
     return StagedPartition(staged.name, 0, task_attempt, written, checksum)
-
-
-def _end_of(metadata: SourceMetadata | None) -> int:
-    position = position_of(metadata)
-    return position["end"] if position else 0
-
-
-def _planned_again(replan: ReplanNeeded, size: int) -> SourceMetadata:
-    if QUARANTINED in replan.current:
-        return {**replan.current, "source": position_of(replan.previous)}
-    start = _end_of(replan.previous)
-    return {"start": start, "end": start + size}
 
 
 def _done(done: Commit) -> str:
