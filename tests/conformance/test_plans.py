@@ -1,7 +1,7 @@
 """A plan that fails is shown to operators until another succeeds, however it fails, beside others, and if its process dies."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -214,35 +214,24 @@ def test_a_plan_that_has_not_asked_the_source_proves_nothing(settings: Settings)
     assert (row(settings).failed, row(settings).succeeded) == (0, 2)
 
 
-@dataclass
-class Held:
-    """A plan of which the source is asked, and answers when a test says so."""
-
-    asked: threading.Event = field(default_factory=threading.Event)
-    goes_on: threading.Event = field(default_factory=threading.Event)
-
-    def fail(self, _txid: int) -> None:
-        self.asked.set()
-        assert self.goes_on.wait(60)
-        raise NOT_THERE
-
-
-@pytest.fixture
-def held() -> Iterator[Held]:
-    answer = Held()
-    yield answer
-    answer.goes_on.set()
-
-
 @pytest.mark.promise("decision:0047")
 @pytest.mark.parametrize("new", [0, 2])
-def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settings, held: Held, new: int) -> None:
+def test_an_older_plan_that_fails_does_not_hide_a_newer_success(settings: Settings, new: int) -> None:
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def fail_later(_txid: int) -> None:
+        asked.set()
+        assert goes_on.wait(60)
+        raise NOT_THERE
+
     newer = asking(lambda txid: {"n": txid} if txid <= new else None)
     with ThreadPoolExecutor(1) as pool:
-        older = pool.submit(fail, settings, asking(held.fail), "older")
-        assert held.asked.wait(60)
-        assert steps.plan(settings, newer, run_id="newer") == list(range(1, new + 1))
-        held.goes_on.set()
+        older = pool.submit(fail, settings, asking(fail_later), "older")
+        try:
+            assert asked.wait(60)
+            assert steps.plan(settings, newer, run_id="newer") == list(range(1, new + 1))
+        finally:
+            goes_on.set()
         older.result()
     assert row(settings).failed == 0
     fail(settings, raising(NOT_THERE), "later")

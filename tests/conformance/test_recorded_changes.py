@@ -1,8 +1,8 @@
 """Recorded changes, which are divided by ranges of txids: each once, whatever is redone, detached or pruned."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,12 @@ from tests import steps
 from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
-from tests.store import PipelineSpec, Redo, Request, merge_into_states, pruning, range_partitions
+from tests.store import PipelineSpec, Redo, merge_into_states, pruning, range_partitions
 from tidegate.jobs import Avg, Changes, Newest, Pipeline, State, Sum
 from tidegate.jobs.sources import changes as changes_source
 from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import AccessRefused, RangeRefused, SourceChanged, TidegateError
+from tidegate.state_store.base.errors import AccessRefused, RangeRefused, SourceChanged
 
 pytestmark = BOTH_POSTGRES
 # How many txids a partition has: one, few, and as many as in use.
@@ -288,31 +288,18 @@ def test_a_crash_at_any_statement_of_a_removal_loses_nothing_that_is_kept(totals
         assert any(step in point for point in deaths.points), f"no crash was injected at {step}: {deaths.points}"
 
 
-@pytest.mark.parametrize("removal", ["prune", "retire"])
-def test_a_reader_that_has_only_the_table_is_waited_for(totals: Callable[..., Totals], removal: str) -> None:
+def test_a_reader_that_has_only_the_table_is_waited_for(totals: Callable[..., Totals]) -> None:
     flow = totals()
     for number in range(9):
         flow.merge({"a": number})
-    outcome: list[object] = []
     waits = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'state.total_changes'::regclass"
-
-    def remove() -> None:
-        try:
-            if removal == "prune":
-                outcome.append(len(flow.prune(8).partitions))
-            else:
-                outcome.append(flow.owner.retire("shop", Request("an operator", "replaced", drops_states=True)).dropped)
-        except TidegateError as error:
-            outcome.append(error)
-
-    with holding(flow, "BEGIN; LOCK TABLE ONLY state.total_changes IN ACCESS SHARE MODE") as reader:
-        thread = threading.Thread(target=remove)
-        thread.start()
-        until(lambda: as_tables_are(flow, waits))
-        reader.execute("SELECT count(*) FROM state.total_changes")
-        assert reader.fetchone() == (9,)
-    thread.join()
-    assert outcome == [8 if removal == "prune" else ["total", "total_changes"]]
+    with ThreadPoolExecutor(1) as thread:
+        with holding(flow, "BEGIN; LOCK TABLE ONLY state.total_changes IN ACCESS SHARE MODE") as reader:
+            removing = thread.submit(flow.prune, 8)
+            until(lambda: as_tables_are(flow, waits))
+            reader.execute("SELECT count(*) FROM state.total_changes")
+            assert reader.fetchone() == (9,)
+        assert len(removing.result().partitions) == 8
 
 
 def test_a_pipeline_that_begins_to_follow_during_a_removal_is_refused(

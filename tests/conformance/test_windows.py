@@ -238,38 +238,6 @@ def test_all_rows_may_share_one_key_and_a_key_may_be_null(windows: Begin, keys: 
     assert f.emitted() == model.recorded()
 
 
-# Names that the statements of a commit might use themselves, for tables, columns and whole records.
-TAKEN = [
-    *("begins", "ends", "found", "is_kept", "judged", "number", "piece", "pieces", "record", "removed", "sessions", "touched")
-]
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["tumbling", "sliding", "session"])
-def test_states_and_columns_may_have_any_name(windows: Begin, name: str) -> None:
-    window = WINDOWS[name](final_after="1 hour", emit_final=True)
-    states = {taken: State(key={taken: "text"}, aggregates=AGGREGATES, window=window) for taken in TAKEN}
-    many = {taken: Sum("amount") for taken in TAKEN}
-    states["many"] = State(key={"key": "text"}, aggregates={**AGGREGATES, **many}, window=window)
-    f, model = windows(Pipeline("windows", Stream("transactional"), states))
-    batches = [[("a", 0, 1), ("a", 40 * MINUTE, 2), ("b", 10 * HOUR, 3)], [("a", MINUTE, 4), ("b", 10 * HOUR + 5, 5)]]
-    for batch in batches:
-        txid = f.open_batch()
-        attempt = f.start(txid)
-        staged = []
-        for state in f.spec.states:
-            rows = _pieces(state, batch, count_and_sum)
-            added = len(state.columns) - len(rows[0])
-            staged.append(f.stage(attempt, state.name, [[*row, *[1] * added] for row in rows]))
-        f.seal(attempt, *staged)
-        f.commit(txid)
-        model.add(batch)
-    for state in f.spec.states:
-        found = [{**row, "key": row[state.keys[0].name]} for row in f.rows(state.name)]
-        assert sorted((of_row(row, with_corrections=True) for row in found), key=repr) == model.rows()
-    assert len(model.late[-1]) == len(f.late(txid, "many")) > 0
-
-
 @pytest.mark.promise("I22")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tumbling", "sliding"])
