@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     FILE("a-committed-batch-is-processed-again", "I8", "start_attempt")(
         "elif [-facts.batches[txid].is_committed-]{+txid < 0+}:",
-        ATTEMPTS,
+        "tests/integration/test_ordered_commit.py::test_batches_add_up_in_txid_order",
     ),
     FILE("a-batch-keeps-an-input-that-continues-nothing", "I12", "_keeps_input")(
         "or batch[-.continues(previous)-]{+ is not None+}",
