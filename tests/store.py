@@ -55,7 +55,6 @@ from tidegate.state_store.ledger.batches import (
     position_of,
 )
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
-from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
 from tidegate.state_store.ledger.tables import LEDGER
 from tidegate.state_store.operate import pruning
 from tidegate.state_store.operate.mended_records import MAX_BYTES, Mend, Original

@@ -22,9 +22,7 @@ CHOSEN = (
     "tests/integration/test_histories.py",
     "tests/integration/test_measures.py",
     "tests/integration/test_checks.py",
-    "tests/conformance/test_matrix.py",
-    "tests/conformance/test_windows.py",
-    "tests/conformance/test_kinds_of_states.py",
+    "tests/conformance",
     "tests/jobs/test_sketches.py",
 )
 
@@ -33,10 +31,8 @@ CHOSEN = (
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_ledger_works_on_each_version(version: int, tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
-    # Some modules run twice, the second time on the oldest version: here, their first time is on the version itself.
-    once = ["-k", "not (postgres and 15)"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *once, *CHOSEN],
+        [sys.executable, "-m", "pytest", *options, *CHOSEN],
         cwd=REPOSITORY,
         env={**os.environ, "POSTGRES_OF_TESTS": str(version)},
         capture_output=True,

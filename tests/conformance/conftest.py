@@ -1,4 +1,4 @@
-"""Both supported Postgres versions, every kind of source and state, and a source whose batches a test chooses.
+"""Every kind of source and state, and a source whose batches a test chooses.
 
 The source is a list of numbered records. A batch is a range of it, so that the expected result is known without the ledger:
 the ranges of the committed batches lie end to end, and Python computes the states from the records in them.
@@ -17,9 +17,6 @@ import pytest
 import sqlalchemy as sa
 
 from tests.batches import Row, Stream, end_of, plan_again, stage
-from tests.conftest import usual_server
-from tests.postgres_versions import running_version
-from tests.servers import Server, shared_template, show_transactions
 from tests.store import (
     QUARANTINED,
     Attempt,
@@ -56,32 +53,6 @@ STATE_KINDS: list[StateKind] = ["transactional", "opaque", "non-transactional"]
 
 # A record: its key and its amount, either of which may be missing. A negative amount makes it a bad record.
 Record = tuple[str | None, int | None]
-
-
-# both versions of Postgres
-
-# For a module's `pytestmark`: in `make soak`, its tests run on the oldest supported version, too.
-BOTH_POSTGRES = pytest.mark.parametrize(
-    "server", ["postgres 18", pytest.param("postgres 15", marks=pytest.mark.soak)], indirect=True, scope="session"
-)
-
-
-@pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest, stack: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The Postgres server of the session, unless a module requests both."""
-    if getattr(request, "param", "postgres 18") == "postgres 18":
-        with usual_server(stack, tmp_path_factory) as usual:
-            yield usual
-        return
-    with running_version(15, tmp_path_factory.mktemp("postgres_15"), stack) as settings:
-        show_transactions(settings)
-        yield Server(settings)
-
-
-@pytest.fixture(scope="session")
-def template(server: Server) -> str:
-    """A migrated database on that server; overridden here, because other folders use a single server."""
-    return shared_template(server)
 
 
 # pipelines of every kind over one source

@@ -15,7 +15,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import contents, until
 from tests.integration.test_migrations import shape
@@ -24,8 +24,6 @@ from tidegate import migrations
 from tidegate.jobs import Count, History, Newest, Pipeline, Ranges, Rows, State, Sum
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import DeclarationChanged, SchemaOutOfDate, Unprocessed
-
-pytestmark = BOTH_POSTGRES
 
 # A row of the source, by column; columns that a declaration lacks are not staged.
 Line = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Kinds of source and state that go together, and batches planned again, on both Postgres versions."""
+"""Kinds of source and state that go together, and batches planned again."""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,14 +7,13 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
-from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
+from tests.conformance.conftest import EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
 from tests.integration.conftest import refused
 from tests.store import Attempt, NewInput, NotStarted, ReplanNeeded, SourceKind, StateKind, encode_metadata, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, Unprocessed
 
-pytestmark = [BOTH_POSTGRES, pytest.mark.usefixtures("server")]
 Begin = Callable[..., Flow]
 RECORDS: list[Record] = [(key, number) for number, key in enumerate("abcabdabeabfabgabh")]
 REMEDIES = {

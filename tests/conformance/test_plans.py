@@ -12,7 +12,7 @@ from psycopg2 import sql
 
 from tests import steps
 from tests.acceptance.conftest import SALES, write_sales
-from tests.conformance.conftest import BOTH_POSTGRES, Stream
+from tests.conformance.conftest import Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import as_role, waiting
 from tests.servers import Server
@@ -33,8 +33,6 @@ from tidegate.state_store.base.errors import (
 )
 
 __all__ = ["as_role", "waiting"]  # fixtures
-
-pytestmark = BOTH_POSTGRES
 
 
 @dataclass(frozen=True)

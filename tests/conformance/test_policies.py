@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.schema import DropTable
 
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Record, declare, fold
+from tests.conformance.conftest import Flow, Record, declare, fold
 from tests.integration.conftest import contents, refused
 from tests.store import Attempt, NotStarted, QuarantineSpec, Redo, Tracked, state_tables, tables
 from tidegate.state_store import Settings
@@ -20,7 +20,6 @@ from tidegate.state_store.base.errors import (
     Unprocessed,
 )
 
-pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
 MIXED: list[Record] = [("a", 1), ("b", -2), ("a", -3), ("c", 4), ("b", 5), ("c", -6), ("a", 7), ("d", 8)]
 BAD = ["a:-3", "b:-2"]

@@ -2,13 +2,11 @@
 
 import pytest
 
-from tests.conformance.conftest import BOTH_POSTGRES
 from tests.sources.feeds import FEEDS
 from tidegate.jobs.compute.sessions.session import spark_session
 from tidegate.jobs.testing import PROMISES, check_source
 from tidegate.state_store import Settings
 
-pytestmark = BOTH_POSTGRES
 FEED_OF = {"transactional": "PostgresTable by key", "opaque": "PostgresTable by time"}
 
 

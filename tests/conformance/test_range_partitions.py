@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream, divide
+from tests.conformance.conftest import Flow, Stream, divide
 from tests.integration.conftest import contents
 from tests.store import (
     PrunedRanges,
@@ -35,7 +35,6 @@ from tidegate.jobs.sources.changes import removable
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import BadKey, GuardMismatch, Overflow, SchemaOutOfDate, SourceChanged, UsageError
 
-pytestmark = BOTH_POSTGRES
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
 

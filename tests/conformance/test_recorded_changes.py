@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests import steps
-from tests.conformance.conftest import BOTH_POSTGRES, Flow, Stream
+from tests.conformance.conftest import Flow, Stream
 from tests.crashes import Crash, EachPoint
 from tests.integration.conftest import until
 from tests.store import PipelineSpec, Redo, merge_into_states, pruning, range_partitions
@@ -23,7 +23,6 @@ from tidegate.jobs.sources.binding import coordinator_of
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import AccessRefused, RangeRefused, SourceChanged
 
-pytestmark = BOTH_POSTGRES
 # How many txids a partition has: one, few, and as many as in use.
 EACH, FEW, MANY = 1, 3, range_partitions.TXIDS
 # What a batch adds: cents, by shop.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.conformance.conftest import BOTH_POSTGRES, EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, divide, partial
+from tests.conformance.conftest import EXACTLY_ONCE, STATE_KINDS, Flow, Record, Stream, divide, partial
 from tests.crashes import Crash, FaultPlan
 from tests.integration.conftest import refused, until
 from tests.store import (
@@ -39,7 +39,6 @@ from tidegate.state_store.base.errors import (
     Unprocessed,
 )
 
-pytestmark = BOTH_POSTGRES
 Begin = Callable[..., Flow]
 AsOwner = Callable[[sa.Executable], sa.CursorResult]
 
