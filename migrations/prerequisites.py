@@ -6,13 +6,12 @@ superuser either: CREATEROLE and CREATEDB do, as managed services give them.
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import psycopg2
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from tidegate.state_store.base.errors import AccessRefused, PermanentError, SettingsInvalid
-from tidegate.state_store.connections import role_settings
+from tidegate.state_store.connections import role_settings, statement_text
 from tidegate.state_store.connections.table_locks import STAGING
-from tidegate.state_store.ledger import tables
-from tidegate.state_store.ledger.schema_revision import VERSION_TABLE
+from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.states import state_tables
 
 OLDEST, NEWEST_TESTED = 15, 18
@@ -25,12 +24,20 @@ ROLES = {
     "tidegate_reader": "people and the page: reads",
 }
 _SCHEMAS = (tables.LEDGER, state_tables.STATE, STAGING)
-_quote = psycopg2.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
+_OF_ROLES = sa.text("""
+SELECT rolname, rolcanlogin, has_database_privilege(rolname, current_database(), 'CONNECT') AS connects
+FROM pg_roles WHERE rolname = ANY (:roles)
+""").bindparams(sa.bindparam("roles", [*ROLES], type_=ARRAY(sa.Text)))
+# Before there is a ledger, whatever has one of our schemas' names is another application's.
+_OF_OTHERS = sa.text("""
+SELECT nspname FROM pg_namespace
+WHERE nspname = ANY (:schemas) AND NOT (:has_ledger AND pg_get_userbyid(nspowner) = current_user) ORDER BY nspname LIMIT 1
+""").bindparams(sa.bindparam("schemas", [*_SCHEMAS], type_=ARRAY(sa.Text)))
 
 
 def roles(database: str) -> str:
     """Return the statements with which an administrator prepares a server, for psql, which asks for the passwords."""
-    name = _quote(database)
+    name = statement_text.quoted(database)
     makes = [f"CREATE ROLE {role} LOGIN; -- {work}\n\\password {role}\n" for role, work in ROLES.items()]
     others = ", ".join(role for role in ROLES if role != OWNER)
     return (
@@ -66,46 +73,29 @@ def check(connection: Connection) -> None:
             f"Migrations are run by role {OWNER}, to which the ledger's grants are made, but pg_owner names {user}. "
             "Correct that setting (tidegate settings)."
         )
-    if asked := role_settings.of_this_process(connection):
+    asked, remedies = role_settings.harmful(connection, [*ROLES])
+    if asked:
         raise SettingsInvalid(asked)
-    if statements := _missing(connection, database, creates=creates or _has_tables(connection)):
-        harmful = role_settings.remedies(connection, [*ROLES])
-        settings = f", and has settings under which steps may never end ({'; '.join(harmful)})" if harmful else ""
+    has_ledger = schema_revision.has_ledger(connection)
+    statements = [*_missing(connection, database, creates=creates or has_ledger), *remedies.values()]
+    if statements:
+        settings = f", and has settings under which steps may never end ({'; '.join(remedies)})" if remedies else ""
         raise AccessRefused(
             f"Database {database} lacks what Tidegate needs{settings}. As an administrator, run: {'; '.join(statements)}"
         )
-    if others := _of_others(connection, user):
+    if (other := connection.scalar(_OF_OTHERS, {"has_ledger": has_ledger})) is not None:
         raise AccessRefused(
-            f"Database {database} has a schema {others[0]} that is not Tidegate's, which needs the schemas "
+            f"Database {database} has a schema {other} that is not Tidegate's, which needs the schemas "
             f"{', '.join(_SCHEMAS)} to itself. Name a database of its own (PGDATABASE)."
         )
 
 
 def _missing(connection: Connection, database: str, *, creates: bool) -> list[str]:
-    """Return the statements that give what is missing."""
-    r = sa.table("pg_roles", sa.column("rolname"), sa.column("rolcanlogin"))
-    known = connection.execute(sa.select(r.c.rolname, r.c.rolcanlogin).where(r.c.rolname.in_(ROLES)))
-    found = {row.rolname: row.rolcanlogin for row in known}
+    """Return the statements that give the roles what they lack."""
+    found = {row.rolname: row for row in connection.execute(_OF_ROLES)}
+    name = statement_text.quoted(database)
     statements = [f"CREATE ROLE {role} LOGIN" for role in ROLES if role not in found]
-    statements += [f"ALTER ROLE {role} LOGIN" for role in ROLES if found.get(role) is False]
-    connects = sa.func.has_database_privilege(r.c.rolname, sa.func.current_database(), "CONNECT")
-    connecting = set(connection.scalars(sa.select(r.c.rolname).where(r.c.rolname.in_(ROLES), connects)))
-    name = _quote(database)
+    statements += [f"ALTER ROLE {role} LOGIN" for role in ROLES if role in found and not found[role].rolcanlogin]
+    connecting = {role for role in found if found[role].connects}
     statements += [f"GRANT CONNECT ON DATABASE {name} TO {role}" for role in ROLES if role not in connecting]
-    statements += role_settings.remedies(connection, [*ROLES]).values()
-    if not creates:
-        statements.append(f"GRANT CREATE ON DATABASE {name} TO {OWNER}")
-    return statements
-
-
-def _has_tables(connection: Connection) -> bool:
-    return connection.scalar(sa.select(sa.func.to_regclass(f"{tables.LEDGER}.{VERSION_TABLE}"))) is not None
-
-
-def _of_others(connection: Connection, user: str) -> list[str]:
-    """Return the schemas with our names that another application has made."""
-    n = sa.table("pg_namespace", sa.column("nspname"), sa.column("nspowner"))
-    owner = sa.func.pg_get_userbyid(n.c.nspowner)
-    statement = sa.select(n.c.nspname).where(n.c.nspname.in_(_SCHEMAS)).order_by(n.c.nspname)
-    is_another = owner != user if _has_tables(connection) else sa.true()
-    return list(connection.scalars(statement.where(is_another)))
+    return statements if creates else [*statements, f"GRANT CREATE ON DATABASE {name} TO {OWNER}"]

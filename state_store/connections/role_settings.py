@@ -1,6 +1,7 @@
 """Settings of Postgres that were given to roles or a database, and under which steps may never end, or write nothing."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -58,28 +59,34 @@ ORDER BY role, name
 _HARM = "under which steps may never end, or write nothing"
 
 
-def sentences(connection: Connection, roles: Sequence[str]) -> list[str]:
-    """Return a sentence on harmful settings that this process asks for, and one for each that one of these roles has."""
-    of_roles = remedies(connection, roles).items()
-    asked = of_this_process(connection)
-    return [*filter(None, [asked]), *(f"Role {found}, {_HARM}. As an administrator: {remedy}" for found, remedy in of_roles)]
+class Harmful(NamedTuple):
+    """Harmful settings: a sentence on those that this process asks for in each session, whatever its role; None without any.
+
+    `remedies` are, by each setting that a role has in this database (``role: name = value``), what ends it.
+    """
+
+    asked: str | None
+    remedies: dict[str, str]
 
 
-def remedies(connection: Connection, roles: Sequence[str]) -> dict[str, str]:
-    """Return, by each harmful setting that one of these roles has in this database (``role: name = value``), what ends it."""
-    return {
-        f"{role}: {name} = {value}{place}": f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {NEUTRAL[name]}"
-        for role, name, value, place, database in connection.execute(_SETTINGS, {"roles": list(roles)})
-        if role is not None
-    }
-
-
-def of_this_process(connection: Connection) -> str | None:
-    """Return a sentence on harmful settings that this process asks for in each session, whatever its role; None without any."""
-    found = [f"{row.name} = {row.value}" for row in connection.execute(_SETTINGS, {"roles": []}) if row.role is None]
-    if not found:
-        return None
-    return (
-        f"This process connects with {' and '.join(found)}, {_HARM}; no setting of a role changes that. Take it out of the "
+def harmful(connection: Connection, roles: Sequence[str]) -> Harmful:
+    """Return the harmful settings of this process and of these roles."""
+    found = connection.execute(_SETTINGS, {"roles": list(roles)}).all()
+    asked = [f"{name} = {value}" for role, name, value, _, _ in found if role is None]
+    sentence = (
+        f"This process connects with {' and '.join(asked)}, {_HARM}; no setting of a role changes that. Take it out of the "
         "environment variable PGOPTIONS, or out of options in the file of PGSERVICE."
     )
+    remedies = {
+        f"{role}: {name} = {value}{place}": f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {NEUTRAL[name]}"
+        for role, name, value, place, database in found
+        if role is not None
+    }
+    return Harmful(sentence if asked else None, remedies)
+
+
+def sentences(connection: Connection, roles: Sequence[str]) -> list[str]:
+    """Return a sentence on harmful settings that this process asks for, and one for each that one of these roles has."""
+    asked, remedies = harmful(connection, roles)
+    of_roles = (f"Role {found}, {_HARM}. As an administrator: {remedy}" for found, remedy in remedies.items())
+    return [*filter(None, [asked]), *of_roles]

@@ -1,5 +1,7 @@
 """Statements that SQLAlchemy has no words for: their text with quoted names, executed as it is."""
 
+from typing import Any
+
 from sqlalchemy import Connection
 from sqlalchemy.dialects import postgresql
 
@@ -12,6 +14,11 @@ quoted = DIALECT.identifier_preparer.quote
 def in_state(name: str) -> str:
     """Return the name of a table in schema state, as statements need it."""
     return f"{STATE}.{quoted(name)}"
+
+
+def with_values(statement: Any) -> str:
+    """Return the text of a statement or expression, with its values in it."""
+    return str(statement.compile(dialect=DIALECT, compile_kwargs={"literal_binds": True}))
 
 
 def ddl(connection: Connection, statement: str) -> None:

@@ -5,14 +5,13 @@ its states, unless they are dropped.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from tidegate.state_store.base.errors import AttemptNotSealed, RangeRefused, UnknownPipeline, UsageError
@@ -27,12 +26,24 @@ from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
 from tidegate.state_store.read_ledger import pipeline_facts, pipeline_overview
 from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.states import range_partitions, state_tables
+from tidegate.state_store.states import range_partitions
 
 ENDED = f"{attempts.FENCED}: the pipeline was retired."
-_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relkind", "relnamespace")), schema="pg_catalog")
-_INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent")), schema="pg_catalog")
-_SCHEMA = sa.table("pg_namespace", sa.column("oid"), sa.column("nspname"), schema="pg_catalog")
+# The existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped. A table of other
+# name or schema that inherits from one is not the pipeline's: it is in the way.
+_RELATIONS = sa.text("""
+WITH whole AS (
+    SELECT pg_class.* FROM pg_class JOIN tidegate.state_table ON state = relname
+    WHERE pipeline = :pipeline AND relnamespace = 'state'::regnamespace AND relkind IN ('r', 'p', 'v')
+)
+SELECT relname, kind FROM (
+    SELECT CASE relkind WHEN 'v' THEN 1 ELSE 3 END, relname, CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END FROM whole
+    UNION ALL
+    SELECT 2, part.relname, 'TABLE'
+    FROM whole JOIN pg_inherits ON inhparent = whole.oid JOIN pg_class AS part ON part.oid = inhrelid
+    WHERE part.relnamespace = whole.relnamespace AND starts_with(part.relname, whole.relname || '$')
+) AS found (step, relname, kind) ORDER BY step, relname
+""")
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,8 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
     if request.is_confirmed and not already:
         _write(connection, pipeline, request)
         retired = pipeline_overview.retired(connection, pipeline)
-    relations, names = _relations(connection, pipeline), _state_tables(connection, pipeline)
+    names = _state_tables(connection, pipeline)
+    relations = [(name, kind) for name, kind in connection.execute(_RELATIONS, {"pipeline": pipeline})]
     dropped = relations if request.drops_states else []
     if request.drops_states and request.is_confirmed:
         dropped = relations[: range_partitions.MOST_AT_ONCE]
@@ -111,8 +123,8 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
         uncommitted=facts.pending,
         quarantined=facts.quarantined,
         acks_due=facts.acks_due,
-        states=[name for name in relations if name in names and not request.drops_states],
-        dropped=[name for name in dropped if name in names],
+        states=[name for name, _ in relations if name in names and not request.drops_states],
+        dropped=[name for name, _ in dropped if name in names],
         are_more=request.drops_states and len(dropped) < len(relations),
         mentioned_by=[other for other, spec in others.items() if _mentions(spec.source_identity, names)],
     )
@@ -234,34 +246,12 @@ def _state_tables(connection: Connection, pipeline: str) -> set[str]:
     return set(connection.scalars(sa.select(s.state).where(s.pipeline == pipeline)))
 
 
-def _relations(connection: Connection, pipeline: str) -> list[str]:
-    """Return the existing views, partitions and tables of a pipeline's states, in an order in which they can be dropped.
-
-    A table of other name or schema that inherits from one is not the pipeline's: it is in the way.
-    """
-    s, found, part, i, n = tables.state_table.c, _CLASS.c, _CLASS.alias("part"), _INHERITS.c, _SCHEMA.c
-    of_states = sa.and_(
-        found.relname.in_(sa.select(s.state).where(s.pipeline == pipeline)),
-        found.relnamespace == sa.select(n.oid).where(n.nspname == state_tables.STATE).scalar_subquery(),
-        found.relkind.in_(("r", "p", "v")),
-    )
-    is_named_so = sa.func.starts_with(part.c.relname, sa.func.concat(found.relname, "$"))
-    whole = sa.select(found.relname, sa.case((found.relkind == "v", 0), else_=2)).where(of_states)
-    parts = (
-        sa.select(part.c.relname, sa.literal(1))
-        .select_from(_CLASS.join(_INHERITS, i.inhparent == found.oid).join(part, part.c.oid == i.inhrelid))
-        .where(of_states, part.c.relnamespace == found.relnamespace, is_named_so)
-    )
-    rows = connection.execute(sa.union_all(whole, parts)).all()
-    return [name for name, _ in sorted(rows, key=lambda row: (row[1], row[0]))]
-
-
-def _drop(connection: Connection, pipeline: str, request: Request, names: list[str]) -> None:
+def _drop(connection: Connection, pipeline: str, request: Request, relations: Sequence[tuple[str, str]]) -> None:
     """Drop relations of a pipeline's states; once one is gone, the pipeline cannot be reinstated.
 
     Raises: UsageError if something else depends on one.
     """
-    s, r, found = tables.state_table.c, tables.state_range.c, _CLASS.c
+    s, r = tables.state_table.c, tables.state_range.c
     set_local(connection, {"lock_timeout": f"{DDL_LOCK_TIMEOUT_SECONDS}s"})
     of_pipeline = s.pipeline == pipeline
     is_new = connection.execute(
@@ -270,13 +260,14 @@ def _drop(connection: Connection, pipeline: str, request: Request, names: list[s
     if is_new:
         write_action(connection, pipeline, None, "retire", request.owner, f"its states are dropped: {request.reason}")
     connection.execute(sa.delete(tables.state_range).where(r.state.in_(sa.select(s.state).where(of_pipeline))))
-    for whole in sorted({name.partition("$")[0] for name in names if "$" in name}):  # readers lock it before its partitions
+    for whole in sorted(
+        {name.partition("$")[0] for name, _ in relations if "$" in name}
+    ):  # readers lock it before its partitions
         statement_text.ddl(connection, f"LOCK TABLE ONLY {statement_text.in_state(whole)} IN ACCESS EXCLUSIVE MODE")
-    for name in names:
+    for name, kind in relations:
         relation = statement_text.in_state(name)
-        kind = connection.scalar(sa.select(found.relkind).where(found.oid == sa.cast(relation, postgresql.REGCLASS)))
         try:
-            statement_text.ddl(connection, f"DROP {'VIEW' if kind == 'v' else 'TABLE'} {relation}")
+            statement_text.ddl(connection, f"DROP {kind} {relation}")
         except DBAPIError as error:
             if (detail := dependents(error.orig)) is None:
                 raise

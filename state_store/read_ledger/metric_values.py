@@ -8,14 +8,12 @@ themselves (`tidegate.dags.task_metrics`).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from tidegate.state_store.base.errors import HoleDetected
 from tidegate.state_store.connections.local_settings import set_local
-from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.ledger.commit_witness import Witness
 from tidegate.state_store.ledger.cursors import Cursor
@@ -29,6 +27,7 @@ _AS_THEY_ARE = (
     "set_aside_at",
 )
 _OTHERS = ("last_commit", "lag_seconds", "staged", "short_plan_error", "new_columns")
+_STAGING_TABLES = sa.text("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'staging'::regnamespace")
 _OF_CURSOR = [f"cursor_{name}" for name in Cursor._fields]
 
 
@@ -103,7 +102,7 @@ def measures(connection: Connection, witness: Witness) -> Measures:
                 errors=uncommitted.errors,
             )
         )
-    return Measures(pipelines, connection.scalar(_staging_tables()) or 0)
+    return Measures(pipelines, connection.scalar(_STAGING_TABLES) or 0)
 
 
 def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
@@ -112,11 +111,3 @@ def _has_all(connection: Connection, cursor: Cursor, witness: Witness) -> bool:
         return cursors.describe_loss(connection, cursor, witness) is None
     except HoleDetected:
         return False
-
-
-def _staging_tables() -> sa.Select[Any]:
-    """Return a query for the number of tables in schema staging."""
-    c = sa.table("pg_class", sa.column("relkind"), sa.column("relnamespace"), schema="pg_catalog").c
-    n = sa.table("pg_namespace", sa.column("oid"), sa.column("nspname"), schema="pg_catalog").c
-    staging = sa.select(n.oid).where(n.nspname == STAGING).scalar_subquery()
-    return sa.select(sa.func.count()).where(c.relkind == "r", c.relnamespace == staging)

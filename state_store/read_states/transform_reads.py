@@ -14,9 +14,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import psycopg2
 
 from tidegate.state_store.base.errors import DeclarationInvalid, SchemaOutOfDate, UnknownPipeline
+from tidegate.state_store.connections.statement_text import with_values
 from tidegate.state_store.declarations.column_spec import PREVIOUS_TXID, ColumnType, previous_name
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateRead, StateSpec
 from tidegate.state_store.ledger import cursors
@@ -52,8 +52,8 @@ class QueriedState:
             table=self.spec.name,
             key=tuple((key.name, _sent_as(key.type)) for key in self.spec.keys),
             # Without columns, the answer is only whether there is a row.
-            selected=tuple(_text(_printed(own[name], self.column(name))) for name in columns) or ("true",),
-            condition=_text(condition),
+            selected=tuple(with_values(_printed(own[name], self.column(name))) for name in columns) or ("true",),
+            condition=with_values(condition),
             newest_txid=newest,
             snapshot=self.snapshot,
         )
@@ -124,7 +124,3 @@ def _sent_as(kind: ColumnType) -> str:
 def _printed(value: sa.ColumnElement[Any], kind: ColumnType) -> sa.ColumnElement[Any]:
     """Return a column as it is fetched: arrays and uuids as text."""
     return sa.cast(value, sa.Text) if kind.element or kind.name == "uuid" else value
-
-
-def _text(expression: sa.ColumnElement[Any]) -> str:
-    return str(expression.compile(dialect=psycopg2.dialect(), compile_kwargs={"literal_binds": True}))  # type: ignore[no-untyped-call]

@@ -14,14 +14,14 @@ from typing import Any
 import sqlalchemy as sa
 from psycopg2.errors import UndefinedTable
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import ARRAY, psycopg2
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.schema import CreateTable, DropTable
 
 from tidegate.state_store.base.errors import GuardMismatch, Unprocessed
 from tidegate.state_store.connections.copy_into_staging import CsvReader, copy_rows
 from tidegate.state_store.connections.database import left_for_later
-from tidegate.state_store.connections.statement_text import ddl
+from tidegate.state_store.connections.statement_text import DIALECT, ddl, quoted
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
 from tidegate.state_store.ledger import tables
@@ -47,7 +47,6 @@ _HASHES: list[tuple[type[Any], str]] = [
     (sa.Text, "hashtextextended"),
 ]
 _ZERO = "0::bigint"
-_PREPARER = psycopg2.dialect().identifier_preparer  # type: ignore[no-untyped-call]
 
 
 def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) -> None:
@@ -95,12 +94,12 @@ def digest_statement(staged: Staged, txid: int, attempt: int) -> str:
     stage = state_tables.staging_table_of(staged, txid, attempt)
     of_task = stage.c.task_attempt == sa.bindparam("task_attempt", type_=sa.BigInteger)
     statement = sa.select(sa.func.count(), digest_of(stage)).select_from(stage).where(of_task)
-    return str(statement.compile(dialect=psycopg2.dialect()))  # type: ignore[no-untyped-call]
+    return str(statement.compile(dialect=DIALECT))
 
 
 def _hash(before: str, column: sa.Column[Any]) -> str:
     """Return the hash of a row up to this column, seeded with the one before, so the order of values matters."""
-    name = _PREPARER.quote(column.name)
+    name = quoted(column.name)
     known = next((function for kind, function in _HASHES if isinstance(column.type, kind)), None)
     function, value = (known, name) if known else ("hash_record_extended", f"row({name})")
     if not column.nullable:

@@ -10,17 +10,21 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects.postgresql import OID
 
 from tidegate.state_store.connections import statement_text
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Ranges, StateSpec
 from tidegate.state_store.ledger import tables
 from tidegate.state_store.states import key_lookup, range_partitions, state_tables, team_additions
 
-_CLASS = sa.table("pg_class", *map(sa.column, ("oid", "relname")), schema="pg_catalog")
-_INHERITS = sa.table("pg_inherits", *map(sa.column, ("inhrelid", "inhparent", "inhdetachpending")), schema="pg_catalog")
-_DIVIDED = sa.table("pg_partitioned_table", *map(sa.column, ("partrelid", "partattrs")), schema="pg_catalog")
-_ATTRIBUTE = sa.table("pg_attribute", *map(sa.column, ("attrelid", "attnum", "attname")), schema="pg_catalog")
+# A partition that is being detached concurrently, or whose detaching was broken off, is gone for every query.
+_DIVIDED = sa.text("""
+SELECT attname, array(
+    SELECT relname::text FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+    WHERE inhparent = partrelid AND NOT inhdetachpending
+)
+FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs::int2[])
+WHERE partrelid = to_regclass(:table)
+""")
 # Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
 # triggers that it lacks. Partitions have no privileges of their own. Done where the migration runs, as databases differ.
 # Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
@@ -160,22 +164,9 @@ def losing_their_column(connection: Connection, schema: str, specs: Sequence[Pip
 
 
 def _divided(connection: Connection, table: str) -> _Found | None:
-    """Return how a table is divided; None if it is not, or there is none.
-
-    A partition that is being detached concurrently, or whose detaching was broken off, is gone for every query.
-    """
-    name = sa.cast(sa.func.to_regclass(table), OID)
-    d, i, part = _DIVIDED.c, _INHERITS.c, _CLASS.c
-    column = sa.select(_ATTRIBUTE.c.attname).where(
-        _ATTRIBUTE.c.attrelid == d.partrelid, _ATTRIBUTE.c.attnum == sa.any_(sa.cast(d.partattrs, sa.ARRAY(sa.SmallInteger)))
-    )  # fmt: skip
-    attached = sa.and_(i.inhparent == d.partrelid, sa.not_(i.inhdetachpending))
-    rows = connection.execute(
-        sa.select(column.scalar_subquery().label("column"), part.relname)
-        .select_from(_DIVIDED.outerjoin(_INHERITS, attached).outerjoin(_CLASS, part.oid == i.inhrelid))
-        .where(d.partrelid == name)
-    ).all()
-    return _Found(rows[0].column, {row.relname for row in rows if row.relname}) if rows else None
+    """Return how a table is divided; None if it is not, or there is none."""
+    row = connection.execute(_DIVIDED, {"table": table}).one_or_none()
+    return _Found(row[0], set(row[1])) if row else None
 
 
 def set_aside(table: Table, state: StateSpec) -> Iterator[str]:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, UsageError
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.local_settings import set_local
-from tidegate.state_store.connections.statement_text import DIALECT, ddl, in_state, quoted
+from tidegate.state_store.connections.statement_text import ddl, in_state, quoted, with_values
 from tidegate.state_store.declarations.column_spec import TXID
 from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
 from tidegate.state_store.ledger import tables
@@ -296,7 +296,7 @@ def why_not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate | Non
 def set_aside(state: StateSpec, table: Table) -> Iterator[str]:
     """Yield the statements that make room for the partitions of a table of the same name: those of this one are renamed."""
     yield _one_line(_PARTITIONS_SET_ASIDE.format(table=table.fullname))
-    yield _literal(sa.delete(tables.state_range).where(tables.state_range.c.state == state.name))
+    yield with_values(sa.delete(tables.state_range).where(tables.state_range.c.state == state.name))
 
 
 def made_for(state: StateSpec, before: sa.TableClause) -> Iterator[str]:
@@ -310,18 +310,14 @@ def made_for(state: StateSpec, before: sa.TableClause) -> Iterator[str]:
     without: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(before).where(column.is_(None))
     t = tables.state_table.c
     statement = _PARTITIONS_MADE.format(
-        without=_literal(without),
-        owner=_literal(sa.select(t.pipeline).where(t.state == state.name).scalar_subquery()),
-        needed=_literal(sa.select(needed).order_by(needed.c.start)),
+        without=with_values(without),
+        owner=with_values(sa.select(t.pipeline).where(t.state == state.name).scalar_subquery()),
+        needed=with_values(sa.select(needed).order_by(needed.c.start)),
         state=state.name,
         column=state.ranges.column,
         every=state.ranges.every,
     )
     yield _one_line(statement)
-
-
-def _literal(statement: Any) -> str:
-    return str(statement.compile(dialect=DIALECT, compile_kwargs={"literal_binds": True}))
 
 
 def _one_line(statement: str) -> str:

@@ -80,11 +80,11 @@ def test_a_setting_of_the_servers_configuration_is_named(german: AnyPostgres) ->
         "postgresql+psycopg2://", creator=lambda: psycopg2.connect(**german.settings.conninfo(user="postgres"))
     )
     with engine.connect() as connection:
-        found = role_settings.remedies(connection, ["postgres"])
+        found = role_settings.harmful(connection, ["postgres"]).remedies
         assert list(found) == ["postgres: idle_session_timeout = 3000000ms in the configuration of the server"]
         for remedy in found.values():
             connection.exec_driver_sql(remedy)
-        assert role_settings.remedies(connection, ["postgres"]) == {}
+        assert role_settings.harmful(connection, ["postgres"]).remedies == {}
     engine.dispose()
 
 
