@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
-from types import MappingProxyType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
@@ -32,12 +31,11 @@ from tidegate.state_store.commit import (
 )
 from tidegate.state_store.commit.commit_record import Commit
 from tidegate.state_store.connections import role_settings
-from tidegate.state_store.connections.copy_into_staging import CsvReader
 from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS, Database, left_for_later
 from tidegate.state_store.connections.local_settings import hold_open
 from tidegate.state_store.connections.steps import reads, reads_rows, reads_snapshot, writes, writes_later
 from tidegate.state_store.connections.table_locks import hold
-from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, Staged, StateSpec
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, SourceMetadata, StateSpec
 from tidegate.state_store.ledger import batches, counted_files, cursors, plan_outcomes, schema_revision
 from tidegate.state_store.ledger import followers as ledger_followers
 from tidegate.state_store.ledger.batches import BatchInput
@@ -51,7 +49,7 @@ from tidegate.state_store.read_states import state_rows as rows_of_states
 from tidegate.state_store.read_states import transform_reads
 from tidegate.state_store.read_states.transform_reads import QueriedState
 from tidegate.state_store.seal import attempts, staging_tables
-from tidegate.state_store.seal.attempts import AirflowTry, Attempt, StagedPartition, Tracked
+from tidegate.state_store.seal.attempts import AirflowTry, Attempt
 from tidegate.state_store.states import range_partitions
 
 logger = logging.getLogger(__name__)
@@ -267,31 +265,8 @@ class StateStore(Database):
     keep_alive = writes("looking after {}", attempts.keep_alive)
     note_spark = writes_later("noting where {} computes", attempts.write_spark)
 
-    def stage(self, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
-        """Copy rows into the attempt's staging from this process; return the partition for the seal.
-
-        For few rows, which need no Spark task. Call it once per attempt and state: if the answer is lost, the attempt is not
-        sealed, and the next one has its own table.
-
-        Raises: StoreUnavailable, also for an error that `content` raises while it is read.
-        """
-        with self._transaction(f"staging {staged.name}") as connection:
-            return staging_tables.fill(connection, staged, attempt.txid, attempt.number, content)
-
-    def seal(
-        self,
-        attempt: Attempt,
-        partitions: Sequence[StagedPartition],
-        tracked: Tracked,
-        undeclared: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    ) -> None:
-        """Declare the attempt's staging complete: exactly these rows count (`attempts.seal`).
-
-        Raises: AttemptFenced, SourceChanged.
-        """
-        with self._write_transaction(f"sealing {attempt}", lock_timeout_seconds=SEAL_PATIENCE_SECONDS) as connection:
-            attempts.seal(connection, attempt, partitions, tracked, undeclared)
-
+    stage = reads("staging {1}", staging_tables.fill)
+    seal = writes("sealing {}", attempts.seal, lock_timeout_seconds=SEAL_PATIENCE_SECONDS)
     fail_attempt = writes("failing {}", attempts.fail)
     poison_tries = reads("counting tries", attempts.poison_tries)
 

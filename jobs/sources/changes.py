@@ -246,9 +246,8 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
             f"Changes({source.of!r}): table state.{table} is gone, or was put back by itself, so rows of committed txids may "
             f"be missing; {source.pipeline} does not go on either. See what it says: tidegate run {source.pipeline}"
         )
-    missing = key_lookup.missing_ranges(connection, table)
-    if refusal := range_partitions.why_not_whole(f"state.{table}", missing):
-        raise refusal
+    if missing := key_lookup.missing_ranges(connection, table):
+        raise range_partitions.not_whole(f"state.{table}", missing)
     return _Upstream(committed, _query(source, state), pruned)
 
 

@@ -6,7 +6,7 @@ step: each ``{}`` in it stands for the next argument, or its name.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
@@ -28,9 +28,12 @@ def reads_snapshot(doing: str, function: Callable[Concatenate[Connection, _P], _
     return _in_transaction(Database._snapshot, doing, function)
 
 
-def writes(doing: str, function: Callable[Concatenate[Connection, _P], _R]) -> Callable[Concatenate[Any, _P], _R]:
+def writes(
+    doing: str, function: Callable[Concatenate[Connection, _P], _R], *, lock_timeout_seconds: int | None = None
+) -> Callable[Concatenate[Any, _P], _R]:
     """Return a method that changes something, with bounded waits and a durable COMMIT."""
-    return _in_transaction(Database._write_transaction, doing, function)
+    begin = partial(Database._write_transaction, lock_timeout_seconds=lock_timeout_seconds)
+    return _in_transaction(begin, doing, function)
 
 
 def writes_later(doing: str, function: Callable[Concatenate[Connection, _P], None]) -> Callable[Concatenate[Any, _P], None]:

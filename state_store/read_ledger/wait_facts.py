@@ -157,26 +157,20 @@ class Wait:
         return None
 
 
-@dataclass(frozen=True)
-class Marks:
-    """The witness's marks by pipeline: `known` ones and, for the `damaged`, what is wrong with them."""
-
-    known: Mapping[str, Mark]
-    damaged: Mapping[str, str]
+Marks = Mapping[str, Mark | HoleDetected]  # the witness's, by pipeline; the error of one that is damaged
 
 
 def marks(connection: Connection, pipelines: Sequence[str], witness: Witness) -> Marks:
-    """Return the witness's marks of these pipelines, as far as they are registered."""
+    """Return the witness's marks of these pipelines, as far as they are registered and have one."""
     c = tables.cursor.c
-    known: dict[str, Mark] = {}
-    damaged: dict[str, str] = {}
+    found: dict[str, Mark | HoleDetected] = {}
     for pipeline, history in connection.execute(sa.select(c.pipeline, c.history).where(c.pipeline.in_(list(pipelines)))):
         try:
             if mark := witness.mark_of(pipeline, str(history)):
-                known[pipeline] = mark
+                found[pipeline] = mark
         except HoleDetected as error:
-            damaged[pipeline] = str(error)
-    return Marks(known, damaged)
+            found[pipeline] = error
+    return found
 
 
 def read(connection: Connection, requested: Mapping[str, int | None], marks: Marks, witness: Witness) -> dict[str, Wait]:
@@ -191,18 +185,13 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
     others = {(name, txid) for name, txid in requested.items() if name in pipelines and txid is not None}
     batches = _batches(connection, sorted({*firsts.items(), *others}))
     may_commit = turns(connection, sorted(firsts.items()))
-    marked = _marked(connection, marks.known.values())
+    known = {name: mark for name, mark in marks.items() if isinstance(mark, Mark)}
+    marked = _marked(connection, known.values())
     is_standby = bool(connection.scalar(sa.select(sa.func.pg_is_in_recovery())))
     epoch = None if is_standby else current_epoch(connection)
     refusal = schema_revision.refusal(connection)
     ready = [name for name, txid in firsts.items() if may_commit[name, txid].opens and (name, txid) in batches]
     holders = {row.pipeline: row.pid for row in connection.execute(_HOLDERS, {"pipelines": ready})} if ready else {}
-
-    def lost(cursor: Cursor) -> str | None:
-        name = cursor.pipeline
-        known = marks.known.get(name)
-        return describe_loss_since(cursor, known, marked.get(name), witness) if known else None
-
     return {
         name: Wait(
             row=row,
@@ -211,8 +200,8 @@ def read(connection: Connection, requested: Mapping[str, int | None], marks: Mar
             requested=batches.get((name, requested[name] or 0)),
             may_commit=may_commit[name, firsts[name]].opens,
             holder=holders.get(name),
-            damaged=marks.damaged.get(name),
-            lost=lost(cursor),
+            damaged=str(mark) if isinstance(mark := marks.get(name), HoleDetected) else None,
+            lost=describe_loss_since(cursor, known[name], marked.get(name), witness) if name in known else None,
             is_restored=epoch is not None and not is_same_database(cursor, epoch, witness),
             is_standby=is_standby,
             refusal=refusal,

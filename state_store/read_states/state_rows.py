@@ -7,12 +7,11 @@
 A snapshot has all of a batch or nothing of it. Its txid is that of the last batch in it, and never lower in a later read.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-import psycopg2
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DataError
@@ -25,6 +24,7 @@ from tidegate.state_store.ledger import cursors, tables
 from tidegate.state_store.read_ledger import pipeline_overview
 from tidegate.state_store.read_ledger.ledger_reader import LedgerReader
 from tidegate.state_store.states import key_lookup, partitions, state_tables
+from tidegate.state_store.states.key_lookup import Row
 
 MOST_KEYS = 100_000  # in one read, which holds all their rows in memory
 SCAN_SECONDS = 3600
@@ -32,7 +32,6 @@ PAGE_CHARACTERS = 4_000_000  # the most in a page, which is held in memory; a lo
 ROWS_PER_FETCH = 20  # while a page is read: its rows may be long
 ROWS_AT_ONCE = 2_000
 
-Row = Mapping[str, Any]
 Key = Sequence[Any]
 
 
@@ -145,25 +144,12 @@ def rows_of(
 ) -> list[Row | None]:
     """Return the rows of keys, in their order; None for a key without a row.
 
-    Raises: UsageError, also if they have more characters together; SchemaOutOfDate if a partition is missing.
+    Raises: what `key_lookup.found` raises; UsageError for too many keys.
     """
     if len(keys) > MOST_KEYS:
         raise UsageError(f"{len(keys)} keys are requested; at most {MOST_KEYS} at a time.")
-    key_lookup.check_widths(state, keys)
-    partitions.check_whole(connection, state.table_name)
-    rows: list[Row | None] = [None] * len(keys)
-    found = characters = 0
     driver: Any = connection.connection.driver_connection
-    try:
-        for position, row in key_lookup.rows(driver, state, keys):
-            rows[position] = row
-            found += 1
-            characters += sum(len(str(value)) for value in row.values()) if most_characters else 0
-            if most_characters and characters > most_characters and found > 1:
-                raise UsageError(f"The rows of these keys have over {most_characters} characters. Ask for fewer at a time.")
-    except (psycopg2.DataError, ValueError) as error:
-        raise key_lookup.no_such_key(state, error) from error
-    return rows
+    return key_lookup.found(driver, state, keys, most_characters=most_characters)
 
 
 def rows_after(

@@ -8,6 +8,7 @@ computed, is complete.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -45,11 +46,6 @@ class Attempt:
 
     def __str__(self) -> str:
         return f"{self.pipeline} {self.txid}:{self.number}"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The attempt's key, by the names that errors and the ledger use."""
-        return {"pipeline": self.pipeline, "txid": self.txid, "attempt": self.number}
 
 
 @dataclass(frozen=True)
@@ -274,9 +270,9 @@ def seal(
     attempt: Attempt,
     partitions: Sequence[StagedPartition],
     tracked: Tracked,
-    undeclared: Mapping[str, Sequence[str]],
+    undeclared: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """Record that the attempt's staging is complete, and which rows a commit merges; a second seal changes nothing.
+    """Record that the attempt's staging is complete: exactly these rows count. A second seal changes nothing.
 
     `undeclared` are the columns of each input that the source's declaration leaves out.
 
@@ -290,7 +286,8 @@ def seal(
     if own.sealed_at is not None:
         return
     _check_replay(connection, attempt, tracked)
-    if rows := [{**attempt.identity, **asdict(partition)} for partition in partitions if partition.rows]:
+    key = {"pipeline": attempt.pipeline, "txid": attempt.txid, "attempt": attempt.number}
+    if rows := [{**key, **asdict(partition)} for partition in partitions if partition.rows]:
         connection.execute(insert(tables.seal).values(rows))
     connection.execute(
         sa.update(tables.attempt).where(*_row_of(attempt)).values(sealed_at=sa.func.clock_timestamp(), **asdict(tracked))

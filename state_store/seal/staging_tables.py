@@ -25,7 +25,7 @@ from tidegate.state_store.connections.statement_text import DIALECT, ddl, quoted
 from tidegate.state_store.connections.table_locks import STAGING
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, QuarantineSpec, Staged
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.seal.attempts import NO_TASK, StagedPartition
+from tidegate.state_store.seal.attempts import NO_TASK, Attempt, StagedPartition
 from tidegate.state_store.states import state_tables
 
 logger = logging.getLogger(__name__)
@@ -73,12 +73,19 @@ def create(connection: Connection, spec: PipelineSpec, txid: int, attempt: int) 
         )
 
 
-def fill(connection: Connection, staged: Staged, txid: int, attempt: int, content: CsvReader) -> StagedPartition:
-    """Copy rows into an attempt's staging from this process; return their partition."""
-    table = state_tables.staging_table_of(staged, txid, attempt)
+def fill(connection: Connection, attempt: Attempt, staged: Staged, content: CsvReader) -> StagedPartition:
+    """Copy rows into an attempt's staging from this process; return their partition for the seal.
+
+    For few rows, which need no Spark task. Call it once per attempt and state: if the answer is lost, the attempt is not
+    sealed, and the next one has its own table.
+
+    Raises: StoreUnavailable, also for an error that `content` raises while it is read.
+    """
+    of_attempt = staged, attempt.txid, attempt.number
+    table = state_tables.staging_table_of(*of_attempt)
     columns = [column.name for column in table.columns]
     with closing(connection.connection.cursor()) as cursor:
-        copied = copy_rows(cursor, table.name, columns, content, NO_TASK, digest_statement(staged, txid, attempt))
+        copied = copy_rows(cursor, table.name, columns, content, NO_TASK, digest_statement(*of_attempt))
     return StagedPartition(staged.name, 0, NO_TASK, *copied)
 
 

@@ -15,6 +15,7 @@ from tidegate.state_store.connections.table_locks import STATE, hold
 from tidegate.state_store.connections.utc_times import prepare_times
 from tidegate.state_store.declarations.pipeline_spec import StateSpec
 
+Row = Mapping[str, Any]
 KEYS_PER_STATEMENT = 5000
 ROW = "s"  # the alias of the state's table in a statement
 _ALL = sql.SQL("true")
@@ -33,42 +34,48 @@ _MISSING_RANGES = """
 """
 
 
-def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str | None]]) -> list[Mapping[str, Any] | None]:
+def get(settings: Settings, state: StateSpec, keys: Sequence[Sequence[str | None]]) -> list[Row | None]:
     """Return the rows of these keys from one snapshot, in their order; None for a key without a row.
 
     A key is its values in text, None for NULL, in the order of the key's columns; without key columns it is empty.
 
-    Raises: UsageError for a value that its column cannot hold, or a wrong number of values; StoreUnavailable, AccessRefused,
-    SchemaOutOfDate, also if a partition is missing.
+    Raises: what `found` raises; StoreUnavailable, AccessRefused, SchemaOutOfDate.
     """
-    check_widths(state, keys)
-    result: list[Mapping[str, Any] | None] = [None] * len(keys)
     try:
         with closing(connect({**settings.conninfo(), "application_name": "tidegate get"})) as connection:
             prepare_times(connection)
             connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
             hold(connection, [state.name])
-            for position, row in rows(connection, state, keys):
-                result[position] = row
-            if state.ranges and None in result:
-                _check_whole(connection, state)
-    except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
-        raise no_such_key(state, error) from error
+            return found(connection, state, keys)
     except psycopg2.Error as error:
         raise translate(error, f"looking up keys in state {state.name}") from error
-    return result
 
 
-def _check_whole(connection: Any, state: StateSpec) -> None:
-    """Refuse a table that lacks a partition.
+def found(
+    connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]], *, most_characters: int | None = None
+) -> list[Row | None]:
+    """Return the rows of these keys, in their order; None for a key without a row. The connection is psycopg2's.
 
-    Raises: SchemaOutOfDate.
+    Raises: UsageError for a value that its column cannot hold, a wrong number of values, or rows of more characters together;
+    SchemaOutOfDate if a row may be missing because a partition is.
     """
-    if missing := missing_ranges(connection, state.name):
+    check_widths(state, keys)
+    result: list[Row | None] = [None] * len(keys)
+    count = characters = 0
+    try:
+        for position, row in rows(connection, state, keys):
+            result[position] = row
+            count += 1
+            characters += sum(len(str(value)) for value in row.values()) if most_characters else 0
+            if most_characters and characters > most_characters and count > 1:
+                raise UsageError(f"The rows of these keys have over {most_characters} characters. Ask for fewer at a time.")
+    except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
+        raise no_such_key(state, error) from error
+    if state.ranges and None in result and (missing := missing_ranges(connection, state.name)):
         from tidegate.state_store.states import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
-        if refusal := range_partitions.why_not_whole(f"{STATE}.{state.name}", missing):
-            raise refusal
+        raise range_partitions.not_whole(f"{STATE}.{state.name}", missing)
+    return result
 
 
 def missing_ranges(connection: Any, state: str) -> list[str]:
@@ -102,7 +109,7 @@ def no_such_key(state: StateSpec, error: BaseException | None) -> UsageError:
     return UsageError(f"State {state.name} has no such key: {str(error).splitlines()[0].rstrip('.')}.")
 
 
-def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def rows(connection: Any, state: StateSpec, keys: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Row]]:
     """Yield each existing row, with its key's position among those given. The connection is psycopg2's.
 
     None in a key means NULL.

@@ -115,9 +115,8 @@ def check_whole(connection: Connection, table: str) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    missing = key_lookup.missing_ranges(connection.connection.driver_connection, table)
-    if refusal := range_partitions.why_not_whole(f"{state_tables.STATE}.{table}", missing):
-        raise refusal
+    if missing := key_lookup.missing_ranges(connection.connection.driver_connection, table):
+        raise range_partitions.not_whole(f"{state_tables.STATE}.{table}", missing)
 
 
 def readable_table(connection: Connection, state: StateSpec) -> Table:

@@ -281,10 +281,8 @@ def length(connection: Connection, state: StateSpec, column: str) -> str | int:
     return 1_000_000 if kind in _LEAST else "month"
 
 
-def why_not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate | None:
-    """Return the error for a table that lacks these partitions; None if it lacks none."""
-    if not missing:
-        return None
+def not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate:
+    """Return the error for a table that lacks these partitions."""
     shown = ", ".join(sorted(missing)[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
     return SchemaOutOfDate(
         f"Table {table} lacks {len(missing)} of the partitions that commits have made, with all their rows: {shown}. What was "
