@@ -68,20 +68,18 @@ class EventTime:
         """
         assert state.window is not None, "only windows have an event time"
         self._connection, self._spec, self._state, self._window = connection, spec, state, state.window
-        w = tables.watermark.c
-        read = sa.select(w.txid, _microseconds(w.watermark), _microseconds(w.removed_until)).where(w.state == state.name)
-        row = connection.execute(read).one_or_none()
-        if row is None and connection.scalar(sa.select(sa.exists().select_from(state_tables.state_table_of(state)))):
+        noted = _noted(connection, state)
+        if noted is None and connection.scalar(sa.select(sa.exists().select_from(state_tables.state_table_of(state)))):
             raise GuardMismatch(
                 f"{spec.name}: state.{state.name} has rows, but the ledger has no watermark of it. Nothing was committed; "
                 "restore tidegate.watermark."
             )
-        self._txid: int = row[0] if row else 0
-        # The watermark in microseconds since 1970, None before the first event; and the one before the batch taken last.
-        self._watermark: int | None = row[1] if row else None
-        self._before = self._watermark
+        # Of the watermark: the txid, and microseconds since 1970, None before the first event.
+        self._txid: int = noted.txid if noted else 0
+        self._watermark: int | None = noted.watermark if noted else None
+        self._before = self._watermark  # that before the batch taken last
         # Up to which end windows are no longer kept. It never goes back, also if `keep` is made longer.
-        self._removed_until: int | None = row[2] if row else None
+        self._removed_until: int | None = noted.removed_until if noted else None
         self._partials = 0  # of the batch taken last
 
     @property
@@ -105,7 +103,7 @@ class EventTime:
         if not pieces.rows:
             return pieces
         partials = self._partials_of(pieces)
-        if (final_until := self._final_until(self._before)) is not None:
+        if (final_until := _final_until(self._window, self._before)) is not None:
             partials = self._set_aside(partials, _at(final_until, self._window))
         counted = partials.subquery()
         statement = sa.select(sa.func.count(), _microseconds(sa.func.max(counted.c[LAST_EVENT]))).select_from(counted)
@@ -136,9 +134,9 @@ class EventTime:
         }
         row = insert(tables.watermark).values(state=self._state.name, pipeline=self._spec.name, **values)
         self._connection.execute(row.on_conflict_do_update(index_elements=["state"], set_=values))
-        until = self._final_until(self._watermark)
+        until = _final_until(self._window, self._watermark)
         if self._window.emits and until is not None:
-            self._emit(self._final_until(self._before), until)
+            self._emit(_final_until(self._window, self._before), until)
 
     @property
     def _passed(self) -> sa.ColumnElement[Any] | None:
@@ -149,12 +147,6 @@ class EventTime:
     def _removed(self) -> sa.ColumnElement[Any] | None:
         """Return up to which end windows are no longer kept, as SQL."""
         return None if self._removed_until is None else _at(self._removed_until, self._window)
-
-    def _final_until(self, watermark: int | None) -> int | None:
-        """Return up to which end windows are final, at a watermark; None: none is."""
-        if watermark is None or self._window.final_after is None:
-            return None
-        return watermark - self._window.final_after
 
     def _partials_of(self, pieces: StagedBatch) -> sa.Select[Any]:
         """Return the partials of each window that the pieces belong to; the pieces of sessions as they are."""
@@ -226,19 +218,27 @@ class EventTime:
 
 def progress(connection: Connection, state: StateSpec) -> EventTimeProgress | None:
     """Return how far event time has come in a state with windows; None before its first batch."""
-    window, w, q = state.window, tables.watermark.c, tables.quarantine.c
+    window, q = state.window, tables.quarantine.c
     assert window is not None, "only windows have an event time"
-    moments = (_microseconds(w.watermark), _microseconds(w.removed_until))
-    row = connection.execute(sa.select(w.pipeline, w.txid, *moments).where(w.state == state.name)).one_or_none()
-    if row is None:
+    if (noted := _noted(connection, state)) is None:
         return None
-    _, txid, watermark, removed_until = row
-    final_until = None if watermark is None or window.final_after is None else watermark - window.final_after
-    late = sa.select(sa.func.count()).where(q.pipeline == row.pipeline, q.state == state.name)
-    known = (watermark, final_until, removed_until)
+    late = sa.select(sa.func.count()).where(q.pipeline == noted.pipeline, q.state == state.name)
+    known = (noted.watermark, _final_until(window, noted.watermark), noted.removed_until)
     shown = sa.select(*(sa.null() if moment is None else in_json(_at(moment, window)) for moment in known))
     watermark, final_until, removed_until = connection.execute(shown).one()
-    return EventTimeProgress(state.name, txid, watermark, final_until, connection.scalar(late) or 0, removed_until)
+    return EventTimeProgress(state.name, noted.txid, watermark, final_until, connection.scalar(late) or 0, removed_until)
+
+
+def _noted(connection: Connection, state: StateSpec) -> sa.Row[Any] | None:
+    """Return a state's watermark, and up to which end windows are removed, in microseconds; None before its first batch."""
+    w = tables.watermark.c
+    moments = (_microseconds(moment).label(moment.name) for moment in (w.watermark, w.removed_until))
+    return connection.execute(sa.select(w.pipeline, w.txid, *moments).where(w.state == state.name)).one_or_none()
+
+
+def _final_until(window: WindowSpec, watermark: int | None) -> int | None:
+    """Return up to which end windows are final, at a watermark; None: none is."""
+    return None if watermark is None or window.final_after is None else watermark - window.final_after
 
 
 def take_back(connection: Connection, state: StateSpec, txid: int) -> None:

@@ -236,24 +236,17 @@ def _same_records(spec: PipelineSpec, replayed_txid: int | None) -> sa.Subquery:
     """
     q = tables.quarantine.c
     nth = sa.func.row_number().over(partition_by=(q.txid, q.origin, q.payload, q.is_raw), order_by=q.number).label("nth")
-    here = sa.select(q.txid, q.number, q.origin, q.payload, q.is_raw, q.replayed_txid, nth)
-    here = here.where(q.pipeline == spec.name, q.state.is_(None))
-    there = sa.select(q.txid, q.origin, q.payload, q.is_raw, q.replayed_txid, *(q[name] for name in _MENDED), nth)
-    there = there.where(q.pipeline == spec.rebuilds, q.state.is_(None))
-    ours, theirs = here.subquery("ours"), there.subquery("theirs")
-    decided = (
-        sa.and_(theirs.c.replayed_txid.is_(None), theirs.c.mended_at.is_not(None))
-        if replayed_txid is None
-        else theirs.c.replayed_txid == replayed_txid
-    )
+    records = sa.select(tables.quarantine, nth).where(q.state.is_(None))
+    ours = records.where(q.pipeline == spec.name).subquery("ours").c
+    theirs = records.where(q.pipeline == spec.rebuilds).subquery("theirs").c
+    waits_mended = sa.and_(theirs.replayed_txid.is_(None), theirs.mended_at.is_not(None))
     is_same = sa.and_(
-        *(ours.c[name] == theirs.c[name] for name in ("txid", "payload", "is_raw", "nth")),
-        ours.c.origin.is_not_distinct_from(theirs.c.origin),
+        *(ours[name] == theirs[name] for name in ("txid", "payload", "is_raw", "nth")),
+        ours.origin.is_not_distinct_from(theirs.origin),
+        waits_mended if replayed_txid is None else theirs.replayed_txid == replayed_txid,
     )
-    same = sa.select(ours.c.txid, ours.c.number, ours.c.origin, *(theirs.c[name] for name in _MENDED)).select_from(
-        sa.join(ours, theirs, is_same)
-    )
-    return same.where(ours.c.replayed_txid.is_(None), decided).subquery("same")
+    same = sa.select(ours.txid, ours.number, ours.origin, *(theirs[name] for name in _MENDED))
+    return same.where(is_same, ours.replayed_txid.is_(None)).subquery("same")
 
 
 def _mended_as(rebuild: PipelineSpec, same: sa.Subquery, **values: int | None) -> sa.Update:

@@ -248,15 +248,10 @@ def _batches(connection: Connection, wanted: Sequence[tuple[str, int]]) -> dict[
     """Return those of these batches that exist, each with its newest attempts."""
     if not wanted:
         return {}
-    b, k, a, v = tables.batch.c, tables.commit.c, tables.attempt.c, tables.batches_view.c
-    poison_tries = (
-        sa.select(sa.func.count())
-        .where(tables.same_batch(tables.attempt, tables.batch), a.is_poison, a.attempt > b.tries_after)
-        .scalar_subquery()
-    )
+    b, k, v = tables.batch.c, tables.commit.c, tables.batches_view.c
     of_batch = [*(b[name] for name in WaitingBatch._fields[:9]), k.committed_at, k.skipped_reason, b.awaits_ack]
     rows = connection.execute(
-        sa.select(*of_batch, poison_tries, v.phase)
+        sa.select(*of_batch, attempts.count_poison_tries(), v.phase)
         .select_from(sa.outerjoin(tables.batch, tables.commit, tables.same_batch(tables.commit, tables.batch)))
         .join(tables.batches_view, tables.same_batch(tables.batches_view, tables.batch))
         .where(sa.tuple_(b.pipeline, b.txid).in_(list(wanted)))

@@ -357,10 +357,15 @@ def _check_replay(connection: Connection, attempt: Attempt, tracked: Tracked) ->
 
 def poison_tries(connection: Connection, pipeline: str, txid: int) -> int:
     """Return how many attempts failed because of the batch's content since an operator last chose to retry it."""
+    b = tables.batch.c
+    return connection.scalar(sa.select(count_poison_tries()).where(b.pipeline == pipeline, b.txid == txid)) or 0
+
+
+def count_poison_tries() -> sa.ScalarSelect[int]:
+    """Return `poison_tries`, as a column of a statement that reads ``batch``."""
     a, b = tables.attempt.c, tables.batch.c
-    both = sa.join(tables.attempt, tables.batch, tables.same_batch(tables.attempt, tables.batch))
-    of_batch = (a.pipeline == pipeline, a.txid == txid, a.is_poison, a.attempt > b.tries_after)
-    return connection.scalar(sa.select(sa.func.count()).select_from(both).where(*of_batch)) or 0
+    counted = tables.same_batch(tables.attempt, tables.batch), a.is_poison, a.attempt > b.tries_after
+    return sa.select(sa.func.count()).select_from(tables.attempt).where(*counted).correlate(tables.batch).scalar_subquery()
 
 
 def is_poison(connection: Connection, batch: LockedBatch) -> bool:

@@ -18,7 +18,7 @@ IDENTITY = "tests/sources/test_file_identity.py"
 
 MUTANTS = (
     REBUILDS("a-record-of-another-input-has-its-mend", "I24", "_same_records")(
-        "ours.c.[-origin.is_not_distinct_from(theirs.c.origin)-]{+nth > 0+}",
+        "ours.[-origin.is_not_distinct_from(theirs.origin)-]{+nth > 0+}",
         "tests/jobs/test_rebuilds.py::test_what_was_decided_about_a_record_is_kept_to_its_place",
     ),
     ACTIONS("a-redo-without-a-new-attempt", "I13", "redo")(

@@ -53,13 +53,13 @@ MUTANTS = (
         "[-_lock_owned(connection, attempt-]{+lock_batch(connection, attempt.pipeline, attempt.txid+})",
         f"{ATTEMPTS}::test_a_newer_attempt_fences_the_older_whenever_that_goes_on",
     ),
-    ATTEMPTS_PY("tries-from-before-a-retry-count", "limit:Pipeline.tries", "poison_tries")(
+    ATTEMPTS_PY("tries-from-before-a-retry-count", "limit:Pipeline.tries", "count_poison_tries")(
         "a.attempt >{+=+} b.tries_after",
         f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries",
         f"{POLICIES}::test_a_retry_revokes_a_decision_to_skip",
     ),
-    ATTEMPTS_PY("failures-of-servers-count-as-tries", "limit:Pipeline.tries", "poison_tries")(
-        "a.txid == txid, a.[-is_poison, a.-]attempt", f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries"
+    ATTEMPTS_PY("failures-of-servers-count-as-tries", "limit:Pipeline.tries", "count_poison_tries")(
+        "tables.batch), a.[-is_poison, a.-]attempt", f"{POLICIES}::test_only_failures_by_the_batchs_content_are_tries"
     ),
     STAGING("a-seal-that-is-not-recounted", "I7", "recount")(
         "if [-(rows_found, digest_found) != (rows_sealed, digest)-]{+rows_found is None+}:", DAMAGED

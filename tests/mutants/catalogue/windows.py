@@ -32,11 +32,11 @@ MUTANTS = (
         "if self._txid >[-=-] txid:", f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit"
     ),
     EVENT("a-lost-watermark-begins-again", "I22", "EventTime.__init__")(
-        "if row is {+not None and row is +}None and connection.scalar(",
+        "if noted is {+not None and noted is +}None and connection.scalar(",
         f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit",
     ),
-    EVENT("windows-are-final-too-early", "I22", "EventTime._final_until")(
-        "return watermark[- - self._window.final_after-]", BOUNDS, MODEL
+    EVENT("windows-are-final-too-early", "I22", "_final_until")(
+        "else watermark[- - window.final_after-]", BOUNDS, MODEL
     ),
     EVENT("windows-are-removed-by-the-batch-itself", "I22", "EventTime.finish")(
         "until = self.[-_before-]{+_watermark+} - self._window.keep", BOUNDS, MODEL
@@ -45,7 +45,7 @@ MUTANTS = (
         '"previous_watermark": _as_moment(self.[-_before-]{+_watermark+})', REDO
     ),
     EVENT("final-windows-are-recorded-again", "I22", "EventTime.finish")(
-        "self._emit([-self._final_until(self._before)-]{+None+}, until)", BOUNDS, MODEL
+        "self._emit([-_final_until(self._window, self._before)-]{+None+}, until)", BOUNDS, MODEL
     ),
     EVENT("a-window-at-the-bound-is-recorded-twice", "I22", "EventTime._emit")(
         "windows.where(ended >{+=+} _at(after, self._window))", BOUNDS, MODEL
