@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tidegate.output import counted
 from tidegate.state_store.base.errors import RangeRefused, UsageError
 from tidegate.status.run_progress import ranges
 
@@ -91,10 +92,8 @@ def pause(store: "StateStore", pipeline: str, owner: str, reason: str) -> tuple[
 
 def what_a_pause_holds(begun: int, not_begun: int) -> str:
     """Return what happens to the batches that were planned: so many have begun, so many have not."""
-    ends = f"{begun} batch{'es' if begun > 1 else ''} in flight {'go' if begun > 1 else 'goes'} on to the commit"
-    waits = (
-        f"{not_begun} planned batch{'es' if not_begun > 1 else ''} {'wait' if not_begun > 1 else 'waits'} until it is resumed"
-    )
+    ends = f"{counted(begun, 'batch in flight goes', 'batches in flight go')} on to the commit"
+    waits = f"{counted(not_begun, 'planned batch waits', 'planned batches wait')} until it is resumed"
     told = [*([ends] if begun else []), *([waits] if not_begun else [])]
     return f"{'; '.join(told) or 'No batch is in flight'}."
 
@@ -121,7 +120,7 @@ def replay(
     if opened is None:
         return Done(f"No record of {named(spec.name, txid)} waits in quarantine."), None
     new_txid, records = opened
-    message = f"{spec.name}: {records} record{'s' if records > 1 else ''} left quarantine, for txid {new_txid}."
+    message = f"{spec.name}: {counted(records, 'record', 'records')} left quarantine, for txid {new_txid}."
     return Done(message, [new_txid], run_needed=True), opened
 
 

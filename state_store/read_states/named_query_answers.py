@@ -25,32 +25,21 @@ _ONLY_READS = ("25001", "25006", "42501")  # a statement changes data or its own
 _BAD_DATA, _BAD_STATEMENTS = "22", ("0A", "42")  # classes of SQLSTATE
 
 
-class NamedQuery(Protocol):
-    """A query as its author declares it."""
+class _Query(Protocol):
+    """A query as its author declares it (`tidegate.jobs.named_queries`)."""
 
     @property
-    def name(self) -> str:
-        """Return its name."""
-
+    def name(self) -> str: ...
     @property
-    def reads(self) -> Sequence[str]:
-        """Return the states that it reads, as ``pipeline.state``."""
-
+    def reads(self) -> Sequence[str]: ...
     @property
-    def arguments(self) -> Mapping[str, str]:
-        """Return the Postgres type of each argument."""
-
+    def arguments(self) -> Mapping[str, str]: ...
     @property
-    def answer(self) -> Callable[..., Any]:
-        """Return the author's function, which makes the SELECT."""
-
+    def answer(self) -> Callable[..., Any]: ...
     @property
-    def most_rows(self) -> int:
-        """Return how many rows an answer may have."""
-
+    def most_rows(self) -> int: ...
     @property
-    def timeout_seconds(self) -> int:
-        """Return how long it may take."""
+    def timeout_seconds(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Answer:
     rows: Sequence[Sequence[Any]]
 
 
-def ask(reader: LedgerReader, query: NamedQuery, given: Mapping[str, str | Sequence[str]]) -> Answer:
+def ask(reader: LedgerReader, query: _Query, given: Mapping[str, str | Sequence[str]]) -> Answer:
     """Return the answer to a query; each argument is given as text, an array as its values in text.
 
     Raises: UsageError for arguments that are missing, unknown, or not of their types; UnknownPipeline; DeclarationInvalid if
@@ -94,7 +83,7 @@ def ask(reader: LedgerReader, query: NamedQuery, given: Mapping[str, str | Seque
     return Answer(query.name, txids, columns, [tuple(row) for row in rows])
 
 
-def _check_names(query: NamedQuery, given: Mapping[str, Any]) -> None:
+def _check_names(query: _Query, given: Mapping[str, Any]) -> None:
     takes = ", ".join(f"{name} ({kind})" for name, kind in query.arguments.items()) or "no arguments"
     if strange := [name for name in given if name not in query.arguments]:
         raise UsageError(f"Query {query.name} has no argument {strange[0]}. It takes {takes}.")
@@ -102,7 +91,7 @@ def _check_names(query: NamedQuery, given: Mapping[str, Any]) -> None:
         raise UsageError(f"Query {query.name} needs argument {missing[0]}. It takes {takes}.")
 
 
-def _table(connection: Connection, query: NamedQuery, of: str) -> sa.Table:
+def _table(connection: Connection, query: _Query, of: str) -> sa.Table:
     pipeline, _, name = of.partition(".")
     state = pipeline_overview.spec_of_pipeline(connection, pipeline).state(name)
     if state is None or not state.is_table:
@@ -110,7 +99,7 @@ def _table(connection: Connection, query: NamedQuery, of: str) -> sa.Table:
     return partitions.readable_table(connection, state)
 
 
-def _value(connection: Connection, query: NamedQuery, name: str, given: str | Sequence[str]) -> Any:
+def _value(connection: Connection, query: _Query, name: str, given: str | Sequence[str]) -> Any:
     """Return an argument as Python's value, converted by Postgres.
 
     Raises: UsageError.
@@ -136,7 +125,7 @@ def _value(connection: Connection, query: NamedQuery, name: str, given: str | Se
 
 
 def _statement(
-    query: NamedQuery, states: Mapping[str, sa.Table], values: Mapping[str, Any]
+    query: _Query, states: Mapping[str, sa.Table], values: Mapping[str, Any]
 ) -> sa.Select[Any] | sa.CompoundSelect[Any]:
     """Return the author's SELECT.
 
@@ -161,7 +150,7 @@ def _statement(
     return statement
 
 
-def _columns(connection: Connection, query: NamedQuery, described: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
+def _columns(connection: Connection, query: _Query, described: Sequence[tuple[str, int]]) -> list[tuple[str, str]]:
     names = [name for name, _ in described]
     if twice := [name for name in names if names.count(name) > 1]:
         raise DeclarationInvalid(f"The answer of query {query.name} has two columns {twice[0]}: give one of them a label.")
@@ -175,7 +164,7 @@ def _columns(connection: Connection, query: NamedQuery, described: Sequence[tupl
 
 
 @contextmanager
-def _explained(query: NamedQuery) -> Iterator[None]:
+def _explained(query: _Query) -> Iterator[None]:
     """Translate Postgres' errors about a query; the ledger reader translates all others."""
     try:
         yield

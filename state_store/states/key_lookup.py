@@ -71,7 +71,7 @@ def found(
                 raise UsageError(f"The rows of these keys have over {most_characters} characters. Ask for fewer at a time.")
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
-    if state.ranges and None in result and (missing := missing_ranges(connection, state.name)):
+    if None in result and (missing := missing_ranges(connection, state.name)):
         from tidegate.state_store.states import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
 
         raise range_partitions.not_whole(f"{STATE}.{state.name}", missing)

@@ -35,9 +35,7 @@ MUTANTS = (
         "if noted is {+not None and noted is +}None and connection.scalar(",
         f"{TESTS}::test_a_watermark_of_another_writer_stops_the_commit",
     ),
-    EVENT("windows-are-final-too-early", "I22", "_final_until")(
-        "else watermark[- - window.final_after-]", BOUNDS, MODEL
-    ),
+    EVENT("windows-are-final-too-early", "I22", "_final_until")("else watermark[- - window.final_after-]", BOUNDS, MODEL),
     EVENT("windows-are-removed-by-the-batch-itself", "I22", "EventTime.finish")(
         "until = self.[-_before-]{+_watermark+} - self._window.keep", BOUNDS, MODEL
     ),

@@ -106,7 +106,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
         store.check_not_followed(declared.spec, txid, without)
     if not yes:
         origin = "" if declared.source.kind == "transactional" else ", from what its source holds now"
-        keys = f"{status.key_count} key{'' if status.key_count == 1 else 's'}"
+        keys = output.counted(status.key_count or 0, "key", "keys")
         raise UsageError(
             f"{pipeline} {txid} has {operator_actions.ended(status)}, with {keys}. Redoing it takes back what it did to "
             f"{', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
@@ -274,7 +274,8 @@ def _removed_in_words(done: "Pruned") -> str:
     whole = [_names(done.partitions) or f"{len(done.partitions)} partitions"] if done.partitions else []
     if whole and not done.changes:
         return whole[0]
-    changes = f"{done.changes} {'more ' if whole else ''}change{'' if done.changes == 1 else 's'}"
+    more = "more " if whole else ""
+    changes = output.counted(done.changes, f"{more}change", f"{more}changes")
     return " and ".join([*whole, changes])
 
 
