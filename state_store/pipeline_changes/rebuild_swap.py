@@ -10,7 +10,7 @@ from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents, message_of
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, StateSpec
 from tidegate.state_store.ledger import tables
-from tidegate.state_store.states import partitions, state_tables, team_additions
+from tidegate.state_store.states import state_tables, team_additions
 
 # Gives a table, its partitions, and their indexes and constraints the names of another table, wherever they contain its own.
 # A constraint that a partition inherits has its parent's name.
@@ -118,16 +118,16 @@ def take_place(connection: Connection, pipeline: str, state: StateSpec, rebuilt:
             _drop(connection, pipeline, state_tables.drop_of_view(state_tables.STATE, each), each.name)
     for old, new in zip(state_tables.tables_of(state), state_tables.tables_of(rebuilt), strict=True):
         _check_not_published(connection, pipeline, old)
-        statement_text.ddl(connection, partitions.made_like_before(new, old.name))
-        for statement in state_tables.after_create(rebuilt, new.name):
-            if statement.startswith("GRANT"):  # what the former declaration may not have needed
-                statement_text.ddl(connection, statement)
-        given = team_additions.statements(connection, old)
+        statement_text.ddl(connection, team_additions.refused(old, old.fullname))
+        given = team_additions.statements(connection, new, old)
         _drop(connection, pipeline, f"DROP TABLE {statement_text.in_state(old.name)}", old.name)
         names = {"before": new.name, "state_before": rebuilt.name, "state": state.name}
         statement_text.ddl(connection, _RENAMED.format(schema=state_tables.STATE, **names))
         for statement in given:
             _give(connection, pipeline, statement, old)
+        for statement in state_tables.after_create(state, old.name):
+            if statement.startswith("GRANT"):  # what the former declaration may not have needed
+                statement_text.ddl(connection, statement)
 
 
 def _give(connection: Connection, pipeline: str, statement: str, table: sa.Table) -> None:

@@ -25,71 +25,6 @@ SELECT attname, array(
 FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = ANY (partattrs::int2[])
 WHERE partrelid = to_regclass(:table)
 """)
-# Gives a table that was made again what the one before has beyond its declaration: exactly its privileges, and the
-# triggers that it lacks. Partitions have no privileges of their own. Done where the migration runs, as databases differ.
-# Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
-_MADE_LIKE_BEFORE = """DO $do$
-DECLARE
-    statement text;
-BEGIN
-    IF (SELECT relrowsecurity FROM pg_class WHERE oid = '{before}'::regclass)
-        OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
-        RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
-            migrate, then make both again';
-    END IF;
-    IF EXISTS (
-        SELECT FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
-        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid
-        WHERE puballtables OR pnnspid = '{schema}'::regnamespace OR prrelid = '{before}'::regclass
-            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{before}'::regclass)
-    ) THEN
-        RAISE '{made} is in a publication, whose subscribers would not learn of the table that is made again: take it
-            out, migrate, then add it again';
-    END IF;
-    IF EXISTS (SELECT FROM pg_rewrite WHERE ev_class = '{before}'::regclass) THEN
-        RAISE '{made} has a rule, which the table that is made again would lack: drop it, migrate, then make it again';
-    END IF;
-    IF EXISTS (SELECT FROM pg_class WHERE oid = '{before}'::regclass AND relispartition) THEN
-        RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
-    END IF;
-    FOR statement IN
-        WITH before AS (
-            SELECT * FROM pg_class WHERE oid = '{before}'::regclass
-        ), named (oid, name) AS (
-            SELECT 0::oid, 'PUBLIC' UNION ALL SELECT oid, quote_ident(rolname) FROM pg_roles
-        ), granted AS (
-            SELECT 0 AS part, '' AS columns, a.* FROM before, aclexplode(relacl) WITH ORDINALITY AS a WHERE grantee <> relowner
-            UNION ALL
-            SELECT attnum, format('(%I)', attname), a.*
-            FROM before JOIN pg_attribute ON attrelid = oid, aclexplode(attacl) WITH ORDINALITY AS a WHERE attnum > 0
-        ), triggers AS (
-            SELECT * FROM pg_trigger WHERE tgrelid = '{before}'::regclass AND NOT tgisinternal AND NOT EXISTS (
-                SELECT FROM pg_trigger AS same WHERE same.tgrelid = '{made}'::regclass AND same.tgname = pg_trigger.tgname)
-        )
-        SELECT todo FROM (
-            SELECT 1, 0, 0, format('REVOKE ALL ON {made} FROM %s', name)
-            FROM pg_class, aclexplode(relacl) JOIN named ON named.oid = grantee
-            WHERE pg_class.oid = '{made}'::regclass AND grantee <> relowner
-            UNION ALL
-            SELECT 2, part, ordinality, format(
-                'GRANT %s %s ON {made} TO %s%s', privilege_type, columns, name,
-                CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
-            FROM granted JOIN named ON named.oid = grantee
-            UNION ALL
-            SELECT 3, 0, 0, replace(
-                replace(pg_get_triggerdef(oid), ' ON {schema}."{name}" ', ' ON {made} '), ' ON {before} ', ' ON {made} ')
-            FROM triggers
-            UNION ALL
-            SELECT 4, 0, 0, format(
-                'ALTER TABLE {made} %s TRIGGER %I',
-                CASE tgenabled WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE REPLICA' END, tgname)
-            FROM triggers WHERE tgenabled <> 'O'
-        ) AS all_of_them (step, part, number, todo) ORDER BY step, part, number
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-END
-$do$"""
 
 
 class _Found(NamedTuple):
@@ -189,15 +124,8 @@ def moved_back(table: Table, state: StateSpec) -> Iterator[str]:
     yield f"ALTER TABLE {table.fullname} DISABLE TRIGGER single_writer"
     yield str(copy.compile(dialect=statement_text.DIALECT))
     yield f"ALTER TABLE {table.fullname} ENABLE ALWAYS TRIGGER single_writer"
-    before_it = f"{table.name}$before"
-    for statement in (made_like_before(table, before_it), team_additions.replaced(table, before_it)):
+    for statement in (team_additions.refused(table, before.fullname), team_additions.replaced(table, before.fullname)):
         yield " ".join(statement.split())  # one line of the migration
-
-
-def made_like_before(table: Table, before: str) -> str:
-    """Return the statement that gives a table what another one in its schema has beyond its declaration, but for indexes."""
-    names = {"schema": table.schema, "name": before, "before": f"{table.schema}.{before}"}
-    return _MADE_LIKE_BEFORE.format(made=table.fullname, **names)
 
 
 def _indexed(table: Table) -> Iterator[sa.PrimaryKeyConstraint | sa.UniqueConstraint | sa.Index]:

@@ -1,7 +1,7 @@
-"""What a team has given to a state's table by hand (indexes, constraints, storage), for the table that takes its place.
+"""What a team has given to a state's table by hand (privileges, triggers, indexes), for the table that takes its place.
 
-Privileges and triggers are given to the new table while both exist (`partitions.made_like_before`). An index has a name of its
-own in the schema, so it can be made again only when the former table is gone: these statements are read before that.
+An index has a name of its own in the schema, so it can be made again only when the former table is gone: the statements are
+read while both are there.
 """
 
 from collections.abc import Iterable
@@ -9,35 +9,85 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from sqlalchemy import Connection, Table
 
-# Postgres writes a definition with the former table's name. NOT NULL and primary keys are declared. What belongs to a single
-# partition is left: the new table may be divided otherwise; and a divided one has no storage parameters and is not clustered.
+# Row-level security is refused: without it, hidden rows would show; and a forced one may have hidden rows from the copy.
+_REFUSED = """DO $do$
+BEGIN
+    IF (SELECT relrowsecurity FROM pg_class WHERE oid = '{before}'::regclass)
+        OR EXISTS (SELECT FROM pg_policy WHERE polrelid = '{before}'::regclass) THEN
+        RAISE '{made} has row-level security, which the table that is made again would lack: drop it with its policies,
+            migrate, then make both again';
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_publication LEFT JOIN pg_publication_rel ON prpubid = pg_publication.oid
+        LEFT JOIN pg_publication_namespace ON pnpubid = pg_publication.oid
+        WHERE puballtables OR pnnspid = '{schema}'::regnamespace OR prrelid = '{before}'::regclass
+            OR prrelid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = '{before}'::regclass)
+    ) THEN
+        RAISE '{made} is in a publication, whose subscribers would not learn of the table that is made again: take it
+            out, migrate, then add it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_rewrite WHERE ev_class = '{before}'::regclass) THEN
+        RAISE '{made} has a rule, which the table that is made again would lack: drop it, migrate, then make it again';
+    END IF;
+    IF EXISTS (SELECT FROM pg_class WHERE oid = '{before}'::regclass AND relispartition) THEN
+        RAISE '{made} is a partition of another table, which would lack its rows: detach it, migrate, then attach it again';
+    END IF;
+END
+$do$"""
+# Exactly the former table's privileges, and the triggers that the new one lacks. Postgres writes a definition with the former
+# table's name. NOT NULL and primary keys are declared. What belongs to a single partition is left: the new table may be divided
+# otherwise; and a divided one has no storage parameters and is not clustered.
 _STATEMENTS = """
+    WITH triggers AS (
+        SELECT * FROM pg_trigger WHERE tgrelid = '{before}'::regclass AND NOT tgisinternal
+            AND tgname <> ALL (SELECT tgname FROM pg_trigger WHERE tgrelid = '{new}'::regclass)
+    ), granted AS (
+        SELECT 0 AS part, '' AS columns, relacl AS acl FROM pg_class WHERE oid = '{before}'::regclass
+        UNION ALL
+        SELECT attnum, format('(%I)', attname), attacl FROM pg_attribute WHERE attrelid = '{before}'::regclass AND attnum > 0
+    )
     SELECT todo FROM (
-        SELECT 1 AS step, conname::text AS name, format('ALTER TABLE {made} ADD CONSTRAINT %I %s', conname,
-            pg_get_constraintdef(oid)) AS todo
+        SELECT 1 AS step, '' AS name, format('REVOKE ALL ON {made} FROM %s',
+            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END) AS todo
+        FROM pg_class, aclexplode(relacl) WHERE oid = '{new}'::regclass AND grantee <> relowner
+        UNION ALL
+        SELECT 2, lpad(part::text, 5, '0') || lpad(ordinality::text, 5, '0'), format('GRANT %s %s ON {made} TO %s%s',
+            privilege_type, columns, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END,
+            CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END)
+        FROM granted, aclexplode(acl) WITH ORDINALITY
+        WHERE grantee <> (SELECT relowner FROM pg_class WHERE oid = '{before}'::regclass)
+        UNION ALL
+        SELECT 3, tgname, replace(pg_get_triggerdef(oid), format(' ON %s ', tgrelid::regclass), ' ON {made} ') FROM triggers
+        UNION ALL
+        SELECT 4, tgname, format('ALTER TABLE {made} %s TRIGGER %I', CASE tgenabled
+            WHEN 'D' THEN 'DISABLE' WHEN 'A' THEN 'ENABLE ALWAYS' ELSE 'ENABLE REPLICA' END, tgname)
+        FROM triggers WHERE tgenabled <> 'O'
+        UNION ALL
+        SELECT 5, conname, format('ALTER TABLE {made} ADD CONSTRAINT %I %s', conname,
+            pg_get_constraintdef(oid))
         FROM pg_constraint
         WHERE conrelid = '{before}'::regclass AND contype IN ('c', 'u', 'x', 'f') AND conparentid = 0
             AND conname <> ALL ({ours})
         UNION ALL
-        SELECT 2, relname, replace(regexp_replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON '),
+        SELECT 6, relname, replace(regexp_replace(pg_get_indexdef(indexrelid), ' ON ONLY ', ' ON '),
             format(' ON %s ', indrelid::regclass), ' ON {made} ')
         FROM pg_index JOIN pg_class ON oid = indexrelid
         WHERE indrelid = '{before}'::regclass AND relname <> ALL ({ours})
             AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid AND contype IN ('p', 'u', 'x'))
         UNION ALL
-        SELECT 3, stxname, regexp_replace(pg_get_statisticsobjdef(oid), ' FROM [^ ]+$', ' FROM {made}')
+        SELECT 7, stxname, regexp_replace(pg_get_statisticsobjdef(oid), ' FROM [^ ]+$', ' FROM {made}')
         FROM pg_statistic_ext WHERE stxrelid = '{before}'::regclass
         UNION ALL
-        SELECT 4, attname, format('ALTER TABLE {made} ALTER %I SET STATISTICS %s', attname, attstattarget)
+        SELECT 8, attname, format('ALTER TABLE {made} ALTER %I SET STATISTICS %s', attname, attstattarget)
         FROM pg_attribute WHERE attrelid = '{before}'::regclass AND attnum > 0 AND NOT attisdropped AND attstattarget >= 0
         UNION ALL
-        SELECT 5, attname, format('COMMENT ON COLUMN {made}.%I IS %L', attname, col_description(attrelid, attnum))
+        SELECT 9, attname, format('COMMENT ON COLUMN {made}.%I IS %L', attname, col_description(attrelid, attnum))
         FROM pg_attribute WHERE attrelid = '{before}'::regclass AND col_description(attrelid, attnum) IS NOT NULL
         UNION ALL
-        SELECT 6, '', format('COMMENT ON TABLE {made} IS %L', described)
+        SELECT 10, '', format('COMMENT ON TABLE {made} IS %L', described)
         FROM obj_description('{before}'::regclass, 'pg_class') AS described WHERE described IS NOT NULL
         UNION ALL
-        SELECT 7, '', format('ALTER TABLE {made} REPLICA IDENTITY %s', CASE relreplident
+        SELECT 11, '', format('ALTER TABLE {made} REPLICA IDENTITY %s', CASE relreplident
             WHEN 'f' THEN 'FULL'
             WHEN 'n' THEN 'NOTHING'
             ELSE format('USING INDEX %I', (
@@ -45,7 +95,7 @@ _STATEMENTS = """
                 WHERE indrelid = '{before}'::regclass AND indisreplident)) END)
         FROM pg_class WHERE oid = '{before}'::regclass AND relreplident <> 'd'
         UNION ALL
-        SELECT 8, attname, format('ALTER TABLE {made} ALTER %I %s', attname, changed)
+        SELECT 12, attname, format('ALTER TABLE {made} ALTER %I %s', attname, changed)
         FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid CROSS JOIN LATERAL (VALUES
             ('SET (' || array_to_string(attoptions, ', ') || ')'),
             (CASE WHEN attstorage <> typstorage THEN 'SET STORAGE ' || CASE attstorage
@@ -54,20 +104,20 @@ _STATEMENTS = """
         ) AS of_it (changed)
         WHERE attrelid = '{before}'::regclass AND attnum > 0 AND NOT attisdropped AND changed IS NOT NULL
         UNION ALL
-        SELECT 9, '', 'ALTER TABLE {made} ' || changed
+        SELECT 13, '', 'ALTER TABLE {made} ' || changed
         FROM pg_class LEFT JOIN pg_class AS toast ON toast.oid = pg_class.reltoastrelid CROSS JOIN LATERAL (VALUES
             ('SET (' || array_to_string(pg_class.reloptions, ', ') || ')'),
             ('SET (toast.' || array_to_string(toast.reloptions, ', toast.') || ')'),
             ((SELECT format('CLUSTER ON %I', regexp_replace(relname, '[$]before$', ''))
                 FROM pg_index JOIN pg_class AS i ON i.oid = indexrelid
                 WHERE indrelid = '{before}'::regclass AND indisclustered))) AS of_it (changed)
-        WHERE pg_class.oid = '{before}'::regclass AND (SELECT relkind FROM pg_class WHERE oid = '{made}'::regclass) = 'r'
+        WHERE pg_class.oid = '{before}'::regclass AND (SELECT relkind FROM pg_class WHERE oid = '{new}'::regclass) = 'r'
             AND changed IS NOT NULL
         UNION ALL
-        SELECT 10, '', format('ALTER TABLE {made} SET TABLESPACE %I', spcname)
+        SELECT 14, '', format('ALTER TABLE {made} SET TABLESPACE %I', spcname)
         FROM pg_class JOIN pg_tablespace ON pg_tablespace.oid = reltablespace WHERE pg_class.oid = '{before}'::regclass
         UNION ALL
-        SELECT 11, lpad(inhseqno::text, 9), format('ALTER TABLE {made} INHERIT %s', inhparent::regclass)
+        SELECT 15, lpad(inhseqno::text, 9), format('ALTER TABLE {made} INHERIT %s', inhparent::regclass)
         FROM pg_inherits WHERE inhrelid = '{before}'::regclass
     ) AS all_of_them ORDER BY step, name"""
 _REPLACED = """DO $do$
@@ -88,24 +138,27 @@ END
 $do$"""
 
 
-def statements(connection: Connection, table: Table) -> list[str]:
-    """Return the statements that give what a team has given to a table to the one that gets its name."""
-    text = _statements(made=table.fullname, before=table.fullname, ours=_ours(table))
+def refused(table: Table, before: str) -> str:
+    """Return the statement that fails if the former table, now called `before`, has what `table` in its place would lack."""
+    return _REFUSED.format(made=table.fullname, schema=table.schema, before=before)
+
+
+def statements(connection: Connection, new: Table, former: Table) -> list[str]:
+    """Return the statements that give what a team has given to a table to the new one, once that has its name."""
+    text = _statements(made=former.fullname, new=new.fullname, before=former.fullname, ours=_ours(former))
     return list(connection.scalars(sa.text(text)))
 
 
 def replaced(table: Table, before: str) -> str:
-    """Return the statement that drops the table of this name, and gives what a team had given to it to the new `table`."""
+    """Return the statement that drops the former table, now called `before`, and gives `table` what a team had given to it."""
     ours = [name + end for name in _ours(table) for end in ("", "$before")]
-    fullname = f"{table.schema}.{before}"
-    return _REPLACED.format(
-        made=table.fullname, before=fullname, statements=_statements(made=table.fullname, before=fullname, ours=ours)
-    )
+    names = {"made": table.fullname, "before": before}
+    return _REPLACED.format(**names, statements=_statements(**names, new=table.fullname, ours=ours))
 
 
-def _statements(*, made: str, before: str, ours: Iterable[str]) -> str:
+def _statements(*, made: str, new: str, before: str, ours: Iterable[str]) -> str:
     names = ", ".join(f"'{name}'" for name in sorted(ours))
-    return _STATEMENTS.format(made=made, before=before, ours=f"ARRAY[{names}]::text[]")
+    return _STATEMENTS.format(made=made, new=new, before=before, ours=f"ARRAY[{names}]::text[]")
 
 
 def _ours(table: Table) -> set[str]:

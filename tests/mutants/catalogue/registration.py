@@ -59,7 +59,7 @@ MUTANTS = (
         "tests/unit/test_evolution.py::test_a_numeric_value_may_get_more_digits_before_the_point",
     ),
     TEAM_ADDITIONS("a-rebuilt-table-loses-its-storage-parameters", "I24", MODULE)(
-        "WHERE oid = '{made}'::regclass) = '[-r-]{+t+}'",
+        "FROM pg_class WHERE oid = '{new}'::regclass) = '[-r-]{+t+}'",
         f"{REBUILDS}::test_what_the_team_has_given_to_a_table_is_given_to_the_rebuilt_one",
     ),
     RETIREMENT_PY("a-followed-pipeline-is-retired", "I23", "retire")(
