@@ -226,7 +226,7 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
     SchemaOutOfDate if it lacks a partition, whose rows would be passed.
     """
     from tidegate.state_store.declarations.pipeline_spec import spec_of  # noqa: PLC0415
-    from tidegate.state_store.states import key_lookup, range_partitions  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
+    from tidegate.state_store.states import key_lookup  # noqa: PLC0415 - declaring a pipeline must not load SQLAlchemy
 
     with connection.cursor() as cursor:
         cursor.execute(_UPSTREAM, {"state": source.state, "pipeline": source.pipeline})
@@ -246,8 +246,7 @@ def _find_upstream(connection: Any, source: Changes) -> _Upstream:
             f"Changes({source.of!r}): table state.{table} is gone, or was put back by itself, so rows of committed txids may "
             f"be missing; {source.pipeline} does not go on either. See what it says: tidegate run {source.pipeline}"
         )
-    if missing := key_lookup.missing_ranges(connection, table):
-        raise range_partitions.not_whole(f"state.{table}", missing)
+    key_lookup.check_whole(connection, table)
     return _Upstream(committed, _query(source, state), pruned)
 
 

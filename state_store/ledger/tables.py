@@ -15,13 +15,6 @@ from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID, UUID
 
 from tidegate.state_store.base.errors import storable
 
-NAMING = {
-    "pk": "pk_%(table_name)s",
-    "fk": "fk_%(table_name)s_%(referred_table_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-}
 LEDGER = "tidegate"
 # Read when the module is imported. While a process runs, another version may be installed in the same place: its files say
 # nothing about the running code.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import psycopg2
 from psycopg2 import sql
 
-from tidegate.state_store.base.errors import UsageError
+from tidegate.state_store.base.errors import SchemaOutOfDate, UsageError
 from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.connections.executor_connections import connect
 from tidegate.state_store.connections.postgres_errors import translate
@@ -17,6 +17,7 @@ from tidegate.state_store.declarations.pipeline_spec import StateSpec
 
 Row = Mapping[str, Any]
 KEYS_PER_STATEMENT = 5000
+SHOWN_PARTITIONS = 5
 ROW = "s"  # the alias of the state's table in a statement
 _ALL = sql.SQL("true")
 _IS_SAME = """
@@ -71,18 +72,27 @@ def found(
                 raise UsageError(f"The rows of these keys have over {most_characters} characters. Ask for fewer at a time.")
     except (psycopg2.DataError, ValueError) as error:  # psycopg2 itself refuses NUL and text that is not UTF-8
         raise no_such_key(state, error) from error
-    if None in result and (missing := missing_ranges(connection, state.name)):
-        from tidegate.state_store.states import range_partitions  # noqa: PLC0415 - SQLAlchemy takes longer than the command
-
-        raise range_partitions.not_whole(f"{STATE}.{state.name}", missing)
+    if None in result:
+        check_whole(connection, state.name)
     return result
 
 
-def missing_ranges(connection: Any, state: str) -> list[str]:
-    """Return the range partitions that a state has lost. The connection is psycopg2's."""
+def check_whole(connection: Any, table: str) -> None:
+    """Refuse a table in schema state that lacks a partition, whose rows would be missing. The connection is psycopg2's.
+
+    Raises: SchemaOutOfDate.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(_MISSING_RANGES, [state])
-        return [name for (name,) in cursor]
+        cursor.execute(_MISSING_RANGES, [table])
+        missing = [name for (name,) in cursor]
+    if missing:
+        shown = ", ".join(sorted(missing)[:SHOWN_PARTITIONS]) + (" ..." if len(missing) > SHOWN_PARTITIONS else "")
+        name = f"{STATE}.{table}"
+        raise SchemaOutOfDate(
+            f"Table {name} lacks {len(missing)} of the partitions that commits have made, with all their rows: {shown}. What "
+            f"was detached has to be attached again, with the bounds that tidegate.state_range has for it (ALTER TABLE {name} "
+            "ATTACH PARTITION ...). If it is to be gone: tidegate prune. Nothing was changed."
+        )
 
 
 def is_same_table(connection: Any, table: str) -> bool:

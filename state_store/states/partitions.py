@@ -50,8 +50,7 @@ def check_whole(connection: Connection, table: str) -> None:
 
     Raises: SchemaOutOfDate.
     """
-    if missing := key_lookup.missing_ranges(connection.connection.driver_connection, table):
-        raise range_partitions.not_whole(f"{state_tables.STATE}.{table}", missing)
+    key_lookup.check_whole(connection.connection.driver_connection, table)
 
 
 def readable_table(connection: Connection, state: StateSpec) -> Table:

@@ -7,7 +7,7 @@ partition made, in its own transaction. The ledger notes each, so that one that 
 prune` removes old ones as a whole. Their names are the table's, a $ and the start of the range.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -20,9 +20,10 @@ from tidegate.state_store.base.errors import BadKey, Overflow, SchemaOutOfDate, 
 from tidegate.state_store.connections import lock_holders
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.statement_text import ddl, in_state, quoted, with_values
-from tidegate.state_store.declarations.column_spec import TXID
+from tidegate.state_store.declarations.column_spec import TXID, ColumnType
 from tidegate.state_store.declarations.pipeline_spec import Ranges, StateSpec
 from tidegate.state_store.ledger import tables
+from tidegate.state_store.states.state_tables import sql_type
 
 # A transaction makes or removes no more partitions: each takes some five entries of Postgres' table of locks. More new ranges
 # in one batch are a mistake rather than a history.
@@ -35,15 +36,7 @@ LOCK_TIMEOUT = "1200ms"
 # table: it needs a migration that divides the tables again.
 TXIDS = 1000
 _LEAST = {"integer": -(2**31), "bigint": -(2**63)}
-_SHOWN = 5
 _LONGEST_NAME = 63  # of Postgres
-_SQL_TYPES: dict[str, Any] = {
-    "integer": sa.Integer(),
-    "bigint": sa.BigInteger(),
-    "date": sa.Date(),
-    "timestamp": sa.TIMESTAMP(),
-    "timestamptz": sa.TIMESTAMP(timezone=True),
-}
 _PARTITIONS_SET_ASIDE = """DO $do$
 DECLARE
     part regclass;
@@ -195,7 +188,7 @@ def ended(connection: Connection, divided: Divided, before: str) -> list[str]:
     Raises: UsageError if the value is none of the column's type.
     """
     kind, r = divided.kind, tables.state_range.c
-    upper, bound = (sa.cast(value, _SQL_TYPES[kind]) for value in (r.upper, sa.literal(before, sa.Text)))
+    upper, bound = (sa.cast(value, sql_type(ColumnType(kind))) for value in (r.upper, sa.literal(before, sa.Text)))
     found = sa.select(r.partition).where(r.state == divided.table, upper <= bound)
     try:
         with connection.begin_nested():
@@ -279,16 +272,6 @@ def length(connection: Connection, state: StateSpec, column: str) -> str | int:
         return state.ranges.every
     kind = next((value.type.name for value in state.values if value.name == column), "")
     return 1_000_000 if kind in _LEAST else "month"
-
-
-def not_whole(table: str, missing: Collection[str]) -> SchemaOutOfDate:
-    """Return the error for a table that lacks these partitions."""
-    shown = ", ".join(sorted(missing)[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else "")
-    return SchemaOutOfDate(
-        f"Table {table} lacks {len(missing)} of the partitions that commits have made, with all their rows: {shown}. What was "
-        f"detached has to be attached again, with the bounds that tidegate.state_range has for it (ALTER TABLE {table} ATTACH "
-        "PARTITION ...). If it is to be gone: tidegate prune. Nothing was changed."
-    )
 
 
 def set_aside(state: StateSpec, table: Table) -> Iterator[str]:

@@ -25,7 +25,6 @@ from tidegate.state_store.declarations.column_spec import (
 )
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, Staged, StateSpec
 from tidegate.state_store.declarations.window_spec import WINDOW_END
-from tidegate.state_store.ledger.tables import NAMING
 
 STATE = table_locks.STATE
 # Free space on each page lets Postgres keep a new row version beside the old one, without new index entries (a HOT update).
@@ -59,6 +58,7 @@ _TYPES: dict[str, Any] = {
     "bytea": BYTEA(),
 }
 DERIVED_PRECISION = 76
+_NAMING = {"ck": "ck_%(table_name)s_%(constraint_name)s"}  # all other constraints have names of their own
 
 
 class StagedBatch(NamedTuple):
@@ -71,7 +71,7 @@ class StagedBatch(NamedTuple):
 
 def metadata_of(specs: tuple[PipelineSpec, ...]) -> sa.MetaData:
     """Return the state tables of these pipelines."""
-    metadata = sa.MetaData(schema=STATE, naming_convention=NAMING)
+    metadata = sa.MetaData(schema=STATE, naming_convention=_NAMING)
     for spec in specs:
         for state in spec.readable:
             tables_of(state, metadata)
@@ -175,7 +175,7 @@ def after_create(state: StateSpec, table: str) -> list[str]:
 
 
 def _table(name: str, metadata: sa.MetaData | None, parts: list[Any], storage: dict[str, Any], after: Sequence[str]) -> Table:
-    found = sa.MetaData(schema=STATE, naming_convention=NAMING) if metadata is None else metadata
+    found = sa.MetaData(schema=STATE, naming_convention=_NAMING) if metadata is None else metadata
     table: Table = Table(name, found, *parts, **storage)
     for statement in after:
         sa.event.listen(table, "after_create", sa.DDL(statement))  # type: ignore[no-untyped-call]
