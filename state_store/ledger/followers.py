@@ -1,11 +1,11 @@
-"""Which registered pipelines follow a state: they read its changes, or its appended rows, by an input."""
+"""Which registered pipelines follow a state: they read its changes, or its appended rows, by an input; and all others."""
 
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from tidegate.state_store.declarations.pipeline_spec import followed_as, parts_of
+from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, followed_as, parts_of, spec_of
 from tidegate.state_store.ledger import tables
 
 
@@ -31,3 +31,10 @@ def followers(connection: Connection, pipeline: str, state: str) -> list[Followe
     return [
         Follower(name, part, txid) for name, txid, of in registered for part, what in parts_of(of).items() if what == followed
     ]
+
+
+def others(connection: Connection, pipeline: str) -> list[PipelineSpec]:
+    """Return all other pipelines in service as they are registered, in the order of their names."""
+    p = tables.pipeline.c
+    declared = sa.select(p.declaration).where(p.pipeline != pipeline, tables.IN_SERVICE).order_by(p.pipeline)
+    return list(map(spec_of, connection.scalars(declared)))

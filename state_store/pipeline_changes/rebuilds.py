@@ -22,9 +22,8 @@ from tidegate.state_store.declarations.pipeline_spec import (
     SourceMetadata,
     rebuilt_by,
     rebuilt_name,
-    spec_of,
 )
-from tidegate.state_store.ledger import batches, cursors, schema_revision, tables
+from tidegate.state_store.ledger import batches, cursors, followers, schema_revision, tables
 from tidegate.state_store.ledger.batches import QUARANTINED, BatchInput, position_of
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import rebuild_swap, registration
@@ -113,7 +112,6 @@ def _why_not(connection: Connection, before: PipelineSpec, spec: PipelineSpec, c
 
 def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec) -> str | None:
     """Return why a pipeline cannot be rebuilt at all."""
-    p = tables.pipeline.c
     try:
         rebuild = rebuild_of(spec)
     except ValueError as too_long:
@@ -130,8 +128,7 @@ def _why_never(connection: Connection, before: PipelineSpec, spec: PipelineSpec)
             return f"its states have {count} partitions; a migration puts at most {range_partitions.MOST_AT_ONCE} into place."
     if any(query.pipeline == spec.name for query in spec.queries):
         return "its transform reads its own states, by their names."
-    others = sa.select(p.declaration).where(p.pipeline != spec.name, tables.IN_SERVICE).order_by(p.pipeline)
-    for other in map(spec_of, connection.scalars(others)):
+    for other in followers.others(connection, spec.name):
         if spec.name in other.read_pipelines:
             return f"{other.name} follows or reads its states, and would not learn that they are others now."
     return None

@@ -5,7 +5,7 @@ its states, unless they are dropped.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from tidegate.state_store.connections.database import DDL_LOCK_TIMEOUT_SECONDS
 from tidegate.state_store.connections.local_settings import set_local
 from tidegate.state_store.connections.postgres_errors import dependents
 from tidegate.state_store.declarations.pipeline_spec import PipelineSpec, rebuilt_by, spec_of
-from tidegate.state_store.ledger import cursors, schema_revision, tables
+from tidegate.state_store.ledger import cursors, followers, schema_revision, tables
 from tidegate.state_store.ledger.cursors import Retired
 from tidegate.state_store.operate.action_record import write_action
 from tidegate.state_store.pipeline_changes import registration
@@ -101,7 +101,7 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
     """
     schema_revision.lock_revision(connection)  # a migration registers pipelines that may read the states
     committed, retired = _lock(connection, pipeline)
-    others = _others(connection, pipeline)
+    others = followers.others(connection, pipeline)
     _check_not_read(pipeline, others)
     if retired.at is None:
         _check_not_in_work(connection, pipeline, committed)
@@ -126,7 +126,7 @@ def retire(connection: Connection, pipeline: str, request: Request) -> Retiremen
         states=[name for name, _ in relations if name in names and not request.drops_states],
         dropped=[name for name, _ in dropped if name in names],
         are_more=request.drops_states and len(dropped) < len(relations),
-        mentioned_by=[other for other, spec in others.items() if _mentions(spec.source_identity, names)],
+        mentioned_by=[other.name for other in others if _mentions(other.source_identity, names)],
     )
 
 
@@ -190,14 +190,8 @@ def _lock(connection: Connection, pipeline: str) -> tuple[int, Retired]:
     return txid, pipeline_overview.retired(connection, pipeline)
 
 
-def _others(connection: Connection, pipeline: str) -> Mapping[str, PipelineSpec]:
-    p = tables.pipeline.c
-    others = sa.select(p.pipeline, p.declaration).where(p.pipeline != pipeline, tables.IN_SERVICE).order_by(p.pipeline)
-    return {name: spec_of(declaration) for name, declaration in connection.execute(others)}
-
-
-def _check_not_read(pipeline: str, others: Mapping[str, PipelineSpec]) -> None:
-    if readers := [name for name, other in others.items() if pipeline in other.read_pipelines]:
+def _check_not_read(pipeline: str, others: Sequence[PipelineSpec]) -> None:
+    if readers := [other.name for other in others if pipeline in other.read_pipelines]:
         read = "follows or reads" if len(readers) == 1 else "follow or read"
         raise UsageError(
             f"{pipeline} cannot be retired: {' and '.join(readers)} {read} its states. First retire {readers[0]}, or declare "
