@@ -69,7 +69,6 @@ class CommitFacts:
     """What a commit or the start of an attempt rests on; batches by txid, in order."""
 
     cursor: Cursor
-    database: DatabaseFacts
     retired: Retired
     registered: Registered
     batches: Mapping[int, BatchFacts]
@@ -154,7 +153,7 @@ def read(connection: Connection, pipeline: str, history: UUID, witness: Witness,
     by_txid = {batch.locked.txid: batch for batch in sorted(found, key=lambda batch: batch.locked.txid)}
     if registered.strange is not None:
         registered = registered._replace(strange=StrangeTable(**registered.strange))
-    return CommitFacts(cursor, database, retired, registered, by_txid)
+    return CommitFacts(cursor, retired, registered, by_txid)
 
 
 _OF_PIPELINE = Cursor, DatabaseFacts, Retired, Registered  # a row's columns before those of a batch

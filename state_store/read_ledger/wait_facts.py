@@ -16,7 +16,6 @@ from sqlalchemy.dialects import postgresql
 
 from tidegate.state_store.attempt.turns import has_room, turns
 from tidegate.state_store.base.errors import HoleDetected, TidegateError
-from tidegate.state_store.base.settings import Settings
 from tidegate.state_store.ledger import schema_revision, tables
 from tidegate.state_store.ledger.commit_witness import Mark, Witness
 from tidegate.state_store.ledger.cursors import Cursor, MarkedCommit, current_epoch, describe_loss_since, is_same_database
@@ -215,7 +214,6 @@ class Moment:
     """A snapshot of ledger and states that also shows what pipelines wait for."""
 
     connection: Connection
-    settings: Settings
     _marks: Marks
     _witness: Witness
 
@@ -233,7 +231,7 @@ def moment(reader: LedgerReader, doing: str, pipelines: Sequence[str]) -> Iterat
     with reader.snapshot(doing) as connection:
         read_before = marks(connection, pipelines, reader.witness)  # before the snapshot that is compared with them
     with reader.snapshot(doing) as connection:
-        yield Moment(connection, reader.settings, read_before, reader.witness)
+        yield Moment(connection, read_before, reader.witness)
 
 
 _PIPELINES = pipeline_facts.of([*RegisteredPipeline._fields, *(f"cursor_{name}" for name in Cursor._fields)])

@@ -110,11 +110,9 @@ def facts(spec: PipelineSpec, committed: int, *batches: commit_facts.BatchFacts,
     known = {"last_commit": committed, "window": 16, "paused_at": None, "retired_at": None, "fingerprint": spec.fingerprint}
     known |= {"tables": spec.tables, "strange": None, **changed}
     cursor = cursors.Cursor("p", committed, committed or None, digest(committed) if committed else None, "1/1/1", HISTORY)
-    database, retired = cursors.DatabaseFacts("d", False, "l", "1/1/1", None, None), (known["retired_at"], "me", "why")
+    retired = cursors.Retired(known["retired_at"], "me", "why")
     registered = commit_facts.Registered(**{name: known[name] for name in commit_facts.Registered._fields})
-    return commit_facts.CommitFacts(
-        cursor, database, cursors.Retired(*retired), registered, {each.locked.txid: each for each in batches}
-    )
+    return commit_facts.CommitFacts(cursor, retired, registered, {each.locked.txid: each for each in batches})
 
 
 def outcome(decide: Callable[[], Any]) -> Any:

@@ -5,7 +5,7 @@ The facts are the ledger's, as of one moment; tries and policy are the declared 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidegate.explain import remedies, source_report
 from tidegate.explain.batch_causes import BatchCauses, Button, Cause, cause, quoted, starts_a_run
@@ -16,24 +16,13 @@ from tidegate.output import counted
 from tidegate.state_store.base.errors import Fault, TidegateError, UnknownBatch, UnknownPipeline, class_and_text, code_and_fault
 
 if TYPE_CHECKING:
-    from tidegate.state_store import Settings, StateStore
-    from tidegate.state_store.read_ledger.wait_facts import Wait, WaitingBatch
+    from tidegate.state_store import StateStore
+    from tidegate.state_store.read_ledger.wait_facts import Moment, Wait, WaitingBatch
 
 __all__ = ["Button", "Cause", "Why", "explain", "of_error", "root_causes", "root_of"]
 
 # Of the first uncommitted batch, those that pass without a new run.
 _GOES_ON = ("IN_WORK", "FAILED_BEFORE", "WAITS_TO_MERGE")
-
-
-class Ledger(Protocol):
-    """What knows the ledger's facts: a store, or a moment of a reader."""
-
-    @property
-    def settings(self) -> "Settings":
-        """Return the settings."""
-
-    def waits(self, requested: Mapping[str, int | None]) -> "dict[str, Wait]":
-        """Return what each of these pipelines waits for, and the requested txid of each, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,7 @@ class Why:
 
 
 def explain(
-    ledger: Ledger, pipeline: Pipeline | str, txid: int | None = None, *, ask_source: "StateStore | None" = None
+    ledger: "StateStore | Moment", pipeline: Pipeline | str, txid: int | None = None, *, ask_source: "StateStore | None" = None
 ) -> Why:
     """Return why a txid has not committed, or what the pipeline waits for as a whole.
 
@@ -68,7 +57,7 @@ def explain(
     return Why(tuple(_causes(wait, declared, run, of_source)))
 
 
-def root_causes(ledger: Ledger, pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
+def root_causes(ledger: "StateStore | Moment", pipelines: Iterable[Pipeline | str]) -> dict[str, Cause]:
     """Return the root cause of each of these pipelines that is registered, from a constant number of statements."""
     names = pipeline_names()  # one search for all of them
     declared = {known.name: known for known in (_declared(pipeline, names) for pipeline in pipelines)}
