@@ -5,7 +5,7 @@ done and what it will do, is a hint: the store decides under its locks.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -130,6 +130,14 @@ def what_skipping_does(status: "BatchStatus") -> str:
     return (
         f"{status.pipeline} {status.txid} is {status.phase} ({why_not}). Skipping it leaves all its rows out of the "
         "states, permanently."
+    )
+
+
+def what_redoing_does(status: "BatchStatus", states: Iterable[str], origin: str = "") -> str:
+    """Return what happens to a committed batch that is redone; `origin` says from where."""
+    return (
+        f"{status.pipeline} {status.txid} has {ended(status)}, with {counted(status.key_count or 0, 'key', 'keys')}. Redoing "
+        f"it takes back what it did to {', '.join(states)}, and processes it again{origin}."
     )
 
 

@@ -106,11 +106,7 @@ def redo(pipeline: str, txid: int, without: tuple[str, ...], reason: str, yes: b
         store.check_not_followed(declared.spec, txid, without)
     if not yes:
         origin = "" if declared.source.kind == "transactional" else ", from what its source holds now"
-        keys = output.counted(status.key_count or 0, "key", "keys")
-        raise UsageError(
-            f"{pipeline} {txid} has {operator_actions.ended(status)}, with {keys}. Redoing it takes back what it did to "
-            f"{', '.join(declared.states)}, and processes it again{origin}. Add --yes to do it."
-        )
+        raise UsageError(f"{operator_actions.what_redoing_does(status, declared.states, origin)} Add --yes to do it.")
     from tidegate.jobs.engine.worker import Worker  # noqa: PLC0415 - loads pyspark
 
     with Worker.open(store.settings, declared, owner=operator("redo")) as worker:

@@ -159,12 +159,7 @@ class _Prospects:
     def _redo(self) -> tuple[str, str | None]:
         status = self._status()
         check_redoable(self._found.spec, status.txid, self._found.committed)
-        states = ", ".join(state.name for state in self._found.spec.states)
-        will = (
-            f"{self._name} {status.txid} has {operator_actions.ended(status)}, with {status.key_count} keys. Redoing it takes "
-            f"back what it did to {states}, and processes it again."
-        )
-        return will, NO_REDO
+        return operator_actions.what_redoing_does(status, (state.name for state in self._found.spec.states)), NO_REDO
 
     def _paused(self) -> str | None:
         found = self._found
