@@ -105,15 +105,22 @@ class Bench:
 
     def taken_files(self, names: Sequence[str], before_txid: int) -> Iterator[tuple[str, Sequence[TakenFile]]]:
         """Yield each name with its files in batches before a txid, as the ledger would."""
-        taken = [
+        taken = self._taken(before_txid)
+        for name in names:
+            yield name, [file for file in taken if file.name == name]
+
+    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+        """Return the files with these modification times in batches before a txid, as the ledger would."""
+        return [file for file in self._taken(before_txid) if file.mtime_ns in times]
+
+    def _taken(self, before_txid: int) -> list[TakenFile]:
+        return [
             TakenFile(file["name"], file["sha256"], file["size"], file["mtime_ns"], txid, is_done, is_done, file.get("inode"))
             for txid, planned in self._inputs.items()
             if txid < before_txid
             for file in files_in(planned)
             for is_done in [txid <= self._acked]
         ]
-        for name in names:
-            yield name, [file for file in taken if file.name == name]
 
     def note_times(self, files: Sequence[TakenFile]) -> None:
         """Ignore new modification times: the next plan reads such a file again."""

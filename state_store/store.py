@@ -138,6 +138,16 @@ class StateStore(Database):
             for name in chunk:
                 yield name, [*planned.get(name, ()), *counted.get(name, ())]
 
+    def files_of_times(self, pipeline: str, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+        """Return the files with these modification times that batches before a txid have read or will read.
+
+        Raises: MetadataCorrupt.
+        """
+        with self._transaction("reading which files have counted") as connection:
+            planned = counted_files.planned(batches.uncommitted_inputs(connection, pipeline, before_txid)).values()
+            counted = counted_files.counted_of_times(connection, pipeline, times, before_txid)
+        return [file for files in planned for file in files if file.mtime_ns in times] + counted
+
     note_times = writes_later("noting when files of {} were touched", counted_files.note_times)
     run_txids = reads("reading the run", batches.run_txids)
 

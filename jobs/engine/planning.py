@@ -109,6 +109,10 @@ class LedgerHistory:
         """Yield each name with the files of that name in batches before a txid."""
         return self.store.taken_files(self.pipeline, names, before_txid)
 
+    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+        """Return the files with these modification times in batches before a txid."""
+        return self.store.files_of_times(self.pipeline, times, before_txid)
+
     def note_times(self, files: Sequence[TakenFile]) -> None:
         """Record the new modification times of files that have counted."""
         self.store.note_times(self.pipeline, files)

@@ -7,7 +7,7 @@ identifies the file. Until a planned batch commits, its files are only in its me
 differently.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,8 +126,24 @@ def take_back(connection: Connection, pipeline: str, txid: int) -> None:
 
 def counted(connection: Connection, pipeline: str, names: Sequence[str], before_txid: int) -> dict[str, list[TakenFile]]:
     """Return the files with these names that have counted, or were skipped, in batches before a txid."""
+    by_name: dict[str, list[TakenFile]] = {}
+    for file in _taken(connection, pipeline, before_txid, "name", sa.Text(), names):
+        by_name.setdefault(file.name, []).append(file)
+    return by_name
+
+
+def counted_of_times(connection: Connection, pipeline: str, times: Sequence[int], before_txid: int) -> list[TakenFile]:
+    """Return the files with these times, in nanoseconds, that have counted, or were skipped, in batches before a txid."""
+    known = [time for time in times if abs(time) <= LARGEST]
+    return list(_taken(connection, pipeline, before_txid, "mtime_ns", sa.BigInteger(), known))
+
+
+def _taken(
+    connection: Connection, pipeline: str, before_txid: int, column: str, kind: sa.types.TypeEngine[Any], values: Sequence[Any]
+) -> Iterator[TakenFile]:
+    """Yield the files of committed batches before a txid that have one of some values in a column."""
     f, b, k = tables.source_file.c, tables.batch.c, tables.commit.c
-    requested = sa.func.unnest(sa.cast(list(names), ARRAY(sa.Text))).table_valued("name").render_derived(name="requested")
+    requested = sa.func.unnest(sa.cast(list(values), ARRAY(kind))).table_valued("value").render_derived(name="requested")
     statement = (
         sa.select(
             f.name,
@@ -141,15 +157,13 @@ def counted(connection: Connection, pipeline: str, names: Sequence[str], before_
             k.skipped_reason.is_not(None).label("is_skipped"),
         )
         .join_from(
-            requested, tables.source_file, sa.and_(f.pipeline == pipeline, f.name == requested.c.name, f.txid < before_txid)
+            requested, tables.source_file, sa.and_(f.pipeline == pipeline, f[column] == requested.c.value, f.txid < before_txid)
         )
         .join(tables.batch, tables.same_batch(tables.batch, tables.source_file))
         .outerjoin(tables.commit, tables.same_batch(tables.commit, tables.source_file))
     )
-    by_name: dict[str, list[TakenFile]] = {}
     for row in connection.execute(statement):
-        by_name.setdefault(row.name, []).append(TakenFile(*row))
-    return by_name
+        yield TakenFile(*row)
 
 
 def planned(inputs: Sequence[BatchInput]) -> dict[str, list[TakenFile]]:

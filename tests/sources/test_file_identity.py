@@ -101,6 +101,29 @@ def test_content_counts_once_after_changes_to_its_file(inbox: Inbox, kind: str, 
     assert inbox.counts(pipeline) == dict.fromkeys(read, (1, 1))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str) -> None:
+    pipeline = declare(inbox, files(kind, glob="**/*.{csv,CSV}", max_files=1))
+    for name in ("a", "site/b"):
+        inbox.write(f"{name}.csv", lines(name[-1]))
+    (inbox.folder / "hard link.csv").hardlink_to(inbox.folder / "a.csv")
+    inbox.run(pipeline, "first")
+    (inbox.folder / "a.csv").rename(inbox.folder / "A.CSV")
+    (inbox.folder / "site").rename(inbox.folder / "moved")
+    assert inbox.run(pipeline, "second") == []
+    backup = shutil.copytree(inbox.folder, inbox.folder.parent / "backup")
+    shutil.rmtree(inbox.folder)
+    shutil.copytree(backup, inbox.folder)
+    assert inbox.run(pipeline, "after a restore") == []
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+
+    inbox.write("d.csv", lines("d"))
+    inbox.run(pipeline, "beside")
+    shutil.copy2(inbox.folder / "d.csv", inbox.folder / "copy.csv")  # which has the same time
+    inbox.run(pipeline, "third")
+    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1), "d": (2, 2)}
+
+
 def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its new time is recorded, so that later plans recognize it; the ledger is asked for some names at a time."""
     monkeypatch.setattr("tidegate.state_store.store.FILES_AT_ONCE", 3)

@@ -13,6 +13,7 @@ no further than batches need.
 """
 
 import logging
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 NAMED = 3  # how many files a message names
 # A plan that finds only young files waits until they are old enough, if that takes no longer than this.
 LONGEST_WAIT_SECONDS = 10
+NAMES_AT_ONCE = 1000  # whose files are looked for by other names
 PLACE = "place"  # where metadata has the place of its names, if these grow or the source is opaque
 
 
@@ -105,12 +107,17 @@ class FilesCoordinator(Coordinator):
         """
         for page in self._pages(previous):
             self._page = page
-            for name in self._untaken(list(page), txid, previous):
+            for name in self._under_first_names(self._untaken(list(page), txid, previous), txid):
                 identity = self._identify(name) if self._is_marked(name) else None
                 if identity is not None:
                     yield identity
                 elif self._source.names_grow and self._may_come(name):
                     return  # a later name would pass it
+
+    def _under_first_names(self, names: Sequence[str], txid: int) -> Iterator[str]:
+        """Yield those of the names whose files count by no other name."""
+        del txid
+        yield from names
 
     @abstractmethod
     def _pages(self, previous: SourceMetadata | None) -> Iterator[Mapping[str, Any]]:
@@ -299,6 +306,42 @@ class FolderCoordinator(FilesCoordinator):
         del previous
         self._check_done_folder()
         yield dict.fromkeys(self._names)
+
+    def _under_first_names(self, names: Sequence[str], txid: int) -> Iterator[str]:
+        """Yield the names of files that count by no other name: those that were renamed, and hard links, are left alone."""
+        links: dict[tuple[int, int], str] = {}
+        for start in range(0, len(names), NAMES_AT_ONCE):
+            chunk = names[start : start + NAMES_AT_ONCE]
+            statuses: dict[str, os.stat_result] = {}
+            for name in chunk:
+                with suppress(OSError):  # it comes again when the file is to be taken
+                    statuses[name] = (self._place / name).stat()
+            # Files of other origin may have the same time of whole seconds.
+            times = list({time for status in statuses.values() if (time := status.st_mtime_ns) % 10**9})
+            taken = self._history.files_of_times(times, txid) if self._history and times else ()
+            for name in chunk:
+                other = self._other_name(name, statuses[name], taken, links) if name in statuses else None
+                if other is None:
+                    yield name
+                else:
+                    logger.warning("%s: left alone, because it is the file that counts as %s.", self._place / name, other)
+
+    def _other_name(
+        self, name: str, status: os.stat_result, taken: Sequence[TakenFile], links: dict[tuple[int, int], str]
+    ) -> str | None:
+        """Return the name by which a file counts already, or will in this plan; None if there is none.
+
+        One that was renamed has the content and the time of a file whose name is gone, or which has the same inode.
+        """
+        number, time_ns = f"{status.st_ino}.", status.st_mtime_ns
+        others = [file for file in taken if file.mtime_ns == time_ns and file.name != name and not file.is_skipped]
+        earlier = [file for file in others if file.name not in self._page or (file.inode or "").startswith(number)]
+        with suppress(FileNotFoundError):
+            if earlier and (same := self._find_same(name, earlier)[0]) is not None:
+                return same.name
+        if status.st_nlink > 1 and (first := links.setdefault((status.st_dev, status.st_ino), name)) != name:
+            return first
+        return None
 
     def _identify(self, name: str) -> dict[str, Any] | None:
         identity = file_identity(self._source, self._place, name, self._min_age_seconds)

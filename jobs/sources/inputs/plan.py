@@ -195,6 +195,12 @@ class HistoryOfInput:
         for name, files in self.history.taken_files([name_in(self.name, name) for name in names], before_txid):
             yield name[start:], [replace(file, name=file.name[start:]) for file in files]
 
+    def files_of_times(self, times: Sequence[int], before_txid: int) -> Sequence[TakenFile]:
+        """Return the files with these modification times in batches before a txid."""
+        mine = name_in(self.name, "")
+        files = self.history.files_of_times(times, before_txid)
+        return [replace(file, name=file.name.removeprefix(mine)) for file in files if file.name.startswith(mine)]
+
     def note_times(self, files: Sequence[TakenFile]) -> None:
         """Record the new modification times of files that have counted."""
         self.history.note_times([replace(file, name=name_in(self.name, file.name)) for file in files])

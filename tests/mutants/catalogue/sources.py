@@ -25,6 +25,7 @@ TEXT_SCAN = in_file("jobs/sources/files/formats/text_files/text_scan.py")
 COUNTED_FILES = in_file("state_store/ledger/counted_files.py")
 
 OF_FILES, IDENTITY = "tests/sources/test_files.py", "tests/sources/test_file_identity.py"
+BY_ANOTHER_NAME = "tests/sources/test_file_identity.py::test_a_file_does_not_count_again_by_another_name"
 IN_PLACE_OF_LOST = "tests/sources/test_kafka_truncation.py::test_records_in_the_place_of_lost_ones_are_not_passed_over"
 OF_OBJECTS, OF_KAFKA = "tests/sources/test_objects.py", "tests/sources/test_kafka.py"
 TABLE, GUARDS = "tests/sources/test_postgres_table.py", "tests/sources/test_postgres_guards.py"
@@ -44,6 +45,8 @@ MUTANTS = (
         '[-f"{status.st_ino}.{status.st_ctime_ns}-]{+"same+}"',
         f"{IDENTITY}::test_a_file_of_the_same_size_and_time_is_read_and_named",
     ),
+    FILES("a-renamed-file-counts-again", "I1", "FolderCoordinator._other_name")("if {+not +}earlier and", BY_ANOTHER_NAME),
+    FILES("a-hard-link-counts-again", "I1", "FolderCoordinator._other_name")("st_nlink > [-1-]{+9+}", BY_ANOTHER_NAME),
     COUNTED_FILES("what-was-skipped-is-taken-for-what-counted", "I1", "last_counted")(
         "if [-not file.is_skipped-]{+file+}", f"{IDENTITY}::test_a_file_that_was_skipped_and_then_completed_is_read"
     ),
