@@ -109,11 +109,12 @@ class KafkaReader(Emitter):
         return columns_of(self._columns)
 
     def verify_batch(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
-        """Check that exactly the records of the ranges were delivered, and that none expired during the read."""
+        """Check that exactly the records of the ranges were delivered, that none has expired, and none is another one."""
         ranges = _ranges(metadata)
         if not ranges:
             return
         self._check_kept(attempt, metadata)
+        self._check_not_cut(attempt, metadata)
         assert self._delivered is not None
         delivered = self._delivered.get
         for partition, (start, end) in ranges.items():
@@ -243,13 +244,13 @@ class KafkaReader(Emitter):
             where = ", ".join(f"partition {partition} from {start} to {end}" for partition, (start, end) in left.items())
             loss = f" The batch has {planned} offsets, and {readable} of them can still be read: {where}." if left else ""
             raise self._expired(" ".join(expired) + loss, is_partial=bool(left))
-        self._check_not_cut(attempt, topic, metadata)
 
-    def _check_not_cut(self, attempt: "Attempt", topic: Topic, metadata: SourceMetadata) -> None:
+    def _check_not_cut(self, attempt: "Attempt", metadata: SourceMetadata) -> None:
         """Refuse records that have taken the offsets of planned ones.
 
         Raises: SourceChanged, PartitionUnavailable.
         """
+        topic = Topic(metadata["topic"], self._settings)
         planned = {str(partition): metadata["partitions"][str(partition)] for partition in _ranges(metadata)}
         shorter: dict[str, str | PartitionUnavailable | None] = {}
         for partition, end in topic.offsets("latest").items():
