@@ -115,13 +115,13 @@ def test_a_file_does_not_count_again_by_another_name(inbox: Inbox, kind: str) ->
     shutil.rmtree(inbox.folder)
     shutil.copytree(backup, inbox.folder)
     assert inbox.run(pipeline, "after a restore") == []
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1)}
 
     inbox.write("d.csv", lines("d"))
     inbox.run(pipeline, "beside")
     shutil.copy2(inbox.folder / "d.csv", inbox.folder / "copy.csv")  # which has the same time
     inbox.run(pipeline, "third")
-    assert counts(inbox, pipeline) == {"a": (1, 1), "b": (1, 1), "d": (2, 2)}
+    assert inbox.counts(pipeline) == {"a": (1, 1), "b": (1, 1), "d": (2, 2)}
 
 
 def test_a_touched_file_is_read_again_once(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
