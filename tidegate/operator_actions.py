@@ -24,6 +24,7 @@ Verb = Literal["retry", "skip", "pause", "resume", "replay"]
 FINAL_PHASES = ("committed", "skipped")
 MAY_STILL_COMMIT = ("planned", "processing", "processed")
 MOST_LEFT_OVER = 1000  # txids that a message names
+_BLANKS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that show nothing: fillers of Hangul, and of Braille
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def require_reason(reason: str, example: str = "the server is back") -> str:
 
     Raises: UsageError with the example if it has no visible character.
     """
-    if not any(unicodedata.category(character)[0] not in "CZ" for character in reason):
+    if all(unicodedata.category(character)[0] in "CMZ" or character in _BLANKS for character in reason):
         raise UsageError(f"Give a reason: --reason '{example}'")
     return reason.strip()
 

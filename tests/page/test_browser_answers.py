@@ -141,6 +141,20 @@ def test_the_focus_stays_where_a_reader_put_it_after_an_action(page: Page) -> No
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
 
 
+def test_a_dialog_that_another_operator_has_overtaken_keeps_focus_and_text(page: Page) -> None:
+    page.goto(CLICKS_VIEW)
+    expect(page.get_by_text("cursor is at txid 0")).to_be_visible()
+    dialog = dialog_of(page, "Pause")
+    dialog.get_by_role("textbox").fill("a test")
+    refusal = {"will": "It is paused.", "allowed": False, "refusal": "Another operator has paused it.", "command": "tidegate"}
+    page.route("**/actions/pause", lambda route: route.fulfill(json=refusal))
+    expect(dialog.get_by_role("alert")).to_contain_text("Another operator has paused it.")
+    expect(dialog.get_by_role("heading")).to_be_focused()
+    page.unroute_all()
+    expect(dialog.get_by_role("textbox")).to_have_value("a test")
+    expect(dialog.get_by_role("textbox")).to_be_focused()
+
+
 def test_times_are_in_the_zone_that_is_chosen_in_airflow(page: Page) -> None:
     page.goto(f"{CLICKS_VIEW}/batches/2")
     page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")

@@ -1,7 +1,9 @@
 """What one user's request may cost the others: each route has its own limits, and a stranger's body is not read."""
 
 import json
+import socket
 
+import httpx
 import pytest
 
 from tests.page.conftest import ACTION, Server, Visit, Visitor
@@ -49,8 +51,21 @@ def test_rows_of_keys_are_no_longer_than_a_page(server: Server, viewer: Visitor,
 
 def test_a_strangers_body_is_not_read(visit: Visit) -> None:
     stranger = visit(None)
-    for path in (ROWS, "/tidegate/api/pipelines/clicks/quarantine/1/1"):
-        assert stranger.http.post(path, content="[" * 10_000, headers=ACTION).status_code in (401, 403), path
+    for path in (ROWS, "/tidegate/api/pipelines/clicks/quarantine/1/1", "/tidegate/api/pipelines/clicks/actions/pause"):
+        answer = stranger.http.post(path, content="[" * 10_000, headers={**ACTION, "Content-Type": "application/json"})
+        assert answer.status_code in (401, 403), path
+
+
+def test_a_body_that_is_cut_off_writes_no_traceback(server: Server, visit: Visit, caplog: pytest.LogCaptureFixture) -> None:
+    """Each would be hundreds of lines in the log of the api-server."""
+    token, url = visit("viewer").http.cookies["_token"], httpx.URL(server.url)
+    head = f"POST {ROWS} HTTP/1.1\r\nHost: {url.host}\r\nCookie: _token={token}\r\nContent-Length: 100\r\n\r\n["
+    with socket.create_connection((url.host, url.port)) as connection:
+        connection.sendall(head.encode())
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert visit("viewer").get("/api/me").status_code == 200
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_an_action_from_another_site_without_tls_is_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +88,6 @@ def test_an_action_from_another_site_without_tls_is_refused(visit: Visit, monkey
 
 def test_an_invisible_reason_is_none(visit: Visit) -> None:
     """It would stand in the ledger as an empty one."""
-    refused = visit("admin").act("clicks", "pause", reason="\u200b\u2060 \u00ad")
-    assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR")
+    for reason in ("\u200b\u2060 \u00ad", "\u3164\u115f", "\u2800", "\ufe0f\u0301"):
+        refused = visit("admin").act("clicks", "pause", reason=reason)
+        assert (refused.status_code, refused.json()["code"]) == (422, "USAGE_ERROR"), ascii(reason)

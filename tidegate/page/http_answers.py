@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -120,13 +121,14 @@ def body_of(model: type[BaseModel]) -> Any:
 
     The body is parsed off the event loop, on which all other requests wait.
 
-    Raises: Refusal (422).
+    Raises: Refusal (422; 400 to one who has gone away).
     """
 
     async def read(request: Request) -> Any:
-        body = await request.body()
         try:
-            return await run_in_threadpool(model.model_validate_json, body)
+            return await run_in_threadpool(model.model_validate_json, await request.body())
+        except ClientDisconnect as gone:
+            raise Refusal(400, "CUT_OFF", "The request was cut off.") from gone
         except ValidationError as error:
             raise Refusal(422, "MALFORMED_REQUEST", _problems(error.errors(include_url=False, include_input=False))) from error
 
@@ -180,7 +182,7 @@ def _malformed(request: Request, error: Exception) -> Response:
 
 def _problems(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return the first of the problems of a request."""
-    named = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in errors[:MOST_PROBLEMS]]
+    named = [": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in errors[:MOST_PROBLEMS]]
     more = f"; and {len(errors) - MOST_PROBLEMS} more" if len(errors) > MOST_PROBLEMS else ""
     return f"The request is malformed: {'; '.join(named)}{more}."
 

@@ -1,7 +1,7 @@
 """Routes for actions: what one would do, and doing it. The words and the checks are those of the command line."""
 
 import shlex
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +11,7 @@ from tidegate import operator_actions
 from tidegate.jobs.registry import find_pipeline
 from tidegate.operator_actions import Verb
 from tidegate.page import access, ledger_connection
-from tidegate.page.http_answers import Refusal
+from tidegate.page.http_answers import Refusal, body_of
 from tidegate.page.shared_models import LARGEST, REASON_CHARACTERS, Txid
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import DeclarationChanged, RangeRefused, UnknownBatch, UnknownPipeline, class_and_text
@@ -70,7 +70,7 @@ def prospect(pipeline: access.Readable, verb: Verb | Literal["redo"], user: acce
 
 
 @router.post("/actions/{verb}")
-def act(pipeline: access.Changeable, verb: Verb, wanted: Wanted, user: access.User) -> Outcome:
+def act(pipeline: access.Changeable, verb: Verb, wanted: Annotated[Wanted, body_of(Wanted)], user: access.User) -> Outcome:
     """Act, as the user, and record it with the reason."""
     owner, reason, txid = access.owner(user, verb), operator_actions.require_reason(wanted.reason), wanted.txid
     with StateStore.connect(ledger_connection.settings()) as store:

@@ -31,7 +31,8 @@ export function ActionDialog({ request, close }: { request: Request; close: () =
   const error = failure ?? live.error;
 
   useEffect(() => {
-    if (!document.activeElement?.closest("button, a")) reasonField.current?.focus();
+    if (document.activeElement?.closest("button, a")) return;
+    (reasonField.current ?? document.getElementById("dialog-title"))?.focus(); // a field that has gone took the focus along
   }, [prospect?.allowed]);
 
   const once = async (work: () => Promise<void>) => {
