@@ -116,22 +116,6 @@ def test_the_printed_roles_are_enough_and_no_role_is_a_superuser(managed: AnyPos
         assert table_origin._server(cursor) == table_origin.HIDDEN  # a table there can be a source, too
 
 
-@pytest.mark.soak
-def test_a_copy_is_noticed_though_the_server_hides_its_identifier(managed: AnyPostgres, database: Settings) -> None:
-    prepare(database)
-    commit_next(database)
-    copy = replace(database, pg_database="copy")
-    make = sql.SQL("CREATE DATABASE copy TEMPLATE {} OWNER administrator")
-    until(lambda: not managed.execute("SELECT 1 FROM pg_stat_activity WHERE datname = %s", [database.pg_database]))
-    managed.execute(make.format(sql.Identifier(database.pg_database)))
-    try:
-        managed.execute("GRANT CONNECT ON DATABASE copy TO PUBLIC")
-        with pytest.raises(HoleDetected, match="restored, promoted or copied"):
-            commit_next(copy)
-    finally:
-        managed.execute("DROP DATABASE copy WITH (FORCE)")
-
-
 # What is taken, how it is given back, and what the refusal says.
 PRIVILEGES = [
     ("REVOKE CREATE ON DATABASE {} FROM tidegate_owner", None, "GRANT CREATE ON DATABASE {} TO tidegate_owner"),

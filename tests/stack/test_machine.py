@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -283,17 +282,3 @@ def test_old_code_in_memory_is_noticed(running: Stack, tmp_path: Path) -> None:
     assert "Restart it: tidegate down && tidegate up" in advice()
     for verb in (["up", "--without-airflow"], ["migrate"], ["status"]):
         assert "Restart it: tidegate down && tidegate up" in newer(*verb).stderr
-
-
-def test_a_suspended_stack_goes_on(running: Stack) -> None:
-    """After all of its processes were stopped, as on a suspended machine, nothing is restarted and nothing is lost."""
-    before = running.statuses()
-    processes = running.processes()
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    assert wait_until(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED}, 10)
-    for process in reversed(processes):
-        process.send_signal(signal.SIGCONT)
-
-    assert wait_until(lambda: running.statuses() == before, 20)
-    assert can_query(running)
