@@ -45,7 +45,7 @@ def test_a_worker_that_dies_in_mid_commit_loses_nothing_and_doubles_nothing(
         for machine in machines.values():
             if machine.component != "scheduler":  # it runs no code of ours
                 doctor = ("doctor", "--component", machine.component)
-                wait_for(lambda m=machine, d=doctor: m.run(*d).stdout == "", f"all that {machine.component} needs", every=1)
+                wait_for(lambda m=machine, d=doctor: m.run(*d).returncode == 0, f"all that {machine.component} needs", every=1)
         wait_for(lambda: all("ready." in machines[name].log for name in WORKERS), "the workers' start")
         airflow = AirflowClient(Settings.load(machines["command-line"].environment))
 
