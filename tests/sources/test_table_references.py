@@ -2,7 +2,6 @@
 
 import shutil
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,10 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests import steps
+from tests.sources.conftest import Inbox
 from tests.sources.iceberg_catalog import catalog
 from tidegate.jobs import Delta, Files, Iceberg, Inputs, Pipeline, PostgresTable, Reference, Rows
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.jobs.sources.inputs import reference
 from tidegate.state_store import Settings
 from tidegate.state_store.base.errors import SourceChanged, SourceUnreadable, TidegateError
@@ -86,71 +84,67 @@ def prices(request: pytest.FixtureRequest, settings: Settings) -> Any:
 
 
 @pytest.fixture
-def pipeline(settings: Settings, register: Callable[..., None], prices: Any) -> Pipeline:
-    (settings.home / "sold").mkdir()
+def pipeline(inbox: Inbox, prices: Any) -> Pipeline:
     kept = {"keep_folder": "kept"} if isinstance(prices, PostgresPrices) else {}
-    pipeline = Pipeline(
-        "sold",
-        Inputs({"sold": Files("sold", format="text"), "prices": Reference(prices.source, **kept)}),
+    return inbox.declare(
+        Inputs({"sold": Files("inbox", format="text"), "prices": Reference(prices.source, **kept)}),
         transform=lambda inputs: inputs["sold"].withColumnRenamed("value", "name").join(inputs["prices"], "name", "left"),
-        states={"sold_rows": Rows({"name": "text", "price": "integer"})},
+        states={"sold": Rows({"name": "text", "price": "integer"})},
         retry_delay_seconds=0,
     )
-    register(pipeline)
-    return pipeline
 
 
-def sell(settings: Settings, number: int, *names: str) -> None:
-    (settings.home / "sold" / f"{number}.txt").write_text("".join(f"{name}\n" for name in names))
+def sell(inbox: Inbox, number: int, *names: str) -> None:
+    inbox.write(f"{number}.txt", "".join(f"{name}\n" for name in names))
 
 
-def stored(settings: Settings, pipeline: Pipeline) -> list[tuple]:
-    return sorted(((row["name"], row["price"]) for row in steps.rows(settings, pipeline)), key=repr)
+def sold(inbox: Inbox, pipeline: Pipeline) -> list[tuple]:
+    return sorted(((row["name"], row["price"]) for row in inbox.rows(pipeline, "sold")), key=repr)
 
 
 @pytest.mark.sampled(2)
-def test_each_batch_has_the_version_of_its_plan(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
-    sell(settings, 1, "a")
-    run_pipeline(settings, pipeline, run_id="empty")
+def test_each_batch_has_the_version_of_its_plan(inbox: Inbox, pipeline: Pipeline, prices: Any) -> None:
+    sell(inbox, 1, "a")
+    inbox.run(pipeline, "empty")
     prices.write(a=1, b=2)
-    sell(settings, 2, "a", "b")
-    steps.plan(settings, pipeline, run_id="first")
+    sell(inbox, 2, "a", "b")
+    inbox.plan(pipeline, "first")
     prices.write(a=10, c=30)
-    run_pipeline(settings, pipeline, run_id="first")
-    assert stored(settings, pipeline) == [("a", 1), ("a", None), ("b", 2)]
+    inbox.run(pipeline, "first")
+    assert sold(inbox, pipeline) == [("a", 1), ("a", None), ("b", 2)]
 
-    sell(settings, 3, "a", "b", "c")
-    run_pipeline(settings, pipeline, run_id="second")
-    assert stored(settings, pipeline) == [("a", 1), ("a", 10), ("a", None), ("b", 2), ("b", None), ("c", 30)]
+    sell(inbox, 3, "a", "b", "c")
+    inbox.run(pipeline, "second")
+    assert sold(inbox, pipeline) == [("a", 1), ("a", 10), ("a", None), ("b", 2), ("b", None), ("c", 30)]
 
-    sell(settings, 4, "c")
-    steps.plan(settings, pipeline, run_id="third")
+    sell(inbox, 4, "c")
+    inbox.plan(pipeline, "third")
     prices.write(c=300)
     prices.forget()
     with pytest.raises(SourceChanged, match=r"is gone since its batch was planned.* It is a reference of this batch: put back"):
-        run_pipeline(settings, pipeline, run_id="third")
-    assert len(stored(settings, pipeline)) == 6
+        inbox.run(pipeline, "third")
+    assert len(sold(inbox, pipeline)) == 6
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
-def test_equal_rows_of_a_postgres_table_are_kept_once(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+def test_equal_rows_of_a_postgres_table_are_kept_once(inbox: Inbox, pipeline: Pipeline, prices: Any) -> None:
     prices.write(a=1, b=2)
     for number, run in enumerate(("first", "second", "third")):
-        sell(settings, number, "a")
-        run_pipeline(settings, pipeline, run_id=run)
+        sell(inbox, number, "a")
+        inbox.run(pipeline, run)
     (copy,) = [path for path in prices.copies.rglob("*") if path.is_file()]
     assert pq.read_table(copy).to_pylist() == [{"name": "a", "price": 1}, {"name": "b", "price": 2}]
     prices.write(a=1, b=3)
-    sell(settings, 9, "b")
-    run_pipeline(settings, pipeline, run_id="fourth")
+    sell(inbox, 9, "b")
+    inbox.run(pipeline, "fourth")
     assert len([path for path in prices.copies.rglob("*") if path.is_file()]) == 2
-    assert stored(settings, pipeline) == [("a", 1), ("a", 1), ("a", 1), ("b", 3)]
+    assert sold(inbox, pipeline) == [("a", 1), ("a", 1), ("a", 1), ("b", 3)]
 
 
 @pytest.mark.parametrize("prices", [PostgresPrices], ids=["Postgres"], indirect=True)
-def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
-    sell(settings, 1, "a")
+def test_a_postgres_table_that_cannot_be_copied_stops_planning(inbox: Inbox, pipeline: Pipeline, prices: Any) -> None:
+    sell(inbox, 1, "a")
     prices.write(a=1)
     for statement, problem, undo in (
         ("REVOKE SELECT ON prices FROM tidegate_stager", "permission denied", "GRANT SELECT ON prices TO tidegate_stager"),
@@ -160,32 +154,32 @@ def test_a_postgres_table_that_cannot_be_copied_stops_planning(settings: Setting
     ):
         prices._run(statement)
         with pytest.raises(TidegateError, match=problem):
-            run_pipeline(settings, pipeline, run_id=problem)
+            inbox.run(pipeline, problem)
         if undo:
             prices._run(undo)
     assert [path for path in prices.copies.rglob("*") if path.is_file()] == []
-    assert stored(settings, pipeline) == []
+    assert sold(inbox, pipeline) == []
     prices._run("ALTER TABLE prices ALTER price TYPE int USING 7")
     shutil.rmtree(prices.copies)
     prices.copies.write_text("no folder")
     with pytest.raises(SourceUnreadable, match=r"cannot be written to .*kept: .* Let the account that plans write there"):
-        run_pipeline(settings, pipeline, run_id="no folder")
+        inbox.run(pipeline, "no folder")
     prices.copies.unlink()
-    run_pipeline(settings, pipeline, run_id="all is well")
-    assert stored(settings, pipeline) == [("a", 7)]
+    inbox.run(pipeline, "all is well")
+    assert sold(inbox, pipeline) == [("a", 7)]
 
 
 @pytest.mark.promise("limit:MOST_FILES")
 @pytest.mark.parametrize("prices", [DeltaPrices, IcebergPrices], ids=["Delta", "Iceberg"], indirect=True)
-def test_a_table_of_too_many_files_is_refused(settings: Settings, pipeline: Pipeline, prices: Any) -> None:
+def test_a_table_of_too_many_files_is_refused(inbox: Inbox, pipeline: Pipeline, prices: Any) -> None:
     """Each batch would list them."""
     prices.write(a=1)
-    sell(settings, 1, "a")
+    sell(inbox, 1, "a")
     with (
         patch.object(reference, "MOST_FILES", 0),
         pytest.raises(SourceUnreadable, match=r"The reference has 1 files or more in .*: the most is 0"),
     ):
-        run_pipeline(settings, pipeline, run_id="refused")
+        inbox.run(pipeline, "refused")
 
 
 @pytest.mark.parametrize(
