@@ -82,6 +82,7 @@ def test_a_batch_reads_the_versions_that_it_was_planned_with(
         assert read(emitter, metadata) == [("a", 1), ("a", 2)]
         emitter.verify_batch(Attempt("inbox", 1, 2, metadata), metadata)
         bucket.put(f"1.{format}", content(format, 1))  # another version of the same content
+    bucket.put(f"1.{format}", content(format, 1000))
     metadata["files"][0]["version"] = "lost"
     with pytest.raises(SourceChanged, match=rf"1.{format} is gone since its batch was planned and does not have the version"):
         read(emitter_of(source, ThisProcess(), project), metadata)  # type: ignore[arg-type]
