@@ -1,10 +1,9 @@
-"""For every source: after deaths and with racing planners, the state equals a clean run's.
+"""For every source: after deaths, the state equals a clean run's.
 
 The oracle is computed from the source's rows. In one history, processes die around each COMMIT of every step, in turn;
 `make soak` has a history for each statement as well.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,6 @@ from tests.crashes import Crash, EachPoint, FaultPlan
 from tests.servers import Server
 from tests.sources.feeds import FEEDS
 from tidegate.jobs import Count, Pipeline, State, Sum
-from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.state_store import Settings, StateStore
 
 # These go the ways of others: of opaque folders that are emptied, of several inputs, of lists in test_crashes.py.
@@ -104,26 +102,6 @@ def die_everywhere(settings: Settings, server: Server, pipeline: Pipeline, feed:
     assert died >= len(faults.points) // stride - 1 > 0
 
 
-def race(settings: Settings, pipeline: Pipeline) -> None:
-    """Let two runs plan, process and commit at the same moment."""
-    together = threading.Barrier(2)
-    failures: list[BaseException] = []
-
-    def run(run_id: str) -> None:
-        together.wait()
-        try:
-            run_pipeline(settings, pipeline, run_id=run_id)
-        except BaseException as error:  # noqa: BLE001 - shown below
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
 @pytest.mark.promise(
     "I1",
     "fault:process-dies-at-any-statement:processing",
@@ -152,15 +130,3 @@ def test_a_crash_at_any_statement_leaves_the_state_of_a_clean_run(
     pipeline = pipeline_over(feed)
     register(pipeline)
     die_everywhere(settings, server, pipeline, feed)
-
-
-@pytest.mark.sampled(1)
-@EACH_SOURCE
-def test_planners_at_the_same_moment_plan_each_row_once(settings: Settings, register: Callable[..., None], name: str) -> None:
-    """Two runs read the same source; a batch that both process counts once."""
-    feed = FEEDS[name](settings, 0)
-    pipeline = pipeline_over(feed)
-    register(pipeline)
-    rows = feed.put(6)
-    race(settings, pipeline)
-    assert stored(settings, pipeline) == oracle(rows)

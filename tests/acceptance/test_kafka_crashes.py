@@ -1,4 +1,4 @@
-"""Deaths and racing planners for Kafka, with a real broker."""
+"""Deaths for Kafka, with a real broker."""
 
 from collections.abc import Callable
 from typing import Any

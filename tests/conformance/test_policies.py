@@ -90,21 +90,6 @@ def test_a_replay_that_is_skipped_gives_its_records_back(mixed: Flow) -> None:
     assert mixed.state() == fold((key, abs(amount)) for key, amount in MIXED)
 
 
-def test_a_replay_follows_a_batch_that_is_planned_again(mixed: Flow) -> None:
-    """Its records stay; only the source's position moves, so that the next batch leaves nothing out."""
-    mixed.complete(1, 2)
-    assert mixed.store.replay_quarantined(mixed.spec, "an operator", "x", txid=1) == (4, 2)
-    mixed.process(4)
-    mixed.plan(2, run_id="next")
-    mixed.fail(3)
-    mixed.process(3, 1)
-    mixed.commit(3)
-    mixed.settle(4)
-    mixed.settle(5, 1)
-    assert mixed.ranges() == [(0, 4, True), (4, 6, True), (6, 7, True), (7, 8, True)]
-    assert mixed.state() == fold([("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 7), ("d", 8)])
-
-
 def test_bad_records_do_not_vanish_with_the_policy_that_set_them_aside(mixed: Flow) -> None:
     """Processed under quarantine, committed by code that does not quarantine: they would neither count nor wait."""
     mixed.process(1)

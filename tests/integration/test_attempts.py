@@ -1,7 +1,6 @@
 """Batches are opened once, and the newest attempt owns a batch: nothing that older attempts do counts."""
 
 import hashlib
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -198,33 +197,6 @@ def test_an_attempt_from_before_an_accepted_loss_is_fenced(tally: Tally, setting
             step()
     assert tally.process(1, [("a", 2, 2, 2, 2)]).number == 2
     assert tally.commit(1).attempt == 2
-
-
-@pytest.mark.promise("I4", "fault:airflow-loses-repeats-or-reorders-tasks:processing")
-def test_concurrent_attempts_get_different_fences(tally: Tally, settings: Settings) -> None:
-    """Several executions of one task work separately; only the newest can seal (rows 13, 14)."""
-    tally.plan(1)
-    start = threading.Barrier(4)
-
-    def work(number: int) -> tuple[int, bool]:
-        with StateStore.connect(settings) as store:
-            worker = Tally(store)
-            start.wait()
-            attempt = worker.start(1, mode="restage")
-            staged = [worker.stage(attempt, "per_shop", [("a", number, number, number, number)])]
-            start.wait()
-            try:
-                store.seal(attempt, staged, Tracked(1))
-            except AttemptFenced:
-                return attempt.number, False
-            return attempt.number, True
-
-    with ThreadPoolExecutor(4) as threads:
-        outcomes = sorted(threads.map(work, range(4)))
-
-    assert outcomes == [(1, False), (2, False), (3, False), (4, True)]
-    assert tally.commit(1).attempt == 4
-    assert len(tally.state()) == 1
 
 
 @pytest.mark.promise("fault:process-dies-at-any-statement:processing")

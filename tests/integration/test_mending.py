@@ -1,4 +1,4 @@
-"""Mending a quarantined record: what is kept, what is refused, and two operators or a replay at the same moment."""
+"""Mending a quarantined record: what is kept, what is refused, and two operators at the same moment."""
 
 import threading
 from collections.abc import Callable
@@ -142,21 +142,3 @@ def test_of_two_operators_who_mend_at_once_one_is_told(waiting: Tally) -> None:
         assert f"by {winner}: why" in str(refused)
         assert record(waiting, (1, number))["mended_payload"] == f"a,{winner}"
     assert len(waiting.store.batch_history("tally", 1).actions) == 20
-
-
-def test_a_mend_waits_for_an_open_replay_and_is_then_refused(waiting: Tally, settings: Settings) -> None:
-    with waiting.store.engine.connect() as connection:
-        with connection.begin():
-            connection.exec_driver_sql("UPDATE tidegate.quarantine SET replayed_txid = 9")
-            results: list[Any] = []
-            waits = threading.Thread(target=lambda: results.extend(outcomes(_mend_first, store=waiting.store)))
-            waits.start()
-            waits.join(1)
-            assert waits.is_alive()
-        waits.join()
-    assert isinstance(results[0], RangeRefused)
-    assert "was taken up by txid 9" in str(results[0])
-
-
-def _mend_first(store: StateStore) -> None:
-    store.mend_quarantined("tally", 1, 1, Mend("a,5", "anna", "why"))
