@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 from tests.conformance.conftest import EXACTLY_ONCE, STATE_KINDS, Flow, Record, declare
 from tests.integration.conftest import refused
-from tests.store import Attempt, NewInput, NotStarted, ReplanNeeded, SourceKind, StateKind, encode_metadata, tables
+from tests.store import Attempt, NotStarted, SourceKind, StateKind, tables
 from tidegate.jobs import Pipeline
 from tidegate.state_store import Settings
-from tidegate.state_store.base.errors import AttemptFenced, DeclarationChanged, MetadataCorrupt, Unprocessed
+from tidegate.state_store.base.errors import DeclarationChanged, MetadataCorrupt, Unprocessed
 
 Begin = Callable[..., Flow]
 RECORDS: list[Record] = [(key, number) for number, key in enumerate("abcabdabeabfabgabh")]
@@ -136,44 +136,6 @@ def test_a_sealed_batch_is_processed_again_as_soon_as_its_predecessor_is_planned
     f.check()
 
 
-def test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(5)
-    after = f.store.last_opened("flow")
-    f.fail(1)
-    f.process(1, 2)
-    planned = f.store.open_batches(f.spec, "stale", [], after, [encode_metadata({"start": 5, "end": 8})])
-    assert planned == [2]
-    assert f.start(2).source_metadata == {"start": 2, "end": 8}
-    f.settle(1)
-    f.settle(2)
-    f.check()
-
-
-@pytest.mark.promise("decision:0009")
-def test_a_plan_that_comes_too_late_is_requested_again(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(4, 4)
-    f.fail(1)
-    f.fail(2)
-    replan = f.store.start_attempt(f.spec, 2, "slow")
-    assert isinstance(replan, ReplanNeeded)
-    f.process(1, 2)
-    late = NewInput(encode_metadata({"start": 4, "end": 8}), replan.continues)
-    again = f.store.start_attempt(f.spec, 2, "slow", new_input=late)
-    assert isinstance(again, ReplanNeeded)
-    assert again.previous == {"start": 0, "end": 2}
-    slow = NewInput(encode_metadata({"start": 2, "end": 8}), again.continues)
-    older = f.start(2, 3)
-    f.process(2, 4)
-    with pytest.raises(AttemptFenced):
-        f.finish(older)
-    assert f.store.start_attempt(f.spec, 2, "slow", new_input=slow) is NotStarted.SEALED
-    f.settle(1)
-    f.settle(2, 4)
-    f.check()
-
-
 def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) -> None:
     f = flow("opaque", "opaque", RECORDS)
     f.plan(5, 5)
@@ -188,21 +150,6 @@ def test_a_skip_leaves_no_record_between_it_and_the_previous_batch(flow: Begin) 
     assert f.store.skip_batch(f.spec, 2, "an operator", "it is poison").skipped_reason == "it is poison"
     f.check()
     assert f.ranges() == [(0, 3, True), (3, 10, False)]
-
-
-def test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn(flow: Begin) -> None:
-    f = flow("opaque", "opaque", RECORDS)
-    f.plan(5, 5, 2)
-    f.fail(2)
-    f.store.give_up("flow", 2, "the pipeline's policy", "2 tries failed")
-    assert f.process(2) is NotStarted.GIVEN_UP
-    f.process(1, mode="restage")
-    f.process(1, 3, mode="restage")
-    f.commit(1)
-    done = f.settle(2)
-    assert (done.skipped_reason, f.ranges()) == (None, [(0, 3, True), (3, 10, True)])
-    f.settle(3)
-    f.check()
 
 
 @pytest.mark.promise("fault:metadata-is-damaged:commit")

@@ -53,7 +53,6 @@ MUTANTS = (
     FILE("a-batch-keeps-an-input-that-continues-nothing", "I12", "_keeps_input")(
         "or batch[-.continues(previous)-]{+ is not None+}",
         STARTS,
-        f"{MATRIX}::test_a_batch_that_was_planned_from_a_stale_view_is_planned_again_before_it_is_read",
     ),
     FILE("a-sealed-batch-outlives-a-new-plan-of-its-predecessor", "I12", "_reason_against")(
         "newest.is_sealed_by(spec.fingerprint)[- and batch.continues(previous)-]",
@@ -68,7 +67,6 @@ MUTANTS = (
     FILE("a-decision-to-skip-outlives-a-new-input", "I12", "_reason_against")(
         "if batch.locked.skip_reason is not None[- and _keeps_input(spec, batch, previous)-]:",
         REASONS,
-        f"{MATRIX}::test_a_batch_that_was_given_up_with_another_input_is_processed_in_its_turn",
     ),
     FILE(
         "an-idle-task-fences-another-that-has-begun-its-batch",
@@ -90,7 +88,6 @@ MUTANTS = (
     FILE("a-plan-from-before-its-predecessor-s-new-plan-is-taken", "I12", "_must_replan")(
         "return [-new.continues != (previous.digest if previous else None)-]{+False+}",
         STARTS,
-        f"{MATRIX}::test_a_plan_that_comes_too_late_is_requested_again",
     ),
     FILE("the-first-attempt-does-not-read-the-plan", "I6", "_must_replan")(
         "[-(is_planned_again and batch.newest is not None)-]{+is_planned_again+}",
