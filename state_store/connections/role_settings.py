@@ -1,4 +1,4 @@
-"""Settings of Postgres that were given to roles or a database, and under which steps may never end, or write nothing."""
+"""Settings of roles or a database under which steps may never end, or write nothing, or any session may write states."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ NEUTRAL = {
     "idle_session_timeout": "0",
     "default_transaction_read_only": "off",
     "session_replication_role": "origin",
-    "tidegate.writer": "''",  # by which the guard of states' tables lets the role's sessions pass
+    "tidegate.writer": "''",  # by which the guard of states' tables lets sessions pass: of any role
 }
 # A time as short as this ends steps that go on; managed servers set longer ones.
 SHORT_SECONDS = 3600
@@ -25,7 +25,9 @@ SHORT_SECONDS = 3600
 _SETTINGS = sa.text("""
 WITH given AS (
     SELECT DISTINCT ON (role, name) role, name, value
-    FROM unnest(CAST(:roles AS text[]) || session_user::text) AS role
+    FROM unnest(CAST(:roles AS text[]) || session_user::text || ARRAY(
+        SELECT rolname::text FROM pg_db_role_setting JOIN pg_roles ON oid = setrole, unnest(setconfig) AS line
+        WHERE line LIKE 'tidegate.writer=%')) AS role
     CROSS JOIN pg_db_role_setting AS s
     CROSS JOIN unnest(setconfig) AS line
     CROSS JOIN LATERAL (SELECT split_part(line, '=', 1), substr(line, strpos(line, '=') + 1)) AS set (name, value)
@@ -33,7 +35,7 @@ WITH given AS (
         AND setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
     ORDER BY role, name, setrole = 0, setdatabase = 0
 ), found AS (
-    SELECT role, name, value, '' AS place FROM given WHERE role = ANY(:roles)
+    SELECT role, name, value, '' AS place FROM given WHERE role = ANY(:roles) OR name = 'tidegate.writer'
     UNION ALL
     SELECT owner.role, name, reset_val || coalesce(unit, ''), ' in the configuration of the server'
     FROM unnest(CAST(:roles AS text[])) AS owner (role) CROSS JOIN pg_settings
@@ -42,7 +44,7 @@ WITH given AS (
     UNION ALL
     SELECT NULL, name, reset_val || coalesce(unit, ''), '' FROM pg_settings WHERE source = 'client'
 )
-SELECT role, name, value, place, quote_ident(current_database()) FROM found
+SELECT quote_ident(role), name, value, place, quote_ident(current_database()) FROM found
 WHERE name = ANY(:names) AND NOT (
     CASE WHEN name LIKE '%timeout' THEN
         extract(epoch FROM (value || CASE WHEN value ~ '^[0-9]+$' THEN 'ms' ELSE '' END)::interval) NOT BETWEEN 0.001 AND :short
@@ -56,7 +58,7 @@ ORDER BY role, name
 )
 
 
-_HARM = "under which steps may never end, or write nothing"
+_HARM = "under which steps may never end, or write nothing, or any session may write states"
 
 
 class Harmful(NamedTuple):

@@ -22,6 +22,7 @@ SETTINGS = {
     "ALTER ROLE tidegate IN DATABASE {} SET idle_session_timeout = 5000": "tidegate: idle_session_timeout = 5000",
     "ALTER ROLE tidegate_owner IN DATABASE {} SET session_replication_role = replica": "tidegate_owner: session_rep",
     "ALTER ROLE tidegate_owner IN DATABASE {} SET tidegate.writer = 'tally'": "tidegate_owner: tidegate.writer = tally",
+    "ALTER ROLE postgres IN DATABASE {} SET tidegate.writer = 'tally'": "postgres: tidegate.writer = tally",
     # the last, as it would refuse the others
     "ALTER DATABASE {} SET default_transaction_read_only = on": "tidegate: default_transaction_read_only = on",
 }
@@ -54,7 +55,7 @@ def test_a_setting_under_which_steps_never_end_is_named_with_its_role(tally: Tal
     found = tally.store.harmful_settings()
     for named in SETTINGS.values():
         assert [sentence for sentence in found if sentence.startswith(f"Role {named}")], named
-    with pytest.raises(AccessRefused, match="As an administrator, run: ALTER ROLE tidegate") as refused:
+    with pytest.raises(AccessRefused, match="As an administrator, run: ALTER ROLE postgres") as refused:
         migrations.upgrade(settings, [tally.spec])
     for remedy in str(refused.value).partition("run: ")[2].split("; "):
         server.execute(sql.SQL(remedy))

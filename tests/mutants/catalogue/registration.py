@@ -16,6 +16,10 @@ IDENTITY = "tests/integration/test_table_identity.py"
 REBUILDS = "tests/jobs/test_rebuilds.py"
 
 MUTANTS = (
+    ROLE_SETTINGS("another-role-passes-the-guard-unnamed", "I15", MODULE)(
+        "WHERE role = ANY(:roles)[- OR name = 'tidegate.writer'-]",
+        "tests/integration/test_surroundings.py::test_a_setting_under_which_steps_never_end_is_named_with_its_role",
+    ),
     ROLE_SETTINGS("settings-of-the-server-are-not-looked-at", "I20", MODULE)(
         "SELECT owner.role, name, [-reset_val || coalesce(unit, '')-]{+'0'+}",
         "tests/integration/test_other_languages.py::test_a_setting_of_the_servers_configuration_is_named",
