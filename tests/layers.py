@@ -1,6 +1,7 @@
-"""What is left to `make soak`: counted, and said at the end of a run."""
+"""What is left to `make soak`, and where the time of a run went: printed at its end, for CONTRIBUTING.md."""
 
 import os
+from collections import defaultdict
 
 import pytest
 
@@ -42,7 +43,20 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print how many tests are left to `make soak`, and the advice that was not followed."""
+    """Print tests and minutes by folder, how many tests are left to `make soak`, and the advice that was not followed."""
+    tests: dict[str, set[str]] = defaultdict(set)
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = report.nodeid.split("/")[1] if report.nodeid.startswith("tests/") else "elsewhere"
+                tests[folder].add(report.nodeid)
+                seconds[folder] += report.duration
+    if sum(map(len, tests.values())) > 1:
+        terminalreporter.section("layers")
+        terminalreporter.write_line("| folder | tests | minutes of a process |\n|---|---|---|")
+        for folder in sorted(tests, key=lambda name: -seconds[name]):
+            terminalreporter.write_line(f"| {folder} | {len(tests[folder])} | {seconds[folder] / 60:.1f} |")
     if left_out := config.stash.get(_LEFT_OUT, 0):
         terminalreporter.write_line(f"{left_out} tests or parameters are left to make soak.")
     if advice := config.stash.get(ADVICE, ""):

@@ -157,7 +157,7 @@ def place(server: Server) -> Iterator[Settings]:
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest, tmp_path: Path) -> OrdersTopic:
-    """An empty topic with two partitions; beside a ledger in a test that has one."""
+def topic(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> OrdersTopic:
+    """An empty topic with two partitions; beside a ledger in a test that has one. The server's broker is started for it."""
     settings = request.getfixturevalue("settings" if "settings" in request.fixturenames else "place")
     return OrdersTopic(replace(settings, home=tmp_path))
