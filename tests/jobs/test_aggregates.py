@@ -275,50 +275,6 @@ def test_a_key_that_gets_too_many_values_in_the_course_of_batches_stops_the_comm
 
 # ---------------------------------------------------------------------------------------------------- types and limits
 
-# Of each type of a state: Spark's, and values.
-KINDS: dict[str, tuple[str, list[Any]]] = {
-    "text": ("string", ["b", "a", "", "ä"]),
-    "boolean": ("boolean", [True, False]),
-    "integer": ("int", [3, -(2**31), 2**31 - 1]),
-    "bigint": ("bigint", [3, -(2**63), 2**63 - 1]),
-    "date": ("date", [date(1, 1, 1), date(9999, 12, 31), date(2026, 1, 1)]),
-    "timestamptz": ("timestamp", [START, START + timedelta(microseconds=1)]),
-    "uuid": ("string", ["00000000-0000-0000-0000-00000000000a", "F0000000-0000-0000-0000-000000000000"]),
-    "numeric(10,2)": ("decimal(10,2)", [Decimal("-0.01"), Decimal("99999999.99")]),
-}
-
-
-@pytest.mark.soak
-@pytest.mark.promise("performance:first-column-of-order-is-compared-before")
-def test_first_and_last_take_every_type(tables: Tables) -> None:
-    columns = {f"c{number}": kind for number, kind in enumerate(KINDS)}
-    aggregates = {
-        f"{which}_{value}_by_{by}": function(value, columns[value], {by: columns[by]})
-        for value, by in zip(columns, [*list(columns)[1:], "c0"], strict=True)
-        for which, function in (("first", First), ("last", Last))
-    }
-    rng = random.Random(3)
-    rows = [{name: rng.choice([None, *KINDS[kind][1]]) for name, kind in columns.items()} for _ in range(40)]
-    schema = {name: KINDS[kind][0] for name, kind in columns.items()}
-    pipeline = tables.declare_over(schema, State(aggregates=aggregates))
-    tables.put_rows(schema, *(rows[start::3] for start in range(3)))  # the last two are merged together
-    tables.run_mixed(pipeline)
-    (found,) = tables.rows(pipeline)
-
-    def order(value: Any) -> Any:
-        return value.lower().encode() if isinstance(value, str) else value
-
-    for name in aggregates:
-        which, value, _, by = name.split("_")
-
-        def place(row: Row, which: str = which, value: str = value, by: str = by) -> list[tuple[bool, Any]]:
-            parts = [row[by], row[value]]
-            return [((part is None) == (which == "first"), 0 if part is None else order(part)) for part in parts]
-
-        known = [row for row in rows if row[by] is not None or all(other[by] is None for other in rows)]
-        wanted = (min if which == "first" else max)(known, key=place)[value]
-        assert str(found[name]).lower() == str(wanted).lower(), name
-
 
 @pytest.mark.parametrize(
     ("declare", "message"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -21,8 +20,7 @@ from tests.store import AirflowTry
 from tests.store import tables as ledger
 from tidegate.jobs import Count, Files, FixedBatches, Pipeline, State, Sum
 from tidegate.jobs.compute import batch_attempt
-from tidegate.jobs.compute.sessions.session import spark_session
-from tidegate.jobs.compute.stage import row_tracking, stage_partials
+from tidegate.jobs.compute.stage import stage_partials
 from tidegate.jobs.engine.local_run import run_pipeline
 from tidegate.stack.components.server_process import wait_until
 from tidegate.state_store import Settings, StateStore
@@ -235,23 +233,6 @@ def test_rows_and_partials_that_are_lost_or_replaced_are_noticed(tables: Tables,
     found["varying"] = tables.outcome(declare(tables, transform=varying, states=two), 2)
     assert offenders(found, {**expected, "varying": f"RowsLost: .*{SUMS}"}) == {}
     assert [steps.history(tables.settings, txid).seals for txid in (1, 2)] == [[], []]
-
-
-@pytest.mark.promise("decision:0011")
-def test_hashes_are_added_up_modulo_two_to_the_64(inbox: Inbox) -> None:
-    """For any hashes: Spark's own sum would fail at the first number beyond 64 bits. Without rows the sum is NULL."""
-    dice = random.Random(1)
-    extremes = [-(2**63), 2**63 - 1, -1, 0, 1, 2**32, 2**32 - 1, -(2**32), -(2**32) - 1]
-    hashes = [dice.choice([dice.choice(extremes), dice.randrange(-(2**63), 2**63)]) for _ in range(1000)]
-    groups = [[-(2**63)] * 5, [2**63 - 1] * 7, [-1] * 3, hashes]
-    with spark_session(inbox.settings, "inbox") as session:
-        rows = session.createDataFrame([(n, h) for n, group in enumerate(groups) for h in group], "n int, h bigint")
-        found = {row.n: row.total for row in rows.groupBy("n").agg(row_tracking.hash_sum("h").alias("total")).collect()}
-        (nothing,) = rows.where("n < 0").agg(row_tracking.hash_sum("h").alias("total")).collect()
-
-    assert found == {n: row_tracking.signed(sum(group)) for n, group in enumerate(groups)}
-    assert nothing.total is None
-    assert [row_tracking.signed(number) for number in (2**63, -(2**63) - 1, 2**64, 5)] == [-(2**63), 2**63 - 1, 0, 5]
 
 
 def test_the_sums_of_every_stage_are_in_the_ledger(inbox: Inbox) -> None:

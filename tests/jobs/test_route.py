@@ -12,8 +12,8 @@ import pytest
 from tests import steps
 from tests.jobs.conftest import Tables
 from tests.store import QUARANTINED, Attempt
-from tidegate.jobs import Count, Files, FixedBatches, Max, Min, Pipeline, Rows, State, Sum
-from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose, paths
+from tidegate.jobs import Count, Files, Max, Min, Pipeline, Rows, State, Sum
+from tidegate.jobs.compute.shortcuts import SAFE, UNSHARED_BYTES, UNSPLIT_BYTES, Route, choose
 from tidegate.jobs.compute.stage.stage_partials import FEW_ROWS
 from tidegate.jobs.sources import InputFacts
 from tidegate.state_store import StateStore
@@ -82,27 +82,6 @@ CHOICES: dict[str, tuple[Pipeline, InputFacts, dict[str, int], Route]] = {
         replace(QUICKEST, follows_partials=None),
     ),
 }
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "ways"),
-    [
-        (
-            PLAIN,
-            [("one", 1, "used", "partials", 1)] + [("one", 1, "used", "partials", 0)] * 2 + [("many", 1, "used", "rows", 0)],
-        ),
-        (TRANSFORMED, [("one", 1, "none", "rows", 1), ("one", 1, "none", "rows", 0)] + [("many", 1, "none", "rows", 0)] * 2),
-        (
-            replace(TRANSFORMED, states={"per_name": PER_NAME, "again": PER_NAME}, on_poison="quarantine", tracking="off"),
-            [("one", 3, "none", "nothing", 2), ("one", 3, "none", "nothing", 0)] + [("many", 3, "none", "nothing", 0)] * 2,
-        ),
-        (replace(PLAIN, source=FixedBatches([], {"name": "string", "amount": "int"})), [("many", 1, "all", "rows", 0)]),
-    ],
-    ids=["files", "a transform", "two states, bad records, no tracking", "a source that knows nothing in advance"],
-)
-def test_the_ways_of_batches_are_shown(pipeline: Pipeline, ways: list[Any]) -> None:
-    found = [(path.tasks, path.reads, path.hashed, path.follows, len(path.in_process)) for path in paths(pipeline)]
-    assert found == ways
 
 
 @pytest.mark.promise("limit:FEW_ROWS")

@@ -1,8 +1,6 @@
 """Windows over real files through Spark, against plain Python, pandas and DuckDB over the raw rows."""
 
 import random
-from collections import Counter as Tally
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from tests import steps
 from tests.jobs.conftest import Tables, offenders
 from tests.windows_model import Event, Model
-from tidegate.jobs import Changes, Count, Files, Max, Pipeline, Rows, Session, Sliding, State, Sum, Tumbling
+from tidegate.jobs import Count, Files, Max, Pipeline, Session, Sliding, State, Sum, Tumbling
 from tidegate.jobs.windows import Window
 from tidegate.state_store import StateStore
 from tidegate.state_store.base.errors import BadKey
@@ -85,33 +83,6 @@ def recorded(tables_: Tables, pipeline: Pipeline, state: str) -> dict[int, list[
         for row in store.changes(spec):
             found.setdefault(row["txid"], []).append(of_row(row))
     return {txid: sorted(rows, key=repr) for txid, rows in found.items()}
-
-
-@pytest.mark.promise("I22")
-def test_final_windows_are_followed_each_once(tables: Tables, register: Callable[..., None]) -> None:
-    pipeline = tables.declare(Files("inbox", schema=SCHEMA), states={"hourly": State(**KEYED, window=WINDOWS["hourly"])})
-    columns = {
-        "key": "text",
-        "window_start": "timestamptz",
-        "window_end": "timestamptz",
-        "events": "bigint",
-        "amount": "bigint",
-    }
-    follower = Pipeline("follower", Changes("inbox.hourly", max_txids=3), {"reports": Rows(columns)})
-    register(follower)
-    model = Model(WINDOWS["hourly"].spec)
-    for number, batch in enumerate(random_batches(9, 2)):
-        tables.put_rows(SCHEMA, batch)
-        tables.run(pipeline, f"run {number}")
-        model.add(batch)
-        for txid in steps.plan(tables.settings, follower, run_id=f"run {number}"):
-            steps.complete(tables.settings, follower, txid)
-    final = [row for rows in model.recorded().values() for row in rows]
-    found = tables.rows(follower, "reports")
-    assert Tally((row["key"], row["window_start"], row["events"], row["amount"]) for row in found) == Tally(
-        (key, EPOCH + start * MICROSECOND, events, amount) for key, start, _, _, events, amount in final
-    )
-    assert final
 
 
 @pytest.mark.soak

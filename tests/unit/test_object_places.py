@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tidegate.jobs import Files
-from tidegate.jobs.sources.files.stores import ObjectInfo, buckets, object_places
+from tidegate.jobs.sources.files.stores import buckets, object_places
 from tidegate.jobs.sources.files.stores.object_places import ObjectPath
 from tidegate.state_store import Settings
 
@@ -47,7 +47,3 @@ def test_a_place_is_named_as_each_reader_names_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio:9000")
     assert object_places.hadoop_options(place)["fs.s3a.endpoint"] == "http://minio:9000"
     assert object_places.place_of(Path("/home"), "in") == Path("/home/in")
-
-
-def found(name: str, etag: str | None = "1") -> ObjectInfo:
-    return ObjectInfo(f"in/{name}", 1, 0, etag, None)
